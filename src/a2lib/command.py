@@ -1,8 +1,6 @@
 """What the commands share: an error is one line, a number has a least and a largest value, and a
 reader that has had enough ends them."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math
@@ -38,46 +36,34 @@ class Parser(argparse.ArgumentParser):
 
 
 @dataclass(frozen=True)
-class Whole:
-    """The type of an option whose values are whole numbers from ``minimum`` to ``maximum``."""
-
-    minimum: int
-    maximum: int
-
-    def __str__(self) -> str:
-        return f"from {self.minimum} to {self.maximum}"
-
-    def __call__(self, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:  # also where it has thousands of digits
-            value = None
-        if value is None or not self.minimum <= value <= self.maximum:
-            raise _refused(text, f"whole numbers {self}")
-        return value
-
-
-@dataclass(frozen=True)
 class Number:
-    """The same of numbers that need not be whole, of which neither nan nor inf is one."""
+    """The type of an option whose values are numbers from ``minimum`` to ``maximum``, of which
+    neither nan nor inf is one."""
 
     minimum: float
     maximum: float
+    read, form, words = float, "g", "numbers"
 
     def __str__(self) -> str:
-        return f"from {self.minimum:g} to {self.maximum:g}"
+        return f"from {self.minimum:{self.form}} to {self.maximum:{self.form}}"
 
     def __call__(self, text: str) -> float:
         try:
-            value = float(text)
-        except ValueError:
+            value = self.read(text)
+        except ValueError:  # also where a whole one has thousands of digits
             value = math.nan
         if not self.minimum <= value <= self.maximum:
-            raise _refused(text, f"numbers {self}")
+            raise _refused(text, f"{self.words} {self}")
         return value
 
 
-def add_number(to, option: str, kind: Whole | Number, words: str, default=None) -> None:
+class Whole(Number):
+    """The same of whole numbers."""
+
+    read, form, words = int, "d", "whole numbers"
+
+
+def add_number(to, option: str, kind: Number, words: str, default=None) -> None:
     """Add an option to a parser or to a group of one; its help ends with what is allowed, and with
     the default if there is one."""
     shown = "" if default is None else f" ({default:g})"

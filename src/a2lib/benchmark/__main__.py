@@ -1,7 +1,5 @@
 """The command: ``python -m a2lib.benchmark --help``."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

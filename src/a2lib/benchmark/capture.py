@@ -6,8 +6,6 @@ addresses as when they were captured; inputs are static (a new batch would be co
 ``workload.token_ids``), gradients live in the graph's memory and are gone for the host.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

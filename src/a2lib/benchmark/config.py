@@ -1,7 +1,5 @@
 """What is measured: one dataclass, whose fields are the command's options as well."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path

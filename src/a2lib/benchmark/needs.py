@@ -1,7 +1,5 @@
 """What a configuration takes at least of a device's memory, counted before it is tried."""
 
-from __future__ import annotations
-
 from a2lib.benchmark.config import Config
 from a2lib.measure import memory
 from a2lib.theory.memory.step import peak

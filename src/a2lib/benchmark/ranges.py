@@ -7,8 +7,6 @@ first pops it. Every matrix product of backward then lies in the range of its pa
 between parts (sums of gradients that meet, RoPE) is in the range of the module around them.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

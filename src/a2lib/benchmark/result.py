@@ -1,13 +1,11 @@
 """What was measured: every step's times, their summary, and a table for people."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from a2lib.benchmark.config import Config
 from a2lib.measure.runs import versions
@@ -59,7 +57,7 @@ class Summary:
     n: int
 
     @classmethod
-    def from_samples(cls, samples: Sequence[float]) -> Summary:
+    def from_samples(cls, samples: Sequence[float]) -> Self:
         return cls(
             statistics.fmean(samples),
             statistics.stdev(samples) if len(samples) > 1 else None,

@@ -1,7 +1,5 @@
 """Run the steps of a configuration and give back what was measured, however it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

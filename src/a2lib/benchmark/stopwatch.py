@@ -1,7 +1,5 @@
 """Time the phases of a step, by the device's clock and by the host's."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

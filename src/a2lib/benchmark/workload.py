@@ -1,7 +1,5 @@
 """What is timed: a model, a batch, an optimizer, and one step of them in phases."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """What the device can do at best: a large matrix product, and a copy in device memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from a2lib.experiments.harness import Job, Table, Task

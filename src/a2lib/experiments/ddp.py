@@ -1,7 +1,5 @@
 """The experiment on data parallelism: what notebooks/ddp.ipynb calls."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

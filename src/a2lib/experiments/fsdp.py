@@ -1,7 +1,5 @@
 """The experiment on fully sharded data parallel: what notebooks/fsdp.ipynb calls."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared

@@ -1,8 +1,6 @@
 """The leaderboard's step: what notebooks/leaderboard.ipynb calls. What is measured is the ladder of
 ``a2lib.leaderboard``."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping

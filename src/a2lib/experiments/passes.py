@@ -1,8 +1,6 @@
 """A shape of attention, a pass of it as a call, and the GPU's own time of that, replayed from a
 CUDA graph. Importing this needs no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

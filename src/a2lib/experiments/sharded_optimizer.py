@@ -1,7 +1,5 @@
 """The experiment on the sharded optimizer: what notebooks/sharded_optimizer.ipynb calls."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@
 ``harness/parameters.py`` makes those that every experiment has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

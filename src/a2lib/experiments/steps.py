@@ -5,8 +5,6 @@ one.key(BENCHMARK), one.config("cuda"), one.refusal("cuda")
 Configuration.named(parameters, "cuda", {"cuda": 512, "cpu": 16})
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping

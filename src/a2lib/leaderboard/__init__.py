@@ -6,12 +6,10 @@
 is the step, ``run`` the board's protocol. Importing this needs no torch; running does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from a2lib.theory.memory.keeping import CHUNK, STAY, block_always, working_bytes
 from a2lib.theory.transformer import Shape, parameter_count, step_flops
@@ -76,7 +74,7 @@ class Step:
     rep_ms: int = REP_MS
 
     @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Step:
+    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         """That of which ``spec`` is ``dataclasses.asdict``."""
         return cls(**{**spec, "way": Way(**spec["way"]), "shape": Shape(**spec["shape"])})
 
@@ -92,7 +90,7 @@ class Step:
         *,
         batch: int = BATCH,
         **others: int | None,
-    ) -> Step:
+    ) -> Self:
         """That of ``device``, "cuda" or "cpu", but for what is given."""
         shape = dataclasses.replace(shape, num_layers=layers or shape.num_layers)
         attention = way.attention or attention or ATTENTION[device]

@@ -1,7 +1,5 @@
 """The command: ``python -m a2lib.leaderboard --help``."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

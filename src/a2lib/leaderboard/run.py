@@ -4,8 +4,6 @@ That is ``triton.testing.do_bench``, whose counts of steps follow from a first e
 are the same on every rank, since steps are paired by the ranks' collectives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools
@@ -73,10 +71,7 @@ def too_large(step: Step, device: str, ranks: int) -> str:
 
 
 def measure(
-    step: Step,
-    device: str,
-    seed: int,
-    say: Callable[[str], object] = lambda moment: None,
+    step: Step, device: str, seed: int, say: Callable[[str], object] = lambda moment: None
 ) -> tuple[Timing, Row, Training]:
     """The time of each step, the slowest rank's; the other columns of the section ``leaderboard``;
     and the training, for more of it. Collective.

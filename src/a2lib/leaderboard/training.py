@@ -1,12 +1,11 @@
 """One training step of several ranks: forward, loss, backward and AdamW, in any of the ways of the
 ladder."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ class Training:
         device: str,
         rank: int,
         seed: int,
-        plans: Callable[[Training], list[BlockPlan]] | None,
+        plans: Callable[[Self], list[BlockPlan]] | None,
         lr: float = 0.0,
         wide: torch.dtype = torch.float32,
     ) -> None:

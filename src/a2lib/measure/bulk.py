@@ -9,8 +9,6 @@ JSON which run measured it and what of, then a table in CSV. It is replaced whol
 and small enough to commit.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,10 +1,9 @@
 """The clock of a call: between CUDA events on a GPU, the host's on a CPU."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable
+from typing import Self
 
 from a2lib.measure.device import Sensors, synchronize
 from a2lib.theory.products import check_name
@@ -39,13 +38,13 @@ class Mark:
         if self._event is not None:
             self._event.synchronize()
 
-    def ms_until(self, later: Mark) -> float:
+    def ms_until(self, later: Self) -> float:
         """Milliseconds; on a GPU both must have come."""
         if self._event is not None:
             return self._event.elapsed_time(later._event)
         return self.host_ms_until(later)
 
-    def host_ms_until(self, later: Mark) -> float:
+    def host_ms_until(self, later: Self) -> float:
         """Milliseconds between the calls that made them."""
         return (later._ns - self._ns) / 1e6
 

@@ -9,8 +9,6 @@ times are no timings: read those elsewhere. The command marks what is counted wi
 Source of the metrics' meaning: NVIDIA, Nsight Compute documentation, "Metrics Reference".
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The name a device's results are filed under, and what its driver tells about its state."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib
@@ -10,6 +8,7 @@ import statistics
 import sys
 import threading
 from pathlib import Path
+from typing import Self
 
 READ_EVERY_S = 0.2
 
@@ -136,7 +135,7 @@ class Watch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

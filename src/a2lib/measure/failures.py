@@ -4,8 +4,6 @@
 who let other errors pass.
 """
 
-from __future__ import annotations
-
 import re
 import traceback
 from collections.abc import Iterable

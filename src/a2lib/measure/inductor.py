@@ -8,8 +8,6 @@ with caches_in(folder):                # empty at first: what compiles now is co
 graphs[0].calls
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

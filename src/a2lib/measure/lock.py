@@ -8,8 +8,6 @@ checkouts and users share it. The operating system drops it when its holder dies
 names another folder; whoever sets it to one of their own measures beside others on purpose.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """How much memory there is, how much a call needs, and what a library takes for itself."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -8,8 +8,6 @@ what ``$A2LIB_NSYS`` names, else the one on the path, else one in a folder where
 Options as in NVIDIA's "User Guide" of Nsight Systems 2025, chapter "CLI Profile Command Switches".
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import shutil
@@ -33,8 +31,8 @@ EXPORT_S = 300
 
 
 class NsightError(OneLine, RuntimeError):
-    """One of NVIDIA's profilers gave no result; the message is one line and says why. ``stuck`` is
-    whether the command did not end, and may still run."""
+    """A profiler, or what ran in one, gave no result; the message is one line and says why.
+    ``stuck`` is whether the command did not end, and may still run."""
 
     def __init__(self, message: str, stuck: bool = False) -> None:
         super().__init__(message)

@@ -1,7 +1,5 @@
 """Times of what several ranks do together, from where all of them are idle."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Each measured row names its run, and the run names the device, the versions and 
 here identifies the machine: no column holds a host name, and local paths are shortened.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import importlib.util

@@ -10,8 +10,6 @@ storage and counts once, in full, even where a view of it is kept; the first mod
 order owns it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

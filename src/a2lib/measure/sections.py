@@ -4,8 +4,6 @@ A section is a folder of CSV files, one for each device. make's notebooks, the t
 data/README.md and the tests over all notebooks and pages are held against this.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@
 A row is on disk when ``put`` returns, and measuring again replaces that row alone.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

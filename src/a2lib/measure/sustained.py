@@ -5,8 +5,6 @@ cache, so that what differs from a short burst is the state of the device: the c
 and temperature leave it.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import defaultdict

@@ -5,8 +5,6 @@ under a lock: a reader sees the old table or the new one, a killed writer leaves
 two writers take turns. A file that is not a valid table is refused, never repaired or replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import fcntl

@@ -10,8 +10,6 @@ Such a time holds the GPU's own work, and the host's time to issue it as far as 
 hide it. ``Timing.ms_host`` is the second by itself, ``a2lib.measure.graphs`` measures the first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -19,6 +17,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from a2lib.measure.clock import Clock
 from a2lib.measure.failures import detached
@@ -60,19 +59,21 @@ class Timing:
     @classmethod
     def from_samples(
         cls, samples: Sequence[float], host: Sequence[float] = (), mhz: Sequence[int | None] = ()
-    ) -> Timing:
+    ) -> Self:
         """Summarise ``samples`` (milliseconds, at least one), interpolating linearly.
 
         ``host`` are samples of the host's time, ``mhz`` readings of the clock, None where one
         failed.
         """
         ordered = sorted(samples)
-        p20, median, p80 = (_quantile(ordered, q) for q in (0.2, 0.5, 0.8))
-        ms_host = _quantile(sorted(host), 0.5) if host else None
+        several = ordered if len(ordered) > 1 else 2 * ordered  # one alone has no quantiles
+        p20, _, _, p80 = statistics.quantiles(several, n=5, method="inclusive")
+        ms_host = statistics.median(host) if host else None
         mean = math.fsum(ordered) / len(ordered)
         spread = (statistics.stdev(ordered) if len(ordered) > 1 else 0) or None
         whole = {"ms_mean": mean, "ms_std": spread, "ms_min": ordered[0]}
-        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz), **whole)
+        n, median = len(ordered), statistics.median(ordered)
+        return cls(median, p20, p80, n, ms_host, median_reading(mhz), **whole)
 
     def row(self, section: Section) -> dict[str, object]:
         """The fields that ``section`` has a column for."""
@@ -214,8 +215,8 @@ def host_plan(ms: float) -> tuple[int, int]:
 
 def median_reading(readings: Sequence[float | None]) -> int | None:
     """The median of the readings that succeeded, to the whole number; None where none did."""
-    known = sorted(reading for reading in readings if reading is not None)
-    return round(_quantile(known, 0.5)) if known else None
+    known = [reading for reading in readings if reading is not None]
+    return round(statistics.median(known)) if known else None
 
 
 def _warm_up(
@@ -230,10 +231,3 @@ def _warm_up(
     calls = max_n if second <= 0 else int(min(warmup_ms / second, max_n))
     warm = clock.samples(fn, max(1, calls))
     return Timing.from_samples(warm).ms, []
-
-
-def _quantile(ordered: Sequence[float], q: float) -> float:
-    position = q * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

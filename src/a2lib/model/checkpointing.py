@@ -27,8 +27,6 @@ Nets with Sublinear Memory Cost" (2016), for segments and recursion; PyTorch's
 ``torch.utils.checkpoint`` for selection by operation.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 

@@ -6,8 +6,6 @@ is kept of a chunk, and backward has nothing to compute again. As an operator
 (``torch.ops.a2lib.linear_cross_entropy``) it stands in a compiled graph as one call.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

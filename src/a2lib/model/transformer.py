@@ -1,8 +1,7 @@
 """The course's decoder-only Transformer: blocks of attention and FFN between embedding and head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +113,7 @@ class TransformerLM(nn.Module):
             self.reset_parameters(seed)
 
     @classmethod
-    def from_size(cls, size: str | Shape, context_length: int, **options) -> TransformerLM:
+    def from_size(cls, size: str | Shape, context_length: int, **options) -> Self:
         """The model of a shape, or of a named size of ``a2lib.model.SIZES``; options as the
         constructor's last."""
         shape = size if isinstance(size, Shape) else named_size(size)

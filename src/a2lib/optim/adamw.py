@@ -1,7 +1,5 @@
 """AdamW whose parameters may be 16-bit copies of float32 masters that the optimizer keeps."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

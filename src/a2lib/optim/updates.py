@@ -1,7 +1,5 @@
 """AdamW's update of one parameter: by one kernel, or by PyTorch's operators."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from a2lib.attention.launch import launch

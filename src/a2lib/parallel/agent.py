@@ -10,8 +10,6 @@ when, in seconds, it saw them, as "ends"; where torchrun itself fails, the cause
 "failed".
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

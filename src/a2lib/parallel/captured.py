@@ -19,9 +19,8 @@ Launched from Python, a step on a fast GPU waits for the host, and communication
 may hide in the host's gaps. A replay's time is the GPU's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch.utils._pytree import tree_map
@@ -49,7 +48,7 @@ class CapturedStep:
         synchronize("cuda")
         self._graph.release()
 
-    def __enter__(self) -> CapturedStep:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,6 @@
 """How a bucket of gradients becomes the mean over the ranks: by the group's backend, or by copy
 engines; the choice between them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

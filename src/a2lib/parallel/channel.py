@@ -5,8 +5,6 @@ disk nor memory. The launcher keeps each pipe open, so that nothing is lost of w
 and what is started with a pipe in hand does not hold up the launch's end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

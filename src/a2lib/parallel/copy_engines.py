@@ -24,8 +24,6 @@ The sum is in rank order and in float32 (float64 for float64), rounded once: wit
 bits, with more those of one process that adds in that order.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ a step; hooks of the parameters would cost the host hundreds of calls. After it 
 a step's closure comes within the step.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 

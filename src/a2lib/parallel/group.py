@@ -1,7 +1,5 @@
 """What every class of this package asks of its process group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

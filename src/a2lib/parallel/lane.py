@@ -1,7 +1,5 @@
 """A stream beside the one that computes, and the order of the two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

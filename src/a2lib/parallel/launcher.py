@@ -13,8 +13,6 @@ Several nodes are torchrun's own rendezvous: the same call on each, with ``nodes
 ``endpoint`` of node 0. README.md has the command, and a Slurm script that uses it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -171,12 +169,7 @@ def _stop(agent: subprocess.Popen, folder: str) -> None:
 
 
 def _command(
-    processes: int,
-    device: str | None,
-    nodes: int,
-    node: int,
-    endpoint: str | None,
-    folder: str,
+    processes: int, device: str | None, nodes: int, node: int, endpoint: str | None, folder: str
 ) -> list[str]:
     agent = [sys.executable, "-m", "a2lib.parallel.agent"]
     if processes * nodes == 1 and device is None:
@@ -211,12 +204,7 @@ def _environment(world: int, processes: int, folder: str, env: Mapping[str, str]
 
 
 def _check(
-    target: str,
-    processes: int,
-    device: str | None,
-    nodes: int,
-    node: int,
-    endpoint: str | None,
+    target: str, processes: int, device: str | None, nodes: int, node: int, endpoint: str | None
 ) -> None:
     if not all(target.partition(":")):
         raise ValueError(f"target must be 'module:function'; got {target!r}")

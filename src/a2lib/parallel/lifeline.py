@@ -6,8 +6,6 @@ the launcher, or the next launch, finds it where the agent itself was killed. A 
 the folder says that one of them lives.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

@@ -4,8 +4,6 @@
 was given; ``progress`` in it speaks to the launcher.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import json

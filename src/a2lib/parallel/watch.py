@@ -1,7 +1,5 @@
 """What the launcher knows of its ranks while they run, and the one error that it makes of it."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

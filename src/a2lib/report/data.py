@@ -1,7 +1,5 @@
 """Measured and published rows as typed tables; no row without the run that made it."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

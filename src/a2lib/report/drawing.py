@@ -5,8 +5,6 @@ the cell's metadata give. Colours and themes are those of the measured figures (
 drawing's words count is counted by the loop that draws.
 """
 
-from __future__ import annotations
-
 from a2lib.report import svg
 
 WIDTH = 360  # units across; text is 12 units high, so that a phone shows it at more than 11 px

@@ -1,7 +1,5 @@
 """What a device reaches in plain operations, and the GPU's own time of a row."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from a2lib.report.data import load_devices

@@ -11,8 +11,6 @@ the build fails and says so. The same claims are answered on the reader's rows: 
 measured (``Page.your_machine``).
 """
 
-from __future__ import annotations
-
 import keyword
 from collections import namedtuple
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The names of lines stand where the lines end if there is room beside the panels, else in a legend.
 """
 
-from __future__ import annotations
-
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 

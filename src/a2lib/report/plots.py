@@ -5,8 +5,6 @@ Each function draws into an axes of a ``Chart`` and returns nothing but what ``n
 most eight marks a panel; linear axes from zero unless a range of ten times or more is the message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

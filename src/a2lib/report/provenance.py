@@ -1,7 +1,5 @@
 """Where figures come from: the lines under a table or a figure that name run, versions and file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ that finds the part's ``rows``, queries of what is ``lacking`` with "; " between
 must find rows before the part is whole, and what is ``missing`` in words.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from functools import cache

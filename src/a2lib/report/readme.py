@@ -3,8 +3,6 @@
 `make html` calls `write`; to draw it anew after a change of its looks, remove the file first.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """How things look in every figure and table: lines, devices, charts."""
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools

@@ -6,8 +6,6 @@ the picture; its background is painted, and where a reader's browser chooses wro
 a card of the other theme, still readable.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 

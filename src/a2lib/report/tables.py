@@ -1,7 +1,5 @@
 """Measured rows as numbered tables: Markdown that MyST parses, so cells may hold roles."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 MISSING = "·"  # a cell nobody has measured yet

@@ -8,8 +8,6 @@ A row of a strip is a stretch of a stream: start_us, duration_us, stream ("host"
 launch), kind (the class of the kernel), phase, part. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby

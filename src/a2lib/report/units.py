@@ -4,8 +4,6 @@ Two significant digits are the default, for prose; ``figures=3`` suits a table. 
 that a page shows where ``{eval}`` stands, its unit tied to the number by a no-break space.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

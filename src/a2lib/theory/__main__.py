@@ -7,8 +7,6 @@ an example: the feed-forward layer and the device that the options describe.
 ``python -m a2lib.theory plan`` plans the training of a Transformer instead: plan_command.py.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

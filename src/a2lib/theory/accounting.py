@@ -12,8 +12,6 @@ form a 3D torus; names and rates are those of the Scaling Book (Austin et al., 2
 1 GB is 1e9 bytes, 1 GiB 2^30.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from itertools import product

@@ -3,8 +3,6 @@
 Values of the questions of 2026, which ask for formulas, are those of an example layer and device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 

@@ -5,8 +5,6 @@ FlashAttention-3, section 4.1): two per multiply-add of the matrix products alon
 the mask is causal whatever the block size, and a backward of five products to the forward's two.
 """
 
-from __future__ import annotations
-
 import math
 
 from a2lib.theory.products import check_name, check_sizes

@@ -6,8 +6,6 @@ bucket is there: s bytes in n buckets end n o + s / (n w) after the backward. ``
 same on a clock, for any arrival of gradients and any cost of a message.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -9,8 +9,6 @@ give the ring algorithms and show that no all-reduce sends fewer than 2 (N - 1) 
 The formulas are arithmetic alone, so that they take sympy's symbols as well as numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -11,8 +11,6 @@ tiled attention; on a GPU in float32 only where products may use TF32, as that a
                  heads   plain with a dimension of heads, (batch, 1, N, d): the recognised one
 """
 
-from __future__ import annotations
-
 from a2lib.theory.attention import (
     EAGER,
     OF_MASK,

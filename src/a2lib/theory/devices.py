@@ -4,8 +4,6 @@ The figures are those of data/reference/devices.csv, each with its source there;
 two equal. None is measured: a step takes longer than a floor that is computed from them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive

@@ -7,8 +7,6 @@ kernel must compute and move. All sizes are in bytes.
     M  B N N scores       T  B N d, the size of q       mask  N N of one byte, shared by the batch
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from a2lib.theory.attention import VECTORS, tiled_memory

@@ -10,8 +10,6 @@ PyTorch adds fp16 and bf16 in fp32 and rounds once more. That changes nothing: f
 rounding innocuous?, SIGNUM Newsletter 30, 1995).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter

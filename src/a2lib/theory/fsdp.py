@@ -22,8 +22,6 @@ rank, an all-reduce twice that; ``theory.sharding.sent`` has those of data paral
 first stage. Rajbhandari et al., arXiv 1910.02054 (stage 3); Zhao et al., arXiv 2304.11277.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a plan is for: a model, its batch, a device, and what the training computes with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, cached_property
 

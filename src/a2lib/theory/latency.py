@@ -5,8 +5,6 @@ fitted by least squares of the *relative* errors, so that a message of a microse
 as one of a second: that is linear in o and 1 / w.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

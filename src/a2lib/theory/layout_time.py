@@ -6,9 +6,7 @@ parallelism's, which the next operation waits for, do not. Collectives are rings
 links; sequence parallelism's are those of Korthikanti et al., 2022.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.collectives import all_gather_s, all_to_all_s
@@ -24,7 +22,7 @@ class Seconds(NamedTuple):
     links: float = 0.0
     network: float = 0.0
 
-    def __add__(self, other: Seconds) -> Seconds:
+    def __add__(self, other: Self) -> Self:
         return Seconds(self.links + other.links, self.network + other.network)
 
 

@@ -13,8 +13,6 @@ Narayanan et al., 2021; zero bubble: Qi et al., 2024. Ring attention: Liu et al.
 DeepSeek-AI, 2024. The formulas of each axis are those of parallelism.py and other_axes.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

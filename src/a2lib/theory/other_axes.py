@@ -9,8 +9,6 @@ Qi et al., 2024 (zero bubble: ZB-H1 and ZB-H2).
 Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attention).
 """
 
-from __future__ import annotations
-
 from a2lib.theory.collectives import positive
 from a2lib.theory.products import check_name
 

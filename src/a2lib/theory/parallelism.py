@@ -13,8 +13,6 @@ Tensor parallelism: Shoeybi et al., 2019. Both: Austin et al., 2025, part 5.
 The formulas are arithmetic alone, so that they take sympy's symbols as well as numbers.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

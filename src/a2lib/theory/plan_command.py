@@ -4,8 +4,6 @@ Prints the layout of the shortest step that fits, what fills the fullest device,
 takes at least and what binds it, and the assumptions all of that rests on.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, fields, replace
@@ -111,9 +109,7 @@ examples:
 
 def parser() -> Parser:
     made = Parser(
-        prog="python -m a2lib.theory plan",
-        description=__doc__.partition("\n\n")[2],
-        epilog=EPILOG,
+        prog="python -m a2lib.theory plan", description=__doc__.partition("\n\n")[2], epilog=EPILOG
     )
     made.add_argument("--json", action="store_true", help="one JSON object in place of a table")
     made.add_argument(

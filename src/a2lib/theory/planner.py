@@ -7,8 +7,6 @@ more than can be tried in seconds, every other size is left out until it is not,
 after MOST_COUNTED layouts: ``Plan.tried`` says so. What a plan rests on is ``layouts.ASSUMPTIONS``.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

@@ -1,8 +1,6 @@
 """Operations of a matrix product, the widths of numbers, the checks that every count makes, and a
 search by halves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 WIDE, NARROW, INDEX = 4, 2, 8  # bytes of fp32, of bf16, of an id or a place (int64)

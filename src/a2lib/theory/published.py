@@ -6,8 +6,6 @@ operations of a gated one of 8/3 of the width, and keeps as much (its input's pr
 the nonlinearity: 8 widths), so it is planned as that, to the next multiple of 8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ lists is what fusing can save. ``step_kernels.py`` has the lists of a training s
 ``compiling.py`` those of attention alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

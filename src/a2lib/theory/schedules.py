@@ -5,8 +5,6 @@ starts when the tasks it waits for have ended. Streams are what runs at the same
 computation and its links, or the stages of a pipeline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

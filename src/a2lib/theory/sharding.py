@@ -20,8 +20,6 @@ So a step that averages gradients first and shares the update later sends half a
 that only averages; ZeRO's, whose ranks sum only the gradients they will use, as much (section 7.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ the model, interleaved with those of the others (Narayanan et al., 2021). The de
 are among those of context and data.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

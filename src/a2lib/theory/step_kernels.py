@@ -6,8 +6,6 @@ matrix products is one kernel, attention is tiled, and products that share an in
 ``compiled_step`` those of a fused step that keeps eager attention's products.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from a2lib.theory.compiling import attention_kernels, tiled_kernel

@@ -7,11 +7,10 @@ tiled attention is taken as operations, since its scores move no bytes.
 What the checkpoint itself costs the host is not in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 from a2lib.theory.memory.checkpointing import OPS, BlockBytes, cost, parsed, plan
 from a2lib.theory.memory.tensors import StepMemory
@@ -37,12 +36,12 @@ class Work:
         """Of every product."""
         return self.flops + self.score_flops
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: Self) -> Self:
         return Work(
             self.flops + other.flops, self.bytes + other.bytes, self.score_flops + other.score_flops
         )
 
-    def __rmul__(self, times: int) -> Work:
+    def __rmul__(self, times: int) -> Self:
         return Work(times * self.flops, times * self.bytes, times * self.score_flops)
 
 

@@ -11,8 +11,6 @@ of the matrix products alone, the embedding lookup is none, and a backward is tw
 Nothing computed a second time counts, neither in attention nor under activation checkpointing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -1,6 +1,6 @@
 """What is compiled ahead."""
 
-from a2lib.experiments.flash.precompile import compilations
+from a2lib.experiments.flash.comparison import compilations
 from a2lib.experiments.flash.shapes import Shape
 
 SHAPES = [Shape("bf16", 1, 1, 2**n, 64, True) for n in range(7, 15)]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,9 +130,8 @@ def test_out_of_memory_is_a_row_with_or_without_the_profiler(stored, monkeypatch
 @pytest.mark.parametrize(
     ("error", "lost"),
     [(nsight.NsightError("nsys profile left no report: x"), False),
-     (handlers.TracingError("the traced process ended with 1"), False),
-     (nsight.NsightError("nsys profile did not end within 9 s", stuck=True), True),
-     (subprocess.TimeoutExpired("python", 9), True)],
+     (nsight.NsightError("the traced process printed no result"), False),
+     (nsight.NsightError("nsys profile did not end within 9 s", stuck=True), True)],
 )  # fmt: skip
 def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, monkeypatch, error, lost):
     played(monkeypatch, error=error)
@@ -149,7 +147,7 @@ def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, monkeypatch
 def test_the_line_of_the_benchmark_among_those_of_nsys():
     line = json.dumps({"status": "ok", "steps": []})
     assert handlers._said(f"Collecting data...\n{line}\nGenerating 'x'\n")["steps"] == []
-    refused("printed no result", handlers._said, "Generating\n", error=handlers.TracingError)
+    refused("printed no result", handlers._said, "Generating\n", error=nsight.NsightError)
 
 
 def test_who_traces(monkeypatch):

@@ -2,9 +2,8 @@
 notebooks/attention.ipynb call. ``handlers`` is how a worker measures it.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -117,21 +116,12 @@ def saved_tasks(given: Parameters, device: str) -> list[Task]:
 def limit_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each size, mask, pass and way to allocate."""
     made = []
-    for allocator in ALLOCATORS if given.has("limit") else ():
-        for causal in (False, True):
-            for head_dim in HEAD_DIMS[device]:
-                for pass_ in PASSES:
-                    key = {
-                        "implementation": "eager",
-                        "dtype": DTYPE,
-                        "batch": BATCH,
-                        "head_dim": head_dim,
-                        "causal": causal,
-                        "pass": pass_,
-                        "allocator": allocator,
-                    }
-                    label = f"limit of d = {head_dim}, {pass_}, {allocator}"
-                    made.append(Task.whole(label + ", causal" * causal, {}, [key]))
+    asked = itertools.product(ALLOCATORS, (False, True), HEAD_DIMS[device], PASSES)
+    for allocator, causal, head_dim, pass_ in asked if given.has("limit") else ():
+        key = {"implementation": "eager", "dtype": DTYPE, "batch": BATCH, "head_dim": head_dim}
+        key |= {"causal": causal, "pass": pass_, "allocator": allocator}
+        label = f"limit of d = {head_dim}, {pass_}, {allocator}"
+        made.append(Task.whole(label + ", causal" * causal, {}, [key]))
     return made
 
 

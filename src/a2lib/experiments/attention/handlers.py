@@ -4,8 +4,6 @@ Memory is PyTorch's count of what tensors occupy, beyond what cuBLAS keeps for i
 workspaces, 32 MiB for each thread on Hopper, are taken before anything is counted.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics
@@ -14,11 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from a2lib.attention import (
-    FlashAttentionPyTorch,
-    FlashAttentionTriton,
-    attention_reference,
-)
+from a2lib.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference
 from a2lib.experiments import ceilings
 from a2lib.experiments.attention import PASSES, STEP
 from a2lib.experiments.harness.worker import Job, Row, free_memory

@@ -4,8 +4,6 @@
 ``a2lib.benchmark``, ``first`` how a first step is taken apart.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -190,10 +188,7 @@ LOAD = dataclasses.replace(
     says="The same with all weights zero, as much work on less of a load",
 )
 EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES, SINGLE_STEPS, FIRST, POWER, LOAD),
-    "How long is a training step?",
-    refuse,
+    Parameters, (TIMES, SINGLE_STEPS, FIRST, POWER, LOAD), "How long is a training step?", refuse
 )
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 measure_table, show_table = TIMES.measure, TIMES.show

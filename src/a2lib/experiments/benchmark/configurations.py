@@ -3,8 +3,6 @@
 parameters.configurations("cuda")        # in the order in which they are measured
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,13 +10,7 @@ from a2lib.benchmark.config import MOST_STEPS, WEIGHTS
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import WithSweep, parameter
-from a2lib.experiments.steps import (
-    MODES,
-    OVERLAPPED,
-    TOO_LARGE,
-    Configuration,
-    refuse_never,
-)
+from a2lib.experiments.steps import MODES, OVERLAPPED, TOO_LARGE, Configuration, refuse_never
 from a2lib.theory.roofline import NARROW
 from a2lib.theory.transformer import SIZES
 

@@ -8,8 +8,6 @@ allocator's cache), loading (all ``modules`` with the context), compiling (code 
 The context belongs to no step: a model is on the device before its first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

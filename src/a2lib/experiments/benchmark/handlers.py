@@ -3,8 +3,6 @@
 A task of ``steps`` or ``first`` studies what a process does first, so its process ends with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import statistics

@@ -2,8 +2,6 @@
 notebooks/checkpointing.ipynb call. ``handlers`` is how a worker measures it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

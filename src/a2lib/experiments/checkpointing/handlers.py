@@ -3,8 +3,6 @@
 Memory is PyTorch's count of what tensors occupy, without the workspaces that cuBLAS keeps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 from collections.abc import Iterator

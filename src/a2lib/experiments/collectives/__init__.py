@@ -1,8 +1,6 @@
 """The collectives experiment: what notebooks/collectives.ipynb calls; ``handlers`` has the ranks'
 part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -3,11 +3,10 @@
 Every rank times the same calls from the same start, and rank 0 puts what all of them measured.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -49,7 +48,7 @@ class Call:
     part: torch.Tensor
 
     @classmethod
-    def from_size(cls, operation: str, size: int, dtype: str, world_size: int, device: str) -> Call:
+    def from_size(cls, operation: str, size: int, dtype: str, world_size: int, device: str) -> Self:
         """On ``size`` bytes, or the few more that all ranks have equal parts of."""
         each = -(-size // (DTYPES[dtype] * world_size))
         made = {"dtype": _TORCH[dtype], "device": device}

@@ -4,8 +4,6 @@ notebooks/compile.ipynb call.
 ``attention`` and ``model`` are how a worker measures it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

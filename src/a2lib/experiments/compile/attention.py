@@ -5,8 +5,6 @@ its backward apart: Inductor compiles a backward when it is first run. Then resu
 wrong one is an ``error`` row, never a time. Timing comes last and pass by pass.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -6,8 +6,6 @@ second compilation is not worth its minutes. The steps after the warm-up of all 
 samples; the first step of each run is what compiling took, phase by phase.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping

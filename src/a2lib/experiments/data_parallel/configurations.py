@@ -1,13 +1,11 @@
 """A training step that several ranks take together and the ways to take it, as the tasks and the
 rows have them. No torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Ranks, Task, parameters
@@ -53,7 +51,7 @@ class Way:
     optimizer: str = "plain"
 
     @classmethod
-    def from_key(cls, key: Mapping[str, Any]) -> Way:
+    def from_key(cls, key: Mapping[str, Any]) -> Self:
         """That of a row's key."""
         names = (field.name for field in dataclasses.fields(cls))
         return cls(**{name: key[name] for name in names if name in key})
@@ -73,7 +71,7 @@ class Setting(Configuration):
     ranks: Ranks
 
     @classmethod
-    def usual(cls, ranks: Ranks, **given: object) -> Setting:
+    def usual(cls, ranks: Ranks, **given: object) -> Self:
         """That of the ranks' device, launched, with what is ``given`` and not None in place."""
         named = {name: value for name, value in given.items() if value is not None}
         return cls(ranks=ranks, **{**DEFAULTS[ranks.device], **named})

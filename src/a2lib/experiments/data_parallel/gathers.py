@@ -5,8 +5,6 @@ parameters are there. The two marks stand right before and right behind the wait
 between them is the wait, and a gather that ended before the turn was in time.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

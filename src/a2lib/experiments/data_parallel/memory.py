@@ -5,8 +5,6 @@ Bytes are those of tensors by what they are, and on a GPU what tensors ask of th
 is known to the host at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial

@@ -6,12 +6,10 @@ the distance from the mean two projections are looked at, which such differences
 each way to average wrongly does.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -36,7 +34,7 @@ class Deviation(NamedTuple):
     scale: float
     own: float
 
-    def exceeds(self, allowed: Deviation) -> bool:
+    def exceeds(self, allowed: Self) -> bool:
         """Also where it is no number."""
         return not all(mine <= most for mine, most in zip(self, allowed, strict=True))
 

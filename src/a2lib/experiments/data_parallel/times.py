@@ -5,8 +5,6 @@ processes. On a GPU everything is on one stream that is not the default one, sin
 captured there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import statistics

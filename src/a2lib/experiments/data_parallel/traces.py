@@ -1,7 +1,5 @@
 """A step as rank 0's GPU saw it, by torch.profiler: what ran beside what."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ With a learning rate of 0 the weights stay what they are, at the work of any oth
 average the same gradients, also after steps that averaged none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

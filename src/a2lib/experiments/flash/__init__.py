@@ -4,12 +4,10 @@
 the tables beside it, of the leaderboard's sweep; ``ladder`` has one of its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from a2lib.experiments.ceilings import CEILINGS
-from a2lib.experiments.flash import accuracy, counting, ladder, precompile, protocols
+from a2lib.experiments.flash import accuracy, comparison, counting, ladder, protocols
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness import Experiment, Plot, Run, Table, Task, view
 from a2lib.experiments.harness import run as harness
@@ -90,9 +88,7 @@ COUNTERS = Table(
     parts=True,
 )
 EXPERIMENT = Experiment(
-    Parameters,
-    (TIMES, CEILINGS, LADDER, PROTOCOLS, ACCURACY, COUNTERS),
-    "FlashAttention-2",
+    Parameters, (TIMES, CEILINGS, LADDER, PROTOCOLS, ACCURACY, COUNTERS), "FlashAttention-2"
 )
 check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_where
 sweep, measure_ceilings = TIMES.measure, CEILINGS.measure_and_show
@@ -103,7 +99,7 @@ count = COUNTERS.measure_and_show
 def compile_ahead(run: Run) -> None:
     """Fill the compilation caches for what is pending, in parallel, where that pays."""
     pending = {Shape(**task.spec["shape"]): tuple(task.rows) for task in TIMES.pending(run)}
-    harness.compile_ahead(run, precompile.compilations(pending), precompile.HANDLER)
+    harness.compile_ahead(run, comparison.compilations(pending), comparison.COMPILE)
 
 
 def measure_ladder(run: Run) -> None:

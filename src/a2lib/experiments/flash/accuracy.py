@@ -5,8 +5,6 @@ its own rounding is left. At ``score_scale`` 10 q is ten times as large: a few k
 of the weight, and an error in a score counts as much more.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Iterator

@@ -11,8 +11,6 @@ All calls run in one process, since starting one takes longer than counting. A c
 launches nothing more behind its marker, and the rest go on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

@@ -21,8 +21,6 @@ checked against float64 before.
 A row names the GPU it is of by a hash: another machine's rows stand beside them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Mapping

@@ -10,8 +10,6 @@ one backend, so that it runs or raises; ``measure.failures`` makes a row of what
 a CPU, where trying would end the process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from a2lib.experiments import passes

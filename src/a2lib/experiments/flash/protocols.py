@@ -11,8 +11,6 @@ after one of warm-up. ``ms_mean`` is the board's figure.
 All are forward and backward. Nothing is timed whose output and gradients are not right.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 

@@ -5,8 +5,6 @@ zero outside those rows, all of dq, dk and dv follow from the same few rows of w
 here is float64 on the implementation's own inputs, so what is left is its own rounding.
 """
 
-from __future__ import annotations
-
 import math
 
 ROWS = 8

@@ -1,7 +1,5 @@
 """What the flash experiment measures: its parameters, and the shapes of its sweeps. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from a2lib.experiments.harness import parameters

@@ -4,8 +4,6 @@ What is made ready is right: a wrong result is an `error` row, never a time. All
 in turns, then all backwards, so that a drifting clock reaches all alike.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ sweep has hundreds of them. Nothing is lost where this fails: what is not in the
 by the process that measures.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

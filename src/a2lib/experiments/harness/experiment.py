@@ -6,8 +6,6 @@ check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_whe
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Outputs of a running notebook cell, and a progress bar that leaves one line in a saved one."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

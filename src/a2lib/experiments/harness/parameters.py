@@ -7,9 +7,8 @@ What every experiment has, ``run`` reads: ``Common``, the base of all of them. B
 ``WithSweep`` and, where several processes measure together, ``OnRanks``.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -134,7 +133,7 @@ def fields(declared: Any) -> list[dataclasses.Field]:
     kind = declared if isinstance(declared, type) else type(declared)
     depth: dict[str, int] = {}
     for i, cls in enumerate(reversed(kind.__mro__)):
-        for name in cls.__dict__.get("__annotations__", ()):
+        for name in inspect.get_annotations(cls):
             depth.setdefault(name, i)
     return sorted(dataclasses.fields(kind), key=lambda field: -depth[field.name])
 
@@ -233,14 +232,10 @@ def _str(name: str, value: Any, rules: Mapping[str, Any]) -> str:
         return value
     for part in value.split(",") if many else [value]:
         if part.strip() not in many:
-            hint = _hint(part, (*choices, *many))
+            meant = closest(part, (*choices, *many))
+            hint = f"; did you mean {meant}?" if meant else ""
             raise ParameterError(f"{name} = {_shown(value)}: {allowed}{hint}")
     return ",".join(names(value))
-
-
-def _hint(value: str, allowed: Sequence[str]) -> str:
-    meant = closest(value, allowed)
-    return f"; did you mean {meant}?" if meant else ""
 
 
 def _shown(value: Any) -> str:

@@ -8,8 +8,6 @@ Once one of several has raised or died, or none has said anything for too long, 
 the others are no longer paired: the worker ends, with the reason, and the sweep starts another.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ A task goes to each of them, and the handler is called with a ``Job``, in each o
 ``RankJob``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

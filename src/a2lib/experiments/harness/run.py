@@ -8,8 +8,6 @@ The parameters are a section's own dataclass; those every sweep has are read fro
 ``remeasure``, ``time_limit_s``, ``seed`` and, for compiling ahead, ``compile_workers``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

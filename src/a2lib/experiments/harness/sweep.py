@@ -1,12 +1,11 @@
 """What of a section is still to be measured, and measuring it in a worker that may die."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from a2lib.experiments.harness.process import Worker, WorkerDied
 from a2lib.experiments.harness.ranks import Ranks
@@ -42,7 +41,7 @@ class Task:
     ended: bool = False  # a process that was at it was ended from outside
 
     @classmethod
-    def whole(cls, label: str, spec: Mapping[str, object], keys: Iterable[Key]) -> Task:
+    def whole(cls, label: str, spec: Mapping[str, object], keys: Iterable[Key]) -> Self:
         """What is measured only as a whole."""
         return cls(label, spec, {label: tuple(keys)})
 
@@ -55,7 +54,7 @@ class Task:
     def size(self) -> int:
         return len(self.keys)
 
-    def keep(self, is_left: Callable[[Key], bool]) -> Task:
+    def keep(self, is_left: Callable[[Key], bool]) -> Self:
         """This task with those of its rows alone of which ``is_left``."""
         left = {
             culprit: kept

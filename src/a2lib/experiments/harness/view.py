@@ -1,7 +1,5 @@
 """Measured rows in a notebook, as a table and as a figure: a first look, and not for the book."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

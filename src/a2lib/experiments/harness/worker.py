@@ -13,8 +13,6 @@ where that raises, and {"fatal": why} where going on makes no sense, for instanc
 full.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

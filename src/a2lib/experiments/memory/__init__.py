@@ -2,8 +2,6 @@
 notebooks/memory.ipynb call. ``handlers`` is how a worker measures it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ process and is made apart. cuBLAS's workspaces are dropped before each configura
 takes its own and none finds another's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

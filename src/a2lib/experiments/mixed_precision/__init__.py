@@ -3,8 +3,6 @@ notebooks/mixed_precision.ipynb call. ``handlers`` is how a worker looks. Times 
 each precision are the benchmark's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

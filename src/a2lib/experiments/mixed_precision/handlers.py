@@ -4,8 +4,6 @@ Random inputs are made on the CPU in float64, so that every device and dtype sta
 numbers; what is stored of them in the dtype is rounded once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 

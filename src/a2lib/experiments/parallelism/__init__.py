@@ -4,8 +4,6 @@ What is measured is a stack of feed-forward layers, spread over ranks in one way
 ``schemes`` says how, ``peers`` has PyTorch's own, ``handlers`` what each rank does with them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A pass is timed in turns with the same pass without its messages and with these 
 the same processes, each call from rest.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -1,8 +1,6 @@
 """The same stack by PyTorch's own wrappers: DDP, FSDP2 (fully_shard) and tensor parallelism of
 DTensor (parallelize_module), on the same mesh and with the same weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

@@ -19,8 +19,6 @@ Shapes of a rank: x and y (B / data, D); x1, x2, z (B / data / parts, F / tensor
 the whole batch: sums, not means. ``plain`` is the obvious twin in one process, for autograd.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

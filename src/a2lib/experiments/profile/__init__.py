@@ -2,8 +2,6 @@
 notebooks/profile.ipynb call. ``handlers`` is how a worker traces it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

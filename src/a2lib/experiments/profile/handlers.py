@@ -4,13 +4,10 @@ The child is ``python -m a2lib.benchmark`` under Nsight Systems, or with torch.p
 a process of its own since CUPTI has one reader at a time and a profiler leaves a process slower.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -21,6 +18,7 @@ from a2lib.measure import PROFILE, nsight, trace
 from a2lib.measure.failures import LostContext, note
 from a2lib.measure.trace import Kernel, Trace, TraceError, busy, kernel_rows, strip_rows
 from a2lib.measure.trace.classes import shorten
+from a2lib.measure.trace.summary import Coverage
 from a2lib.paths import build_dir
 
 TIMEOUT_S = 400  # below the silence that a worker is allowed
@@ -28,10 +26,6 @@ NS = 1e-6  # milliseconds
 LEAST_SHARE = 0.001  # of a step's kernel time; what takes less is filed under "rest"
 # Of what Nsight notes down, the rest being that it has started and the like.
 ALARMING = re.compile(r"lost|drop|overflow|incomplete|not all|fail|error", re.I)
-
-
-class TracingError(RuntimeError):
-    """The child gave no trace; one line."""
 
 
 def measure(job: Job) -> None:
@@ -46,9 +40,9 @@ def measure(job: Job) -> None:
     config = traced.config(job.device, steps=TRACED_STEPS, nvtx=traced.ranges, **given)
     try:
         found, under = record(traced, config)
-    except (nsight.NsightError, TracingError, subprocess.TimeoutExpired) as error:
+    except nsight.NsightError as error:
         job.refuse("error", str(error))
-        if isinstance(error, subprocess.TimeoutExpired) or getattr(error, "stuck", False):
+        if error.stuck:
             # What the child started ends with this process.
             raise LostContext("a traced process does not end") from None
         return None
@@ -64,8 +58,7 @@ def measure(job: Job) -> None:
 def record(traced: Traced, config: Config) -> tuple[Trace, Mapping]:
     """The trace of ``config`` in a child process, and what its benchmark said of itself.
 
-    The trace's file stays in build/traces. Raises NsightError, TracingError or TimeoutExpired where
-    none comes of it.
+    The trace's file stays in build/traces. Raises NsightError where none comes of it.
     """
     folder = build_dir() / "traces"
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +69,7 @@ def record(traced: Traced, config: Config) -> tuple[Trace, Mapping]:
     else:
         path = path.with_name(f"{path.name}.json.gz")
         config = dataclasses.replace(config, torch_profile=str(path))
-        printed = _child(command(config))
+        printed = nsight.run("the traced process", command(config), TIMEOUT_S)
     return trace.read(path), _said(printed)
 
 
@@ -145,25 +138,11 @@ def _store_tables(job: Job, traced: Traced, found: Trace) -> None:
         job.picture("strip", f"{traced.picture}-{phase}", rows, about | {"phase": phase})
 
 
-def _unfiled(found: Trace, phase: str) -> trace.Coverage:
+def _unfiled(found: Trace, phase: str) -> Coverage:
     """Of the whole trace for a step, since what is in no range is in no step."""
     if phase == trace.STEP:
         return trace.coverage(found.kernels)
     return trace.coverage([k for k in found.kernels if k.phase == phase])
-
-
-def _child(words: list[str]) -> str:
-    done = subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise TracingError(f"the traced process ended with {done.returncode}")
-    return done.stdout
 
 
 def _said(printed: str) -> Mapping[str, object]:
@@ -171,7 +150,7 @@ def _said(printed: str) -> Mapping[str, object]:
     lines: Iterable[str] = (line for line in printed.splitlines() if line.startswith('{"status"'))
     line = next(iter(lines), None)
     if line is None:
-        raise TracingError("the traced process printed no result")
+        raise nsight.NsightError("the traced process printed no result")
     return json.loads(line)
 
 

@@ -1,7 +1,5 @@
 """Read the allocator's pickle into allocations with a beginning, an end and a category."""
 
-from __future__ import annotations
-
 import functools
 import io
 import math
@@ -122,9 +120,7 @@ def _snapshot(found) -> Snapshot:
         raise SnapshotError("no allocation was recorded; call _record_memory_history first")
     phases = [Phase(str(name), float(a), float(b)) for name, a, b in notes.get("phases", ())]
     snapshot = Snapshot(
-        allocations,
-        phases,
-        sum(block["requested_size"] for block in blocks) - open_bytes,
+        allocations, phases, sum(block["requested_size"] for block in blocks) - open_bytes
     )
     _categorise(snapshot, notes.get("owners", ()))
     return snapshot

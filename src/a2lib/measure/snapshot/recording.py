@@ -1,7 +1,5 @@
 """Record a step's allocations, with what belongs to the model, what backward keeps, and phases."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
@@ -12,6 +10,7 @@ import traceback
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from a2lib.measure.saved import follow
 from a2lib.measure.snapshot.reading import NOTES
@@ -49,7 +48,7 @@ class Recorder:
         self._inside: list[str] = []
         self._kept: list[tuple[str, weakref.ref]] = []
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         if not self.path.parent.is_dir():
             raise ValueError(f"{self.path}: no such folder")
         if self.device == "cpu":

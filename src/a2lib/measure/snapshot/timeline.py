@@ -1,7 +1,5 @@
 """From allocations to pictures: bytes by category over time, and what was alive at the peak."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

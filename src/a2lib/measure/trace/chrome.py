@@ -8,8 +8,6 @@ Ranges are those of ``record_function``; times are microseconds with decimals. A
 without a GPU has no kernels, and is read as its operators.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

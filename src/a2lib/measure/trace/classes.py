@@ -6,8 +6,6 @@ time no rule knows. A name shows what a kernel is, not what it is for: a softmax
 out is elementwise and reductions, and only its range tells.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 

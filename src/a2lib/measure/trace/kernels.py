@@ -1,7 +1,5 @@
 """The table of kernels, and which range each launch lies in."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable

@@ -8,8 +8,6 @@ Tables and columns as in NVIDIA's "SQLite Schema Reference" of Nsight Systems 20
 would be empty is not made, so a missing one is no error; a missing column is.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

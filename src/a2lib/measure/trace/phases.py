@@ -8,8 +8,6 @@ ahead of the GPU by as much as it can. So the range's length is the host's time,
 the first kernel's start to the last one's end is the GPU's; where they differ, neither is wrong.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Of a table of kernels: time by name, how long the GPU worked, what could not be filed."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

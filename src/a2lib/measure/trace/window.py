@@ -1,7 +1,5 @@
 """From kernels to the rows of two small tables: all of a step's kernels, and a strip of it."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 

@@ -11,8 +11,6 @@ of its names. A plain module reads it without this package, and so do PyTorch's 
     torch.distributed.checkpoint.format_utils.dcp_to_torch_save(folder, file)
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

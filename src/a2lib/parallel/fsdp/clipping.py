@@ -5,8 +5,6 @@ look wrong. What is replaced is the function within it, which it looks up at eac
 have the outer one by name.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 

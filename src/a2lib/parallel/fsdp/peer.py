@@ -1,7 +1,5 @@
 """PyTorch's FSDP2 in the units that ours has: what ours is compared with."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ does. Of a parameter of two or more dimensions it becomes this rank's rows of di
 stays whole. It is float32 if it was of 16 bits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -10,8 +10,6 @@ waits for that point. The design follows Zhao et al., arXiv 2304.11277, and PyTo
 version in sharding each parameter by rows.
 """
 
-from __future__ import annotations
-
 import collections
 import weakref
 from collections.abc import Callable
@@ -25,13 +23,7 @@ from a2lib.parallel.finish import opaque, watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.shards import Replicated, Sharded, show
 from a2lib.parallel.fsdp.units import Unit, by_dtype, places_of, unit_modules
-from a2lib.parallel.group import (
-    Holders,
-    all_gather_single,
-    make_alike,
-    mean_coalesced,
-    member,
-)
+from a2lib.parallel.group import Holders, all_gather_single, make_alike, mean_coalesced, member
 from a2lib.parallel.lane import Lane
 
 # Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take

@@ -1,7 +1,5 @@
 """Eager attention in PyTorch: its passes and its memory beside what theory counts of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A training step: its share of the GPU's peak, its floor, and the kernels of its trace."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -4,8 +4,6 @@
 module takes from there; `calculator.js` shows it. Starting values are the example's.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Checkpointing: the measured steps of each strategy beside what theory says of them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Collectives: bandwidths, and the line of overhead and bandwidth through measured messages."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from a2lib.report import data

@@ -1,7 +1,5 @@
 """The model of 220 billion parameters: its batch under each reading, devices, published answers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

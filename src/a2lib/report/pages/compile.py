@@ -1,7 +1,5 @@
 """torch.compile: what it gains, beside the passes over memory that it leaves out."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth

@@ -1,7 +1,5 @@
 """Data parallelism: what messages add to a step, by who carries them and when, and why."""
 
-from __future__ import annotations
-
 import statistics
 
 import pandas as pd

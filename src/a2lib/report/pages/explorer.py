@@ -4,8 +4,6 @@
 JavaScript the section says where the example's map is. Starting values are the example's.
 """
 
-from __future__ import annotations
-
 from a2lib.report.pages import forms
 from a2lib.report.pages.forms import Field
 from a2lib.theory.parallelism import EXAMPLE

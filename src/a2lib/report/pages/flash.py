@@ -1,7 +1,5 @@
 """FlashAttention: GPU times, rates, counters and limits of its rows, and the chapter's figures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

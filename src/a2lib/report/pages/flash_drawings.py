@@ -1,7 +1,5 @@
 """What the pages on FlashAttention draw: the merge of two tiles, the causal tiles, the sweeps."""
 
-from __future__ import annotations
-
 import math
 
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text

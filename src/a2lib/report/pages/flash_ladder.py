@@ -1,7 +1,5 @@
 """The ladder of attention: what each technique gains, over the GPUs it was measured on."""
 
-from __future__ import annotations
-
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 

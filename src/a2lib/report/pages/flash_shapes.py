@@ -1,7 +1,5 @@
 """The atlas of attention's shapes: maps, the FlashAttention-3 paper's shapes, counts and tables."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from a2lib.report import panels, plots

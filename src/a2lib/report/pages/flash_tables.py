@@ -1,7 +1,5 @@
 """Tables of attention's rows: by GPU time, by what the hardware counted, beside other people's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

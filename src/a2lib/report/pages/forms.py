@@ -4,8 +4,6 @@
 state in the page's address, and fills the cells by `data-out` and the pictures by `data-draw`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

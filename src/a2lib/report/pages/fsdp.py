@@ -1,7 +1,5 @@
 """FSDP: what a rank holds beside the count, and each all-gather beside what it hides behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """AdamW, power and first steps: what a step takes beside its matrix multiplies."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """The leaderboard's step: what each way's time and bytes should be made of, beside its rows."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Memory: peaks of steps beside their count, what a block keeps, and who asked for it."""
 
-from __future__ import annotations
-
 import functools
 import re
 

@@ -1,7 +1,5 @@
 """Mixed precision: sums as exact arithmetic predicts them, and what bf16 gains by model size."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth

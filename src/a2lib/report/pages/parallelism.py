@@ -1,7 +1,5 @@
 """One layer over two axes of devices: the map of what binds where."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from a2lib.report import style

@@ -1,7 +1,5 @@
 """Drawings of parallelism: who holds what, what moves when, rings and pipelines on the clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text

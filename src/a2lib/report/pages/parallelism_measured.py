@@ -4,8 +4,6 @@ The formulas have two inputs, measured in the same run: C, the best rate at whic
 parallelism compute with nothing sent, and W, what their all-reduces send with nothing computed.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Traces of a training step: the rows of each phase with what its kernels add up to."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from functools import cache

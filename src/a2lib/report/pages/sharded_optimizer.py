@@ -1,7 +1,5 @@
 """A sharded optimizer: what each rank holds beside the count, and the update with its exchange."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from a2lib.report.metrics import copy_bandwidth

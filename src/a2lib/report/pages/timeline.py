@@ -7,8 +7,6 @@ between two points is one tensor more or less, not time: the CPU asks ahead of t
 waits it asks for nothing. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from os import PathLike
 

@@ -8,8 +8,6 @@ that are free as a whole go back first. Smaller tensors take no block here; they
 512 bytes.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Iterable, Mapping
 

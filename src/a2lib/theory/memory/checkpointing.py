@@ -42,8 +42,6 @@ each of the log2(N) - 1 levels below the first repeats its first half alone; the
 blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their logarithm, N their root.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

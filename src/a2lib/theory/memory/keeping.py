@@ -14,8 +14,6 @@ the cheapest set of at least so many bytes. It is taken from the first blocks: t
 last, when others have left room for what is computed again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product

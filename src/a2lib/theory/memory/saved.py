@@ -26,8 +26,6 @@ alone), and eager's softmax runs in float32 and is copied for its product: 4 s +
 float32 has 4 s. That is why half the bytes a number does not halve the memory.
 """
 
-from __future__ import annotations
-
 from a2lib.theory.memory.tape import SAVED
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import check_name

@@ -11,8 +11,6 @@ workspaces, and what is left of a block that is not worth splitting (``allocator
 checkpoints are those of ``strategies.py``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache

@@ -10,8 +10,6 @@ What is left out: cuBLAS's workspaces, and what PyTorch's allocator gives beyond
 (up to 1 MiB for each tensor of more than that). ``step.replay`` has both.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """Tensors as they are made and dropped, each with what a memory snapshot would call it, and the
 kernels that make them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from a2lib.theory.roofline import Kernel

@@ -6,9 +6,8 @@ CUDA differs in one tensor, which ``cuda`` adds: its kernel for the softmax's gr
 matrix of scores for a moment. ``step.py`` has what follows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
+from typing import Self
 
 from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
 from a2lib.theory.memory.operations import launched, played
@@ -106,7 +105,7 @@ class StepMemory:
         found[OTHER] = 2 * self.batch * self.context * INDEX
         return found
 
-    def of_a_block(self, mode: str) -> StepMemory:
+    def of_a_block(self, mode: str) -> Self:
         """The same of a model of one block."""
         dense = {"dense": 0} if self.shape.dense else {}
         return replace(self, shape=replace(self.shape, num_layers=1, **dense), mode=mode)

@@ -119,11 +119,12 @@ def coverage(rows: pd.DataFrame) -> pd.DataFrame:
 def errors(rows: pd.DataFrame, dtype: str, head_dim: int) -> pd.DataFrame:
     """Relative error against float64, tensor by tensor; ``× 10``: scores ten times as large."""
     here = pick(rows, dtype=dtype, head_dim=head_dim)
-    wide = here.pivot(index="implementation", columns=["score_scale", "tensor"], values="error")
-    wide = wide.loc[LOOKS.order(wide.index)].sort_index(axis=1)
+    lines, columns = ["heads", "implementation"], ["score_scale", "tensor"]
+    wide = here.pivot(index=lines, columns=columns, values="error").sort_index(axis=1)
+    wide = wide.reindex(LOOKS.order(wide.index.levels[1]), level=1)
     wide.columns = [f"{t}{'' if s == 1 else f' × {s:.0f}'}" for s, t in wide.columns]
     wide = wide.map(lambda e: "n/a" if e != e else f"{e:.1e}")
-    return wide.rename(index=LOOKS.short).rename_axis("").reset_index()
+    return wide.rename(index=LOOKS.short, level=1).rename_axis(["heads", ""]).reset_index()
 
 
 def every(page, rows: pd.DataFrame, value: str, words: str, name: str) -> str:

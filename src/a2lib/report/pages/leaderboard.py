@@ -38,7 +38,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ``blocks``, what forward leaves of them, ``again_bytes``, their multiplies' results that are
     made again, ``counted``, the peak; in ms PIECES, by count at measured rates (``beyond``: what
     they do not explain), what the way has ``gained`` and what by them was ``expected``; and of a
-    step that is traced the ms of its kernels, ``in <piece>``, ``in messages`` and ``in copies``."""
+    step that is traced the ms of its kernels, ``in <piece>``, ``in messages`` and ``in copies``,
+    of its multiplies those ``in blocks``, and of other passes FSDP2's ``in packing``."""
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     reached = attention_rates(rows_of("flash"))
     counts = [_counted(r, rates.get(r.dtype), bandwidth, reached) for r in rows.itertuples()]
@@ -104,7 +105,12 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
             kernels = pd.DataFrame(p.rows)
             piece = kernels["kind"].map(CLASSES | BESIDE).fillna("other passes")
             piece = "in " + piece.mask(kernels["phase"] == "optimizer", "AdamW")
-            found[p.about["way"], p.run] = kernels.groupby(piece)["ms"].sum()
+            in_blocks = (kernels["kind"] == "matmul") & (kernels["calls"] >= int(p.about["layers"]))
+            packs = kernels["kernel"].str.contains("chunk_cat|split_with_sizes")
+            found[p.about["way"], p.run] = kernels.groupby(piece)["ms"].sum().to_dict() | {
+                "in blocks": kernels["ms"][in_blocks].sum(),
+                "in packing": kernels["ms"][packs].sum(),
+            }
     return pd.DataFrame([found.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
 
 

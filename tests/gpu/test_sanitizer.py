@@ -1,0 +1,138 @@
+"""compute-sanitizer over every form of the attention's kernels on a Hopper GPU.
+
+racecheck sees what threads load and store in shared memory, not what the copy engine and the tensor
+cores do there.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+if __name__ == "__main__":  # what is watched, in a process of its own
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+from attention_compare import with_gradients
+
+from a2lib.attention import FlashAttentionTriton, hopper, launch, passes
+
+SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not torch.cuda.is_available()
+        or torch.cuda.get_device_capability() != (9, 0)
+        or not Path(SANITIZER).exists(),
+        reason="needs a Hopper GPU and compute-sanitizer",
+    ),
+]
+DRIVERS = 1024  # bytes of a block's shared memory that come before the kernel's own
+ROLES = 8  # at most, of a kernel's last bytes: one for each warp that waits to be told its role
+HAZARD = re.compile(r"hazard detected at __shared__ (0x\w+) .*\n.*\n=+ +\w+ Thread .* at (\w+)\+")
+GLUON = re.compile(r"^gluon (\w+) (\d+)$", re.M)
+
+
+def watched(tool, *args):
+    """What a tool says of this file run as a program, and what that prints."""
+    command = [SANITIZER, "--tool", tool, "--print-limit", "0", "--show-backtrace", "no"]
+    if tool == "racecheck":
+        command += ["--racecheck-report", "hazard"]
+    run = subprocess.run(
+        [*command, sys.executable, __file__, *args],
+        capture_output=True, text=True, timeout=600,
+        env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    )  # fmt: skip
+    assert run.returncode == 0 and "done" in run.stdout, run.stdout[-3000:] + run.stderr[-3000:]
+    return run.stdout
+
+
+def hazards(said):
+    """(offset in shared memory, kernel) of each hazard that racecheck has found."""
+    found = [(int(at, 16) - DRIVERS, kernel) for at, kernel in HAZARD.findall(said)]
+    counted = re.search(r"(\d+) hazards displayed \((\d+) errors, (\d+) warnings\)", said)
+    displayed, errors, warnings = map(int, counted.groups())
+    assert len(found) == displayed == errors + warnings
+    return found
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_races_are_reported_of_nothing_but_how_triton_hands_out_roles(head_dim, is_causal):
+    """Triton writes that byte, has all warps of the block meet at a barrier, and reads it: the
+    reports are false. Kernels of a role that waits for the copy engine have them, however small."""
+    said = watched("racecheck", str(head_dim), str(int(is_causal)))
+    sizes = {(kernel, int(size)) for kernel, size in GLUON.findall(said)}
+    assert {kernel for kernel, _ in sizes} == {"forward_kernel", "backward_kernel"}
+    roles = {(size - i, kernel) for kernel, size in sizes for i in range(1, ROLES + 1)}
+    assert set(hazards(said)) <= roles
+
+
+def test_a_race_is_reported():
+    assert (0, "racing_kernel") in hazards(watched("racecheck", "race"))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 128])
+def test_memory_is_the_kernels_own(head_dim, is_causal):
+    assert "ERROR SUMMARY: 0 errors" in watched("memcheck", str(head_dim), str(int(is_causal)))
+
+
+def attend(dtype, heads, n, head_dim, is_causal):
+    x = [torch.randn(1, heads, n, head_dim, device="cuda", dtype=dtype) for _ in range(4)]
+    with_gradients(FlashAttentionTriton.apply, *x, is_causal)
+
+
+def attend_in_all_forms(head_dim, is_causal):
+    for dtype in (torch.bfloat16, torch.float32):
+        for heads, n in ((1, 90), (2, 300), (1, 700), (20, 500)):
+            attend(dtype, heads, n, head_dim, is_causal)
+        torch.use_deterministic_algorithms(True)
+        attend(dtype, 2, 301, head_dim, is_causal)
+        torch.use_deterministic_algorithms(False)
+    hopper.n_multiprocessors = lambda _: 5  # so that programs that stay have many turns
+    for i, form in enumerate([(1, False), (1, True), (2, False), (2, True), (3, False)]):
+        stays = form[1] and not (is_causal and head_dim > 64)
+        hopper.hopper_forward = lambda *_, found=form: found
+        hopper.hopper_backward_stays = lambda *_, found=stays: found
+        attend(torch.bfloat16, 20, 501 + i, head_dim, is_causal)
+    passes.in_chunks, hopper.chunk_queries = lambda *_: True, lambda _: 128
+    attend(torch.bfloat16, 2, 520, head_dim, is_causal)
+    for compiled, _ in launch._compiled.values():
+        if "ttg.warp_specialize" in compiled.asm["ttgir"]:
+            print("gluon", compiled.metadata.name, compiled.metadata.shared)
+
+
+@gluon.jit
+def _write(place, X):
+    at = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    place.store(gl.load(X + at))
+
+
+@gluon.jit
+def _read(place, X):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    gl.store(X + gl.arange(0, 128, layout), place.load(layout))
+
+
+@gluon.jit
+def racing_kernel(X):
+    """One role writes what another reads, and neither waits."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    place = gl.allocate_shared_memory(gl.float32, [128], layout)
+    gl.warp_specialize([(_write, (place, X)), (_read, (place, X))], [4], [64])
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "race":
+        racing_kernel[(1,)](torch.zeros(128, device="cuda"), num_warps=4)
+    else:
+        attend_in_all_forms(int(sys.argv[1]), sys.argv[2] == "1")
+    torch.cuda.synchronize()
+    print("done")

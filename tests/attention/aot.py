@@ -135,6 +135,7 @@ def resources(source, fn, signature, constants, options, aligned=("stride",)):
     ptx = compiled.asm["ptx"]
     return {
         **assembled(compiled),
+        "loose": [loose_arrivals(ptx), loose_arrivals(ptx.replace("bar.sync", ""))],
         "shared": compiled.metadata.shared,
         "wgmma": "wgmma.mma_async" in ptx,
         "mma_sync": "mma.sync" in ptx,
@@ -142,6 +143,18 @@ def resources(source, fn, signature, constants, options, aligned=("stride",)):
         "reduce": "cp.reduce.async.bulk" in ptx,
         "moves": re.findall(r"\b((?:ld|st)\.(?:global|shared)\.\S+)", ptx),
     }
+
+
+def loose_arrivals(ptx):
+    """How many arrivals at a barrier in shared memory, which one thread makes for its warpgroup,
+    follow the group's accesses there without all of it having met in between."""
+    found, loose = 0, False
+    for op in re.findall(r"bar(?:rier)?\.sync|mbarrier\.arrive\.sh|(?:ld|st)(?:matrix|\.sh)", ptx):
+        if op.startswith("mbarrier"):
+            found += loose
+        else:
+            loose = not op.startswith("bar")
+    return found
 
 
 def gluon_calls():

@@ -110,6 +110,12 @@ def test_gluon_keeps_its_sums_in_registers(gluon):
         assert r["spills"] <= allowed and not r["serialised"], r
 
 
+def test_a_warpgroup_meets_before_a_thread_of_it_arrives(gluon):
+    for r in gluon:
+        as_it_is, without_meeting = r["loose"]
+        assert as_it_is == 0 and (without_meeting > 0 or r["kernel"] == "forward"), r
+
+
 def test_gluon_uses_what_it_is_for(gluon):
     for r in gluon:
         # Two programs of one consumer share a multiprocessor.

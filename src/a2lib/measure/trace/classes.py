@@ -29,7 +29,9 @@ RULES = (
     ),
     (
         ATTENTION,
-        r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|attention|"
+        # What is fused around a call of attention has its name.
+        r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|^(?!triton_(poi|per|red)_).*attention|"
+        r"compute_dot_do_o|convert_dq_to_16bits|"
         r"^(forward|backward|backward_dq|backward_dkdv|prepare|finish|split|chunk|combine)_kernel$|"
         r"^(prepare|backward|finish)_chunks_kernel$|^(split|backward)_wide_kernel$",
     ),

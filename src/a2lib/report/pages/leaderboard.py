@@ -4,6 +4,7 @@ import dataclasses
 
 import pandas as pd
 
+from a2lib.measure.trace.classes import kind_of
 from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
@@ -39,7 +40,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     made again, ``counted``, the peak; in ms PIECES, by count at measured rates (``beyond``: what
     they do not explain), what the way has ``gained`` and what by them was ``expected``; and of a
     step that is traced the ms of its kernels, ``in <piece>``, ``in messages`` and ``in copies``,
-    of its multiplies those ``in blocks``, and of other passes FSDP2's ``in packing``."""
+    and of its multiplies those ``in blocks``."""
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     reached = attention_rates(rows_of("flash"))
     counts = [_counted(r, rates.get(r.dtype), bandwidth, reached) for r in rows.itertuples()]
@@ -103,14 +104,14 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
     for p in pictures("kernels", rows).values():
         if p.about.get("section") == "leaderboard":
             kernels = pd.DataFrame(p.rows)
-            piece = kernels["kind"].map(CLASSES | BESIDE).fillna("other passes")
+            name = kernels["kernel"]
+            kind = name.map(kind_of).where(name != "rest", kernels["kind"])
+            piece = kind.map(CLASSES | BESIDE).fillna("other passes")
             piece = "in " + piece.mask(kernels["phase"] == "optimizer", "AdamW")
-            in_blocks = (kernels["kind"] == "matmul") & (kernels["calls"] >= int(p.about["layers"]))
-            packs = kernels["kernel"].str.contains("chunk_cat|split_with_sizes")
-            found[p.about["way"], p.run] = kernels.groupby(piece)["ms"].sum().to_dict() | {
-                "in blocks": kernels["ms"][in_blocks].sum(),
-                "in packing": kernels["ms"][packs].sum(),
-            }
+            in_blocks = (kind == "matmul") & (kernels["calls"] >= int(p.about["layers"]))
+            ms = kernels["ms"]
+            by_piece = ms.groupby(piece).sum().to_dict()
+            found[p.about["way"], p.run] = by_piece | {"in blocks": ms[in_blocks].sum()}
     return pd.DataFrame([found.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
 
 
@@ -118,7 +119,7 @@ def times(rows: pd.DataFrame) -> Chart:
     """Seconds of a step by PIECES, a bar for each way, with its share of the peak."""
     frame = (rows.set_index("way")[list(PIECES)] / 1e3).rename(index=WAYS)
     text = [f"{r.ms / 1e3:.2f} s, {percent(r.mfu)}" for r in rows.itertuples()]
-    return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.11, xlabel="a step, s")
+    return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.15, xlabel="a step, s")
 
 
 def memory(rows: pd.DataFrame) -> Chart:

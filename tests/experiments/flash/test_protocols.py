@@ -67,6 +67,36 @@ def test_what_fails_while_timed_is_a_row(measured, monkeypatch):
     assert row["status"] == "oom" and row["second"] == 0
 
 
+def test_in_a_fixed_order_is_what_is_checked_and_timed(measured, monkeypatch):
+    asked = []
+
+    def build(name, shape, device):
+        def forward(q, k, v):
+            asked.append(torch.are_deterministic_algorithms_enabled())
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+            return good(q, k, v)
+
+        return forward
+
+    monkeypatch.setattr(peers, "build", build)
+    rows = measured("fixed_order")
+    assert [row["status"] for row in rows] == ["ok", "ok"] and all(asked) and len(asked) > 4
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_the_first_call_is_that_of_a_new_process(measured, monkeypatch):
+    rows = measured("first")
+    assert [(row["status"], row["second"], row["n"]) for row in rows] == [
+        ("ok", 1, 1),
+        ("ok", 0, 1),
+    ]
+    assert all(row["ms"] > 0 for row in rows)
+    monkeypatch.setattr(protocols, "FIRST_S", 0.01)
+    (row,) = measured("first")
+    assert row["status"] == "error" and "did not end" in row["note"]
+
+
 @pytest.fixture
 def board(monkeypatch):
     """``board(name)``: the board's call of a CPU implementation, uncompiled, and its tensors."""
@@ -112,4 +142,4 @@ def test_every_protocol_on_the_gpu(put, monkeypatch, configured):
         found += put(protocols.measure, made, "cuda")
         assert not put.raised
     assert all(row["status"] == "ok" and row["ms_mean"] for row in found), found
-    assert len({(row["protocol"], row["implementation"]) for row in found}) == 3 + 3 + 4
+    assert len({(row["protocol"], row["implementation"]) for row in found}) == 3 + 3 + 4 + 2 + 3

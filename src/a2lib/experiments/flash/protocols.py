@@ -7,23 +7,31 @@ reason the power.
 board: as the course's public leaderboard of 2025 times an entry: three-dimensional inputs, the
 function compiled, its output summed and differentiated, ``triton.testing.do_bench`` for ten seconds
 after one of warm-up. ``ms_mean`` is the board's figure.
+fixed_order: the burst under ``torch.use_deterministic_algorithms``.
+first: one call, in a process of its own that finds nothing compiled; its second 1 is the next call,
+of another length.
 
 All are forward and backward. Nothing is timed whose output and gradients are not right.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.flash.turns import TIMING
 from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass, random
-from a2lib.measure import FLASH_PROTOCOL, Timing, time_many
+from a2lib.measure import FLASH_PROTOCOL, Timing, inductor, nsight, synchronize, time_many
 from a2lib.measure.device import Watch
 from a2lib.measure.sustained import seconds_of
 
-PROTOCOLS = ("burst", "sustained", "board")
+PROTOCOLS = ("burst", "sustained", "board", "fixed_order", "first")
+IN_TURNS = ("burst", "fixed_order")
 PASS = "end_to_end"
 N_SECONDS = 10
 # A "second" of the sustained protocol: shorter where it is only to be tried.
@@ -31,8 +39,16 @@ SECOND_S = {"cuda": 1.0, "cpu": 0.02}
 IDLE_S = {"cuda": 2.0, "cpu": 0.0}
 IMPLEMENTATIONS = {"cuda": ("a2lib", "sdpa_cudnn", "sdpa_flash"), "cpu": ("eager", "sdpa_flash")}
 # The reference compiled is what the board's entries are set against.
-BOARD = {"cuda": (*IMPLEMENTATIONS["cuda"], "compile"), "cpu": IMPLEMENTATIONS["cpu"]}
+OTHERS = {
+    "cuda": {
+        "board": (*IMPLEMENTATIONS["cuda"], "compile"),
+        "fixed_order": ("a2lib", "sdpa_flash"),  # cuDNN has none
+        "first": ("a2lib", "sdpa_cudnn", "flex"),
+    },
+    "cpu": {"first": ("eager",)},
+}
 BOARD_MS = {"warmup": 1000, "rep": 10000}
+FIRST_S = 120  # below the silence that a worker is allowed
 
 prepare = peers.configure
 Calls = Mapping[str, Callable[[], object]]
@@ -44,11 +60,11 @@ def tasks(given: Parameters, device: str) -> list[Task]:
     (shape,) = sweep_shapes("leaderboard", tiny=device == "cpu")
     made = []
     for protocol in PROTOCOLS if given.has_tables else ():
-        listed = (BOARD if protocol == "board" else IMPLEMENTATIONS)[device]
+        listed = OTHERS[device].get(protocol, IMPLEMENTATIONS[device])
         asked = given.chosen_implementations(shape, device)
         chosen = [name for name in listed if name in asked]
         # In turns is one measurement; the others are one for each.
-        groups = [chosen] if protocol == "burst" else [[name] for name in chosen]
+        groups = [chosen] if protocol in IN_TURNS else [[name] for name in chosen]
         for names in filter(None, groups):
             spec = {
                 "protocol": protocol,
@@ -75,7 +91,8 @@ def measure(job: Job) -> None:
 
     torch._dynamo.reset()
     protocol, shape = job.spec["protocol"], Shape(**job.spec["shape"])
-    make = board_call if protocol == "board" else burst_call
+    made = {"board": board_call, "fixed_order": fixed_order_call, "first": first_calls}
+    make = made.get(protocol, burst_call)
     calls: dict[str, Callable] = {}
     results: dict[str, list[Row] | Exception] = {}
     for name in job.spec["implementations"]:
@@ -86,8 +103,8 @@ def measure(job: Job) -> None:
         except Exception as error:
             results[name] = error
     if calls:
+        timed = {"sustained": _sustained, "board": _board, "first": _first}.get(protocol, _burst)
         try:
-            timed = {"burst": _burst, "sustained": _sustained, "board": _board}[protocol]
             results |= timed(calls, job.device)
         except Exception as error:
             results |= dict.fromkeys(calls, error)
@@ -100,13 +117,70 @@ def measure(job: Job) -> None:
             job.put(key(protocol, shape, name) | {"note": ""} | row)
 
 
-def burst_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:
-    """Forward and backward of one implementation on ``(B, H, N, d)``, found right."""
+def burst_call(
+    name: str, shape: Shape, device: str, seed: int, held=contextlib.nullcontext
+) -> Callable[[], object]:
+    """Forward and backward of one implementation on ``(B, H, N, d)``, found right in ``held``."""
     peers.check(name, device)
     *qkv, do = peers.inputs(shape, device, seed)
     forward = peers.build(name, shape, device)
-    sanity.Expected(*qkv, do, causal=shape.causal, dtype=shape.dtype).check(forward, qkv)
+    expected = sanity.Expected(*qkv, do, causal=shape.causal, dtype=shape.dtype)
+    with held():
+        expected.check(forward, qkv)
     return one_pass(forward, qkv, do, PASS)
+
+
+def fixed_order_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:
+    """As ``burst_call``, in an order of additions that does not change."""
+    return _fixed_order()(burst_call(name, shape, device, seed, _fixed_order))
+
+
+@contextlib.contextmanager
+def _fixed_order() -> Iterator[None]:
+    import torch
+    import torch.utils.deterministic as settings
+
+    filled = settings.fill_uninitialized_memory
+    settings.fill_uninitialized_memory = False  # each new tensor, which is no part of attention
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        settings.fill_uninitialized_memory = filled
+
+
+def first_calls(name: str, shape: Shape, device: str, seed: int) -> Callable[[], list[float]]:
+    """Ms of the first call and of one of another length, in a process of its own each time."""
+    peers.check(name, device)
+    asked = [name, dataclasses.asdict(shape), device, seed]
+
+    def call() -> list[float]:
+        command = [sys.executable, "-m", __spec__.name, json.dumps(asked)]
+        return json.loads(nsight.run("the first call", command, FIRST_S).splitlines()[-1])
+
+    return call
+
+
+def main(text: str) -> None:
+    """That process: what ``first_calls`` asks for, with empty caches."""
+    import torch
+
+    name, sizes, device, seed = json.loads(text)
+    shape, took = Shape(**sizes), []
+    with inductor.empty_folder() as folder, inductor.caches_in(folder):
+        peers.configure()
+        for seq_len in (shape.seq_len, shape.seq_len * 9 // 10):
+            here = dataclasses.replace(shape, seq_len=seq_len)
+            torch._dynamo.reset()
+            *qkv, do = peers.inputs(here, device, seed)
+            call = one_pass(peers.build(name, here, device), qkv, do, PASS)
+            synchronize(device)
+            begun = time.perf_counter()
+            call()
+            synchronize(device)
+            took.append(1e3 * (time.perf_counter() - begun))
+    print(json.dumps(took))
 
 
 def board_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:
@@ -172,5 +246,15 @@ def _board(calls: Calls, device: str) -> dict[str, list[Row]]:
     return {name: [row | {"power_w": watch.power_w()}]}
 
 
+def _first(calls: Calls, device: str) -> dict[str, list[Row]]:
+    ((name, call),) = calls.items()
+    rows = [_row(Timing.from_samples([took])) for took in call()]
+    return {name: [row | {"second": second} for second, row in enumerate(rows)]}
+
+
 def _row(timing: Timing) -> Row:
     return {"status": "ok"} | timing.row(FLASH_PROTOCOL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -167,7 +167,7 @@ def test_test_ends_with_the_line_of_pytest(repository):
     assert done.stdout == "2 passed in 0.10s\n"
     assert done.stderr == ""
     [call] = calls(repository)
-    assert call.startswith("python -m pytest -n 2 --dist loadfile ")
+    assert call.startswith("python -m pytest -n 3 --dist loadfile ")
     assert " -x tests/setup data=" in call
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from a2lib.attention import attention_reference
 
 NAMES = ("o", "dq", "dk", "dv")
+# Of the Gluon forward: consumers, and whether programs stay.
+HOPPER_FORMS = [(1, False), (1, True), (2, False), (2, True), (3, False)]
 
 
 def with_gradients(attention, q, k, v, do, is_causal):

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from attention_compare import (
+    HOPPER_FORMS,
     filled_with_nan,
     in_float64,
     laid_out,
@@ -26,7 +27,6 @@ pytestmark = [
     ),
 ]
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-FORMS = [(1, False), (1, True), (2, False), (2, True), (3, False)]
 ours = FlashAttentionTriton.apply
 
 
@@ -67,7 +67,7 @@ def in_turns(monkeypatch, draw, form):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", HOPPER_FORMS, ids=str)
 def test_forms_of_the_forward(form, head_dim, is_causal, monkeypatch):
     if form[0] == 3 and head_dim > 64:
         pytest.skip("no such form")

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 
 if __name__ == "__main__":  # what is watched, in a process of its own
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from attention_compare import with_gradients
+from attention_compare import HOPPER_FORMS, with_gradients
 
 from a2lib.attention import FlashAttentionTriton, hopper, launch, passes
 
@@ -65,8 +65,8 @@ def hazards(said):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_races_are_reported_of_nothing_but_how_triton_hands_out_roles(head_dim, is_causal):
-    """Triton writes that byte, has all warps of the block meet at a barrier, and reads it: the
-    reports are false. Kernels of a role that waits for the copy engine have them, however small."""
+    """By the PTX Triton writes that byte, has all warps of the block meet at a barrier, and reads
+    it: the reports are taken to be false. A small kernel whose role waits for copies has them."""
     said = watched("racecheck", str(head_dim), str(int(is_causal)))
     sizes = {(kernel, int(size)) for kernel, size in GLUON.findall(said)}
     assert {kernel for kernel, _ in sizes} == {"forward_kernel", "backward_kernel"}
@@ -97,7 +97,7 @@ def attend_in_all_forms(head_dim, is_causal):
         attend(dtype, 2, 301, head_dim, is_causal)
         torch.use_deterministic_algorithms(False)
     hopper.n_multiprocessors = lambda _: 5  # so that programs that stay have many turns
-    for i, form in enumerate([(1, False), (1, True), (2, False), (2, True), (3, False)]):
+    for i, form in enumerate(HOPPER_FORMS):
         stays = form[1] and not (is_causal and head_dim > 64)
         hopper.hopper_forward = lambda *_, found=form: found
         hopper.hopper_backward_stays = lambda *_, found=stays: found

@@ -30,17 +30,15 @@ from a2lib.measure import FLASH_PROTOCOL, Timing, inductor, nsight, synchronize,
 from a2lib.measure.device import Watch
 from a2lib.measure.sustained import seconds_of
 
-PROTOCOLS = ("burst", "sustained", "board", "fixed_order", "first")
-IN_TURNS = ("burst", "fixed_order")
 PASS = "end_to_end"
 N_SECONDS = 10
 # A "second" of the sustained protocol: shorter where it is only to be tried.
 SECOND_S = {"cuda": 1.0, "cpu": 0.02}
 IDLE_S = {"cuda": 2.0, "cpu": 0.0}
 IMPLEMENTATIONS = {"cuda": ("a2lib", "sdpa_cudnn", "sdpa_flash"), "cpu": ("eager", "sdpa_flash")}
-# The reference compiled is what the board's entries are set against.
 OTHERS = {
     "cuda": {
+        # The reference compiled is what the board's entries are set against.
         "board": (*IMPLEMENTATIONS["cuda"], "compile"),
         "fixed_order": ("a2lib", "sdpa_flash"),  # cuDNN has none
         "first": ("a2lib", "sdpa_cudnn", "flex"),
@@ -59,18 +57,15 @@ def tasks(given: Parameters, device: str) -> list[Task]:
     row of second 0 is asked for, which every measurement has."""
     (shape,) = sweep_shapes("leaderboard", tiny=device == "cpu")
     made = []
-    for protocol in PROTOCOLS if given.has_tables else ():
+    for protocol, (_, timed) in PROTOCOLS.items() if given.has_tables else ():
         listed = OTHERS[device].get(protocol, IMPLEMENTATIONS[device])
         asked = given.chosen_implementations(shape, device)
         chosen = [name for name in listed if name in asked]
         # In turns is one measurement; the others are one for each.
-        groups = [chosen] if protocol in IN_TURNS else [[name] for name in chosen]
+        groups = [chosen] if timed is _burst else [[name] for name in chosen]
         for names in filter(None, groups):
-            spec = {
-                "protocol": protocol,
-                "shape": dataclasses.asdict(shape),
-                "implementations": names,
-            }
+            spec = {"protocol": protocol, "shape": dataclasses.asdict(shape)}
+            spec["implementations"] = names
             keys = (key(protocol, shape, name) for name in names)
             made.append(Task.whole(f"{protocol} {' '.join(names)}", spec, keys))
     return made
@@ -91,8 +86,7 @@ def measure(job: Job) -> None:
 
     torch._dynamo.reset()
     protocol, shape = job.spec["protocol"], Shape(**job.spec["shape"])
-    made = {"board": board_call, "fixed_order": fixed_order_call, "first": first_calls}
-    make = made.get(protocol, burst_call)
+    make, timed = PROTOCOLS[protocol]
     calls: dict[str, Callable] = {}
     results: dict[str, list[Row] | Exception] = {}
     for name in job.spec["implementations"]:
@@ -103,7 +97,6 @@ def measure(job: Job) -> None:
         except Exception as error:
             results[name] = error
     if calls:
-        timed = {"sustained": _sustained, "board": _board, "first": _first}.get(protocol, _burst)
         try:
             results |= timed(calls, job.device)
         except Exception as error:
@@ -140,19 +133,18 @@ def _fixed_order() -> Iterator[None]:
     import torch
     import torch.utils.deterministic as settings
 
-    filled = settings.fill_uninitialized_memory
-    settings.fill_uninitialized_memory = False  # each new tensor, which is no part of attention
     torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = False  # each new tensor, which is no part of attention
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
-        settings.fill_uninitialized_memory = filled
+        settings.fill_uninitialized_memory = True  # as it comes
 
 
 def first_calls(name: str, shape: Shape, device: str, seed: int) -> Callable[[], list[float]]:
     """Ms of the first call and of one of another length, in a process of its own each time."""
-    peers.check(name, device)
+    burst_call(name, shape, device, seed)  # is it right?
     asked = [name, dataclasses.asdict(shape), device, seed]
 
     def call() -> list[float]:
@@ -254,6 +246,14 @@ def _first(calls: Calls, device: str) -> dict[str, list[Row]]:
 def _row(timing: Timing) -> Row:
     return {"status": "ok"} | timing.row(FLASH_PROTOCOL)
 
+
+PROTOCOLS = {  # how each makes its call, and how it times calls
+    "burst": (burst_call, _burst),
+    "sustained": (burst_call, _sustained),
+    "board": (board_call, _board),
+    "fixed_order": (fixed_order_call, _burst),
+    "first": (first_calls, _first),
+}
 
 if __name__ == "__main__":
     main(sys.argv[1])

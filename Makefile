@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules
 
 # Settings are for make's command line; from the environment names this short would be accidents.
 VENV = .venv
-# Three on two cores, as tests often wait for processes of their own; two took a tenth longer, four no less.
+# Three on two cores, as tests often wait for processes of their own; two took some per cent longer, four no less.
 WORKERS = $(if $(HAS_GPU),0,3)
 FUZZ_S = 600
 ARGS =

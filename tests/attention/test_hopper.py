@@ -248,15 +248,17 @@ def test_ragged_where_a_query_would_see_past_the_last_key(form, n_queries, n_key
     d, consumers = form
     seen = []
     q, k = (torch.empty(1, 1, n, d, dtype=torch.bfloat16) for n in (n_queries, n_keys))
+    p = problem(q, k, k, causal=causal)
+    p.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "hopper_forward", lambda *_: (consumers, False))
         patch.setattr(hopper, "launch", lambda *args: seen.append(args[5]))
-        hopper.forward(problem(q, k, k, causal=causal))
-    (constants,) = seen
-    loaded = -(-n_keys // constants["Bk"]) * constants["Bk"]
-    past = range(n_keys, loaded)
-    wrong = any(not causal or key <= query for key in past for query in (0, n_queries - 1))
-    assert constants["RAGGED"] == wrong
+        hopper.forward(p)
+        hopper._sweep(p, "sums", ("dk", "dv"), 1.0)
+    for constants, block in zip(seen, (seen[0]["Bk"], hopper_backward.KEYS.value), strict=True):
+        past = range(n_keys, -(-n_keys // block) * block)
+        wrong = any(not causal or key <= query for key in past for query in (0, n_queries - 1))
+        assert constants["RAGGED"] == wrong
 
 
 @given(

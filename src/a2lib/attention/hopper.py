@@ -82,7 +82,7 @@ def forward(problem) -> None:
         "Bk": Bk,
         "STAGES": 2,
         "CAUSAL": p.is_causal,
-        "RAGGED": p.n_keys % Bk != 0 and not (p.is_causal and p.n_queries <= p.n_keys),
+        "RAGGED": _is_ragged(p, Bk),
         "STAY": stay,
         "num_warps": 4,
     }
@@ -137,7 +137,7 @@ def _sweep(p, sums, gradients, scale, chunk=0):
         "Bq": Bq,
         "STAGES": 2,
         "CAUSAL": p.is_causal,
-        "RAGGED": p.n_keys % 128 != 0,
+        "RAGGED": _is_ragged(p, 128),
         "CHUNKS": chunk > 0,
         "STAY": stay,
         "num_warps": 4,
@@ -180,6 +180,12 @@ def scratch(q, gluon=True):
     rows = q.new_empty(n_heads, 2, padded, dtype=torch.float32)
     of_head = (padded, 128) if gluon and d > 64 else (n_queries, d)
     return rows, q.new_empty(n_heads, *of_head, dtype=torch.float32)
+
+
+def _is_ragged(problem, Bk):
+    """Whether some block of Bk keys goes past the last key where no causal mask hides it."""
+    p = problem
+    return p.n_keys % Bk != 0 and not (p.is_causal and p.n_queries <= p.n_keys)
 
 
 def _columns(problem):

@@ -376,8 +376,8 @@ def backward_kernel(
     DV: the same in blocks of 64; DQ: (B H, Nq, d) fp32 zeros in blocks of (64, 64), with BD 128 (B
     H, Nq rounded up to 128, 128), each block permuted, of which what is past Nq or d is nobody's;
     ROWS: (B H, 2, Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq is 128
-    with BD 64, and 64 with BD 128. RAGGED: Nk is no multiple of 128. The order in which programs
-    add to DQ is not fixed.
+    with BD 64, and 64 with BD 128. RAGGED: some block has keys past Nk that no mask hides.
+    The order in which programs add to DQ is not fixed.
 
     With CHUNKS, and without STAY, a program has chunk queries, a multiple of 128. K and V then have
     H / GROUP heads, else GROUP is 1; and it adds to DK and DV too, contiguous fp32 zeros like K.

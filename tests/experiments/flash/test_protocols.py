@@ -1,4 +1,4 @@
-"""Three protocols at one shape: what is asked for, what becomes a row, and that it was right."""
+"""Protocols at one shape: what is asked for, what becomes a row, and that it was right."""
 
 from unittest.mock import Mock
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from experiments.flash.test_comparison import good
 
-from a2lib.attention import attention_reference
+from a2lib.attention import attention_reference, tiles
 from a2lib.experiments.flash import peers, protocols
 from a2lib.experiments.flash.shapes import Parameters
 from a2lib.measure import Timing
@@ -85,9 +85,19 @@ def test_in_a_fixed_order_is_what_is_checked_and_timed(measured, monkeypatch):
     assert torch.utils.deterministic.fill_uninitialized_memory
 
 
+def test_the_first_lengths_are_those_of_the_same_form_and_of_another():
+    (shape,) = protocols.sweep_shapes("leaderboard", tiny=False)
+    n, same, other = (int(part * shape.seq_len) for part in protocols.FIRST_LENGTHS)
+
+    def form(n):
+        return tiles.hopper_forward(shape.head_dim, n, shape.heads, shape.causal)
+
+    assert form(n) == form(same) != form(other) and same % 64 and other % 64
+
+
 def test_the_first_call_is_that_of_a_new_process(measured, monkeypatch):
     rows = measured("first")
-    assert [(row["second"], row["n"]) for row in rows] == [(1, 1), (0, 1)]
+    assert [(row["second"], row["n"]) for row in rows] == [(2, 1), (1, 1), (0, 1)]
     assert all(row["status"] == "ok" and row["ms"] > 0 for row in rows)
     monkeypatch.setattr(protocols, "FIRST_S", 0.01)
     (row,) = measured("first")

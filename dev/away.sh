@@ -5,8 +5,8 @@
 # each, with its share of the cores, all at once; `together` is one for all GPUs, after them. A line is a notebook and
 # papermill's arguments (compile -p sweep bf16). time_limit_s is what is left of SECONDS, unless the line has its own.
 # OUT gets, after each line and each minute, rows-LANE.tar.gz (a folder `data`, for dev/take_rows.py) and runs-LANE.tar.gz
-# (executed notebooks, logs). In a later FROM rows-LANE.tar.gz goes before rows.tar.gz. WORK (/tmp/a2lib-away) stays, and where it
-# still is, lanes go on from its rows. Exit code: of a lane's last line that failed, 75 for one left out; 0: all ran.
+# (executed notebooks, logs). In a later FROM rows-LANE.tar.gz goes before rows.tar.gz. WORK (/tmp/a2lib-away) stays, and
+# where it still is, lanes go on from its rows. Exit code: of a lane's last line that failed, 75 for one left out; 0: all ran.
 set -u
 begun=$(date +%s) limit=$3 from=$(realpath "$1") work=${4:-/tmp/a2lib-away} pids=() worst=0
 mkdir -p "$2" "$work/a2lib" && out=$(realpath "$2") && work=$(realpath "$work") || exit 2
@@ -26,7 +26,7 @@ pack() { # in one step each, so that a cut-off leaves the one before
 }
 packing() { # what ends the machine may come before a line ends
   trap 'kill $! 2> /dev/null; exit' TERM
-  while sleep "${A2LIB_PACK_S:-60}" & wait $!; do pack "$1" 2> /dev/null; done
+  while sleep 60 & wait $!; do pack "$1" 2> /dev/null; done
 }
 lane() {
   local n=0 worst=0 book args rc rows name packer to=$work/$1/runs

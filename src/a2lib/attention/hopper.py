@@ -182,9 +182,8 @@ def scratch(q, gluon=True):
     return rows, q.new_empty(n_heads, *of_head, dtype=torch.float32)
 
 
-def _is_ragged(problem, Bk):
+def _is_ragged(p, Bk):
     """Whether some block of Bk keys goes past the last key where no causal mask hides it."""
-    p = problem
     return p.n_keys % Bk != 0 and not (p.is_causal and p.n_queries <= p.n_keys)
 
 

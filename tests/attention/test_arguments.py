@@ -7,11 +7,13 @@ import pytest
 import torch
 from attention_compare import LAYOUTS, NAMES, laid_out, random_inputs, with_gradients
 from refusals import refused
+from torch.autograd import forward_ad
 
 from a2lib.attention import (
     FlashAttentionPyTorch,
     FlashAttentionTriton,
     attention_reference,
+    flash,
     flash_attention,
 )
 
@@ -208,3 +210,25 @@ def test_transforms_are_refused_and_a_tensor_that_left_one_is_taken():
         assert k.grad.norm() > 0
         with pytest.raises(RuntimeError, match="setup_context"):
             torch.func.vmap(lambda q: flash_attention(q, q, q))(x[None])
+
+
+@on_cpu
+@pytest.mark.parametrize("wants", [False, True])
+def test_no_function_stands_around_a_call_that_needs_no_gradient(monkeypatch, wants):
+    applied = []
+    monkeypatch.setattr(flash, "_apply", lambda *args: applied.append(args) or args[0])
+    q, k, v = three(2, 4, 9, 16)
+    k.requires_grad_(wants)
+    with torch.set_grad_enabled(True):
+        flash_attention(q, k, v)
+    assert len(applied) == wants
+    with torch.no_grad():
+        o = flash_attention(q, k, v)
+    assert len(applied) == wants and not o.requires_grad
+
+
+@on_cpu
+def test_a_tangent_is_refused_and_not_lost():
+    q, k, v = three(2, 4, 9, 16)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp|forward"):
+        flash_attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v)

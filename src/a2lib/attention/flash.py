@@ -12,6 +12,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch._C._functorch import unwrap_if_dead
 from torch.compiler import is_compiling
 
@@ -77,7 +78,10 @@ def flash_attention(
         q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
     except TypeError:  # of what is no tensor: refused below
         pass
-    return _apply(q, k, v, is_causal, scale)
+    wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v)
+    if wanted or forward_ad._current_level >= 0:
+        return _apply(q, k, v, is_causal, scale)
+    return _without_gradient(q, k, v, is_causal, scale)
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -111,6 +115,13 @@ class _FlashAttention(torch.autograd.Function):
 # What ``apply`` calls where no transform of ``torch.func`` is at work and what transforms left of
 # their tensors is unwrapped. To find that out it takes a third of a call over a short sequence.
 _apply = super(torch.autograd.Function, _FlashAttention).apply
+
+
+def _without_gradient(q, k, v, is_causal, scale):
+    # A ``Function`` takes the host longer than what it calls. Of its own, so that where a compiled
+    # caller was refused this is traced, and no kernel.
+    run = operators.flash_forward if is_compiling() else passes.forward
+    return run(q, k, v, is_causal, scale)[0]
 
 
 def _forward(ctx, q, k, v, is_causal, scale):

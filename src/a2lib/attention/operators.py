@@ -34,7 +34,6 @@ torch.library.define(
 )
 
 
-@torch.library.impl(FORWARD, "CompositeExplicitAutograd")
 def _forward(q, k, v, is_causal, scale):
     return passes.forward(q, k, v, is_causal, _positive(scale))
 
@@ -52,7 +51,6 @@ def _positive(scale):
     return scale
 
 
-@torch.library.impl(BACKWARD, "CompositeExplicitAutograd")
 def _backward(do, q, k, v, o, lse, is_causal, scale, needs):
     gradients = passes.backward(do, q, k, v, o, lse, is_causal, scale, needs)
     return tuple(q.new_empty(0) if x is None else x for x in gradients)
@@ -99,5 +97,37 @@ def _refuse(ctx, *gradients):
     raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save)
-torch.library.register_autograd(BACKWARD, _refuse)
+for name, body in ((FORWARD, _forward), (BACKWARD, _backward)):
+    torch.library.impl(name, "CompositeExplicitAutograd", body)
+
+
+class _Quick(torch.library.Library):
+    """Takes a call that needs no gradient and that nobody looks at (no tracing, no mode, no
+    transform) to its body at once. What PyTorch does around it takes the host longer than what the
+    body does, and code that Inductor makes calls an operator so in both passes."""
+
+    def __init__(self, body):
+        super().__init__("a2lib", "FRAGMENT")
+        self.body = body
+
+    def impl(self, name, kernel, *rest, **options):
+        body, below = self.body, torch._C._after_ADInplaceOrView_keyset.raw_repr()
+
+        def quick(keyset, *args):
+            wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+            if wanted or keyset.raw_repr() & below not in _REAL:
+                return kernel(keyset, *args)
+            return body(*args)
+
+        super().impl(name, quick, *rest, **options)
+
+
+# What is called next where nothing but the tensors' own device has a say; as numbers, which take a
+# tenth of the time to compare.
+_REAL = {
+    torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, x)).raw_repr() for x in ("CPU", "CUDA")
+}
+# Held for as long as the operators are: a library takes its kernels along.
+_QUICK = _Quick(_forward), _Quick(_backward)
+torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=_QUICK[0])
+torch.library.register_autograd(BACKWARD, _refuse, lib=_QUICK[1])

@@ -12,8 +12,8 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch._C._functorch import unwrap_if_dead
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from a2lib.attention import operators, passes

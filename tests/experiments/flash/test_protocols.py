@@ -104,6 +104,31 @@ def test_the_first_call_is_that_of_a_new_process(measured, monkeypatch):
     assert row["status"] == "error" and "did not end" in row["note"]
 
 
+@pytest.mark.parametrize("protocol", ["host", "host_compiled"])
+def test_the_host_is_timed_in_turns_with_and_without_gradients(put, monkeypatch, protocol):
+    """With a clock of the host that a GPU would have; what is compiled is compiled whole."""
+    monkeypatch.setitem(protocols.OTHERS["cpu"], protocol, ("eager", "sdpa_flash"))
+    turns, compiled = [], []
+
+    def host(_, call, n):
+        made = call()
+        made = made if isinstance(made, torch.Tensor) else made[0]
+        turns.append((made.requires_grad, made.shape[1]))
+        return len(turns)
+
+    monkeypatch.setattr(protocols.Clock, "host", host)
+    monkeypatch.setattr(torch, "compile", lambda fn, **how: compiled.append(how) or fn)
+    tasks = [t for t in protocols.tasks(TINY, "cpu") if t.spec["protocol"] == protocol]
+    rows = [row for made in tasks for row in put(protocols.measure, made)]
+    assert [(r["pass"], r["implementation"], r["heads"], r["ms"]) for r in rows] == [
+        (pass_, name, 1, n * protocols.HOST_TURNS * 2 - 50 + ahead)
+        for n, pass_ in enumerate(("end_to_end", "forward"), 1)
+        for ahead, name in enumerate(("eager", "sdpa_flash"))
+    ]
+    assert set(turns) == {(False, 1)}
+    assert compiled == [{"fullgraph": True}] * (4 if protocol == "host_compiled" else 0)
+
+
 @pytest.fixture
 def board(monkeypatch):
     """``board(name)``: the board's call of a CPU implementation, uncompiled, and its tensors."""
@@ -149,4 +174,7 @@ def test_every_protocol_on_the_gpu(put, monkeypatch, configured):
         found += put(protocols.measure, made, "cuda")
         assert not put.raised
     assert all(row["status"] == "ok" and row["ms_mean"] for row in found), found
-    assert len({(row["protocol"], row["implementation"]) for row in found}) == 3 + 3 + 4 + 2 + 3
+    assert (
+        len({(row["protocol"], row["implementation"]) for row in found})
+        == 3 + 3 + 4 + 2 + 3 + 2 + 2
+    )

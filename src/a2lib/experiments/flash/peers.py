@@ -3,8 +3,8 @@
     forward = build("sdpa_cudnn", shape)
     o = forward(q, k, v)                       # (B, H, N, d)
 
-PyTorch picks another backend without a word where the wanted one cannot run; here each call admits
-one backend, so that it runs or raises; ``measure.failures`` makes a row of what is raised.
+PyTorch picks another backend without a word where the wanted one cannot run; here one alone is
+admitted, so that it runs or raises; ``measure.failures`` makes a row of what is raised.
 
 ``needed_bytes`` and ``host_bytes`` are how much memory they take: roughly on a GPU, and at most on
 a CPU, where trying would end the process.
@@ -106,6 +106,7 @@ def reference(causal: bool, *, compiled: bool) -> Callable:
 
 def _sdpa(implementation: str, causal: bool) -> Callable:
     import torch.nn.functional as F
+    from torch.compiler import is_compiling
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backend = {
@@ -115,10 +116,29 @@ def _sdpa(implementation: str, causal: bool) -> Callable:
     }[implementation]
 
     def forward(q, k, v):
-        with sdpa_kernel([backend]):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        if is_compiling():  # decided while traced: no part of a call
+            with sdpa_kernel([backend]):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        _admit(backend)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return forward
+
+
+# The one backend that SDPA may use in this process, and the context that says so.
+_admitted: dict = {}
+
+
+def _admit(backend) -> None:
+    """Have SDPA use this backend or raise, until another is admitted. A context around each call
+    would be timed with it, and takes the host longer than the call."""
+    if backend not in _admitted:
+        from torch.nn.attention import sdpa_kernel
+
+        while _admitted:
+            _admitted.popitem()[1].__exit__(None, None, None)
+        _admitted[backend] = sdpa_kernel([backend])
+        _admitted[backend].__enter__()
 
 
 def _flex(shape: Shape, device: str) -> Callable:

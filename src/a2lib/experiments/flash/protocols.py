@@ -11,12 +11,16 @@ fixed_order: the burst under ``torch.use_deterministic_algorithms``.
 first: one call, in a process of its own that finds nothing compiled; its seconds 1 and 2 are the
 next calls, of other lengths, neither a multiple of a block. Ours has the forms of the first at one
 and another forward at the other.
+host, host_compiled: what issuing a call over one head of few tokens takes the host, in turns;
+compiled, it is the whole of a ``torch.compile``. Also of the forward alone, without gradients.
 
-All are forward and backward. Nothing is timed whose output and gradients are not right.
+All others are forward and backward. Nothing is timed whose output and gradients are not right.
 """
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import sys
 import time
@@ -28,6 +32,7 @@ from a2lib.experiments.flash.turns import TIMING
 from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass, random
 from a2lib.measure import FLASH_PROTOCOL, Timing, inductor, nsight, synchronize, time_many
+from a2lib.measure.clock import Clock
 from a2lib.measure.device import Watch
 from a2lib.measure.sustained import seconds_of
 
@@ -43,9 +48,13 @@ OTHERS = {
         "board": (*IMPLEMENTATIONS["cuda"], "compile"),
         "fixed_order": ("a2lib", "sdpa_flash"),  # cuDNN has none
         "first": ("a2lib", "sdpa_cudnn", "flex"),
+        "host": ("a2lib", "sdpa_flash"),
+        "host_compiled": ("a2lib", "sdpa_flash"),
     },
-    "cpu": {"first": ("eager",)},
+    # The host does the work itself.
+    "cpu": {"first": ("eager",), "host": (), "host_compiled": ()},
 }
+HOST_LENGTH, HOST_CALLS, HOST_TURNS = 512, 20, 50
 BOARD_MS = {"warmup": 1000, "rep": 10000}
 FIRST_LENGTHS = (1, 0.8, 0.9)  # of the shape's
 FIRST_S = 120  # below the silence that a worker is allowed
@@ -64,18 +73,22 @@ def tasks(given: Parameters, device: str) -> list[Task]:
         asked = given.chosen_implementations(shape, device)
         chosen = [name for name in listed if name in asked]
         # In turns is one measurement; the others are one for each.
-        groups = [chosen] if timed is _burst else [[name] for name in chosen]
-        for names in filter(None, groups):
-            spec = {"protocol": protocol, "shape": dataclasses.asdict(shape)}
+        groups = [chosen] if timed in (_burst, _host) else [[name] for name in chosen]
+        here, passes = shape, (PASS,)
+        if timed is _host:
+            here = dataclasses.replace(shape, heads=1, seq_len=HOST_LENGTH)
+            passes = (PASS, "forward")
+        for names, pass_ in itertools.product(filter(None, groups), passes):
+            spec = {"protocol": protocol, "shape": dataclasses.asdict(here), "pass": pass_}
             spec["implementations"] = names
-            keys = (key(protocol, shape, name) for name in names)
-            made.append(Task.whole(f"{protocol} {' '.join(names)}", spec, keys))
+            keys = (key(protocol, here, name, pass_) for name in names)
+            made.append(Task.whole(f"{protocol} {pass_} {' '.join(names)}", spec, keys))
     return made
 
 
-def key(protocol: str, shape: Shape, implementation: str) -> Row:
+def key(protocol: str, shape: Shape, implementation: str, pass_: str) -> Row:
     """The key columns of the row of second 0."""
-    return {"protocol": protocol, **shape.key(implementation, PASS), "second": 0}
+    return {"protocol": protocol, **shape.key(implementation, pass_), "second": 0}
 
 
 def measure(job: Job) -> None:
@@ -88,6 +101,7 @@ def measure(job: Job) -> None:
 
     torch._dynamo.reset()
     protocol, shape = job.spec["protocol"], Shape(**job.spec["shape"])
+    pass_ = job.spec["pass"]
     make, timed = PROTOCOLS[protocol]
     calls: dict[str, Callable] = {}
     results: dict[str, list[Row] | Exception] = {}
@@ -95,7 +109,8 @@ def measure(job: Job) -> None:
         try:
             if protocol == "board" and job.device == "cpu":
                 raise NotImplementedError("triton.testing.do_bench needs a GPU")
-            calls[name] = make(name, shape, job.device, job.seed)
+            asked = {"pass_": pass_} if timed is _host else {}
+            calls[name] = make(name, shape, job.device, job.seed, **asked)
         except Exception as error:
             results[name] = error
     if calls:
@@ -106,23 +121,32 @@ def measure(job: Job) -> None:
     for name in job.spec["implementations"]:
         result = results[name]
         if isinstance(result, Exception):
-            job.fail(result, [key(protocol, shape, name)])
+            job.fail(result, [key(protocol, shape, name, pass_)])
             continue
         for row in reversed(result):
-            job.put(key(protocol, shape, name) | {"note": ""} | row)
+            job.put(key(protocol, shape, name, pass_) | {"note": ""} | row)
 
 
 def burst_call(
-    name: str, shape: Shape, device: str, seed: int, held=contextlib.nullcontext
-) -> Callable[[], object]:
-    """Forward and backward of one implementation on ``(B, H, N, d)``, found right in ``held``."""
+    name: str, shape: Shape, device: str, seed: int, held=contextlib.nullcontext,
+    *, pass_: str = PASS, compiled: bool = False,
+) -> Callable[[], object]:  # fmt: skip
+    """A pass of one implementation on ``(B, H, N, d)``, found right in ``held``; a forward alone is
+    that of tensors that want no gradient."""
+    import torch
+
     peers.check(name, device)
     *qkv, do = peers.inputs(shape, device, seed)
     forward = peers.build(name, shape, device)
+    if compiled:
+        forward = torch.compile(forward, fullgraph=True)
     expected = sanity.Expected(*qkv, do, causal=shape.causal, dtype=shape.dtype)
     with held():
         expected.check(forward, qkv)
-    return one_pass(forward, qkv, do, PASS)
+    if pass_ == "forward":
+        torch._dynamo.reset()  # without gradients is another graph, and compiling again an error
+        qkv = [x.detach() for x in qkv]
+    return one_pass(forward, qkv, do, pass_)
 
 
 def fixed_order_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:
@@ -245,6 +269,15 @@ def _first(calls: Calls, device: str) -> dict[str, list[Row]]:
     return {name: [row | {"second": second} for second, row in enumerate(rows)]}
 
 
+def _host(calls: Calls, device: str) -> dict[str, list[Row]]:
+    clock, taken = Clock(device), {name: [] for name in calls}
+    for _ in range(HOST_TURNS):
+        for name, call in calls.items():
+            call()  # what another has left in the caches is its own
+            taken[name].append(clock.host(call, HOST_CALLS))
+    return {name: [_row(Timing.from_samples(taken[name]))] for name in calls}
+
+
 def _row(timing: Timing) -> Row:
     return {"status": "ok"} | timing.row(FLASH_PROTOCOL)
 
@@ -255,6 +288,8 @@ PROTOCOLS = {  # how each makes its call, and how it times calls
     "board": (board_call, _board),
     "fixed_order": (fixed_order_call, _burst),
     "first": (first_calls, _first),
+    "host": (burst_call, _host),
+    "host_compiled": (functools.partial(burst_call, compiled=True), _host),
 }
 
 if __name__ == "__main__":

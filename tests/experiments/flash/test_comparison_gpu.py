@@ -43,7 +43,7 @@ def stand_in(put, monkeypatch):
         replayed = replay
         together.clear()
         monkeypatch.setattr(memory, "total_bytes", lambda device: total)
-        monkeypatch.setattr("a2lib.measure.peak_bytes", lambda call: (call(), peak)[1])
+        monkeypatch.setattr(comparison, "peak_bytes", lambda call: (call(), peak)[1])
         monkeypatch.setattr(peers, "build", lambda name, shape, device: forwards[name])
         rows = put(comparison.measure, task(forwards), "cuda")
         assert isinstance(put.raised, failures.LostContext if lost else type(None))

@@ -18,15 +18,8 @@ from a2lib.parallel import capture_step
 
 ROWS = 1500
 # Of averaged gradients, by whether the step is captured.
-TRACED = {
-    False: (
-        Way("naive"),
-        Way("overlapped"),
-        Way("bucketed", BEST_MB),
-        Way("bucketed", BEST_MB, "copy_engines"),
-    ),
-    True: (Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, "copy_engines")),
-}
+_BUCKETED = Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, "copy_engines")
+TRACED = {False: (Way("naive"), Way("overlapped"), *_BUCKETED), True: _BUCKETED}
 # Of one model, since a profiler leaves the processes slower, which the next task has too. What has
 # another precision, attention or compilation is a sweep by itself.
 MODELS = ("xl25", "tiny")

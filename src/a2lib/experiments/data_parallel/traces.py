@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -112,14 +113,11 @@ def record(
     if training.device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     profiler = torch.profiler.profile(activities=activities) if here else None
-    training.ranges = torch.profiler.record_function if here else contextlib.nullcontext
-    try:
-        with profiler or contextlib.nullcontext():
-            for _ in range(steps):
-                step()
-            synchronize(training.device)
-    finally:
-        training.ranges = contextlib.nullcontext
+    ranges = torch.profiler.record_function if here else contextlib.nullcontext
+    with mock.patch.object(training, "ranges", ranges), profiler or contextlib.nullcontext():
+        for _ in range(steps):
+            step()
+        synchronize(training.device)
     if profiler is None:
         return None
     with tempfile.TemporaryDirectory(prefix="a2lib-trace-") as folder:

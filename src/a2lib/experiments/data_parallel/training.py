@@ -10,6 +10,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -95,25 +96,18 @@ class Training:
             at.get(phase, lambda: None)()
             return contextlib.nullcontext()
 
-        before, self.ranges = self.ranges, begin
-        try:
+        with mock.patch.object(self, "ranges", begin):
             yield
-        finally:
-            self.ranges = before
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """Steps in this context update each bucket once it is the mean, by MasterAdamW; those
         outside of ``wrapped`` each parameter once its gradient is complete, and those in it that
         send nothing all of them after backward."""
-        work, optimizer = self.workload, still(MasterAdamW(self.parameters))
-        before = work.optimizer, work.beside_backward
-        work.optimizer = optimizer
-        work.beside_backward = lambda: optimizer.overlapping(self.wrapper)
-        try:
+        optimizer = still(MasterAdamW(self.parameters))
+        beside = {"beside_backward": lambda: optimizer.overlapping(self.wrapper)}
+        with mock.patch.multiple(self.workload, optimizer=optimizer, **beside):
             yield
-        finally:
-            work.optimizer, work.beside_backward = before
 
     def step(
         self,

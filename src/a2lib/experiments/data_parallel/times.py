@@ -103,9 +103,7 @@ def _one_gpu(job: RankJob, names: Iterable[str] = ()) -> Iterator[OneGpu]:
         training = Training(job.spec, job.device, job.rank, job.seed)
         # All of them before anything is captured: one moves the parameters.
         optimizers = {name: make_optimizer(name, training) for name in names}
-        step = training.stepping(optimizers.get("plain"), send=False)
-        for _ in range(WARMUP):
-            step()
+        step = training.stepping(optimizers.get("plain"), send=False, warmup=WARMUP)
         yield OneGpu(training, optimizers, _replayed(job, held, step))
 
 
@@ -136,9 +134,7 @@ def _rows(job: RankJob, one: OneGpu, apart: Apart, ways: Sequence[Way]) -> list[
         held.enter_context(training.wrapped(lambda model: wrap(model, ways[0])))
         steps, rows = [], []
         for way in ways:
-            step = training.stepping(one.optimizers.get(way.optimizer))
-            for _ in range(WARMUP):
-                step()
+            step = training.stepping(one.optimizers.get(way.optimizer), warmup=WARMUP)
             if wrong := _wrong(job, training, way):
                 return [{"status": "error", "note": wrong}] * len(ways)
             rows.append({"status": "ok", **apart(job, training, way)})
@@ -220,9 +216,7 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
         for key in keys:
             job.begin(Way.from_key(key).label)
             training = Sharded(job.spec, job.device, job.rank, job.seed, key["wrapper"])
-            step = training.stepping(None)
-            for _ in range(WARMUP):
-                step()
+            step = training.stepping(None, warmup=WARMUP)
             wrong = sharded.worst(job.everyone(training.deviation_from(one.training)))
             if wrong.exceeds(sharded.TOLERANCE[job.spec["precision"]]):
                 note = f"gradients are off their mean by {wrong}"

@@ -42,9 +42,7 @@ def draw_averaging(job: RankJob, training: Training, way: Way, key: Mapping[str,
     """Store the bulk table ``strip`` of a step of ``way``; collective."""
     captured = bool(key["capture"])
     with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
-        step = training.stepping(None)
-        for _ in range(WARMUP):
-            step()
+        step = training.stepping(None, warmup=WARMUP)
         if captured:
             step = held.enter_context(capture_step(step)).replay
         words = way.label, "captured" * captured, unusual(key, job.device)

@@ -145,15 +145,17 @@ class Training:
             return self.workload.work(phase).detach()
 
     def stepping(
-        self, optimizer: Optimizer | None, send: bool = True
+        self, optimizer: Optimizer | None, send: bool = True, warmup: int = 0
     ) -> Callable[[], torch.Tensor]:
-        """A step by ``optimizer``, or by the one that is there."""
+        """A step by ``optimizer``, or by the one that is there, taken ``warmup`` times before."""
 
         def step() -> torch.Tensor:
             if optimizer is not None:
                 self.workload.optimizer = optimizer
             return self.step(send=send)
 
+        for _ in range(warmup):
+            step()
         return step
 
     @property

@@ -23,6 +23,7 @@ from a2lib.experiments.data_parallel.training import (
     Training,
     make_optimizer,
     on_stream,
+    replayed,
     unlike,
     unsupported,
     wrap,
@@ -32,7 +33,6 @@ from a2lib.measure import synchronize, timing
 from a2lib.measure.clock import Mark
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.rest import each_rank, meet, slowest
-from a2lib.parallel import capture_step
 
 # What of a way is measured by itself, once it is right and before it is captured.
 Apart = Callable[[RankJob, Training, Way], Row]
@@ -104,11 +104,7 @@ def _one_gpu(job: RankJob, names: Iterable[str] = ()) -> Iterator[OneGpu]:
         # All of them before anything is captured: one moves the parameters.
         optimizers = {name: make_optimizer(name, training) for name in names}
         step = training.stepping(optimizers.get("plain"), send=False, warmup=WARMUP)
-        yield OneGpu(training, optimizers, _replayed(job, held, step))
-
-
-def _replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Callable:
-    return held.enter_context(capture_step(step)).replay if job.spec["capture"] else step
+        yield OneGpu(training, optimizers, replayed(job, held, step))
 
 
 def _measure(job: RankJob, one: OneGpu, apart: Apart) -> None:
@@ -130,7 +126,7 @@ def _rows(job: RankJob, one: OneGpu, apart: Apart, ways: Sequence[Way]) -> list[
             held.enter_context(training.updating())
             if job.spec["capture"]:
                 # Before there is a wrapper, whose hooks wait for the same gradients.
-                alone.append(_replayed(job, held, training.stepping(None, send=False)))
+                alone.append(replayed(job, held, training.stepping(None, send=False)))
         held.enter_context(training.wrapped(lambda model: wrap(model, ways[0])))
         steps, rows = [], []
         for way in ways:
@@ -139,7 +135,7 @@ def _rows(job: RankJob, one: OneGpu, apart: Apart, ways: Sequence[Way]) -> list[
                 return [{"status": "error", "note": wrong}] * len(ways)
             rows.append({"status": "ok", **apart(job, training, way)})
             steps.append(step)
-        steps = [_replayed(job, held, step) for step in steps]
+        steps = [replayed(job, held, step) for step in steps]
         times = in_turns(job, [*steps, *alone], one.step)
         if alone:
             rows[0]["ms_without_updating"] = times.pop()["ms"]
@@ -223,7 +219,7 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
                 job.refuse("error", note, [key])
                 continue
             made.append((key, training))
-            steps.append(_replayed(job, held, step))
+            steps.append(replayed(job, held, step))
         times = in_turns(job, steps, one.step) if made else []
     # What comes takes as much memory again as the graph that is gone.
     free_memory(job.device)

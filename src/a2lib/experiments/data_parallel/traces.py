@@ -9,13 +9,12 @@ from unittest import mock
 import torch
 
 from a2lib.experiments.data_parallel.configurations import BEST_MB, Way, unusual
-from a2lib.experiments.data_parallel.training import Training, wrap
+from a2lib.experiments.data_parallel.training import Training, replayed, wrap
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import synchronize, trace
 from a2lib.measure.trace.classes import COMMUNICATION, MATMUL
 from a2lib.measure.trace.kernels import Kernel, Trace
 from a2lib.measure.trace.window import HOST
-from a2lib.parallel import capture_step
 
 ROWS = 1500
 # Of averaged gradients, by whether the step is captured.
@@ -43,8 +42,7 @@ def draw_averaging(job: RankJob, training: Training, way: Way, key: Mapping[str,
     captured = bool(key["capture"])
     with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
         step = training.stepping(None, warmup=WARMUP)
-        if captured:
-            step = held.enter_context(capture_step(step)).replay
+        step = replayed(job, held, step)
         words = way.label, "captured" * captured, unusual(key, job.device)
         store(job, training, key, words, lambda found: averaging(found, captured), step)
 

@@ -20,11 +20,12 @@ from torch.optim import Optimizer
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.data_parallel.configurations import PEERS, UPDATING, Way
+from a2lib.experiments.harness import RankJob
 from a2lib.experiments.steps import Configuration
 from a2lib.measure.clock import Mark
 from a2lib.measure.graphs import CudaGraphs
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer
+from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer, capture_step
 from a2lib.parallel.copy_engines import why_not
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
@@ -187,6 +188,11 @@ class Training:
             ((grad - mean).norm() / mean.norm().clamp(min=1e-30)).item()
             for grad, mean in zip(kept, means, strict=True)
         )
+
+
+def replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Callable:
+    """The step, or where the job's are captured its replay, as long as ``held`` is open."""
+    return held.enter_context(capture_step(step)).replay if job.spec["capture"] else step
 
 
 def unsupported(training: Training, way: Way) -> str | None:

@@ -7,7 +7,7 @@ between them is the wait, and a gather that ended before the turn was in time.
 
 import contextlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,30 +95,22 @@ def look(job: RankJob, training: Sharded) -> tuple[list[dict[str, object]], floa
     """(The table of the step of median length on rank 0, the most that a rank waited in such a
     step); collective. Captured, of replays of a graph that has the marks in it."""
     recorder = Recorder(job.device, in_graph=bool(job.spec["capture"]))
-    training.wrapper.observe(recorder)
-    with contextlib.ExitStack() as held:
-        held.callback(training.wrapper.observe, None)
-        found = _several(job, replayed(job, held, _step(training, recorder)), recorder)
-    by_rank = job.everyone(statistics.median(waited_ms(table(one)) for one in found))
-    found.sort(key=lambda moments: moments[-1].ms)
-    return table(found[len(found) // 2]), max(by_rank)
-
-
-def _step(training: Sharded, recorder: Recorder) -> Callable[[], object]:
     at = {name: partial(recorder.phase, name) for name in ("forward", "backward", "optimizer")}
 
-    def step() -> object:
+    def marked() -> object:
         with training.calling(at):
             return training.step(send=True)
 
-    return step
-
-
-def _several(job: RankJob, step: Callable, recorder: Recorder) -> list[list[Moment]]:
-    found = []
-    for _ in range(STEPS):
-        meet(job.device)
-        step()
-        synchronize(job.device)
-        found.append(recorder.moments())
-    return found
+    found: list[list[Moment]] = []
+    training.wrapper.observe(recorder)
+    with contextlib.ExitStack() as held:
+        held.callback(training.wrapper.observe, None)
+        step = replayed(job, held, marked)
+        for _ in range(STEPS):
+            meet(job.device)
+            step()
+            synchronize(job.device)
+            found.append(recorder.moments())
+    by_rank = job.everyone(statistics.median(waited_ms(table(one)) for one in found))
+    found.sort(key=lambda moments: moments[-1].ms)
+    return table(found[len(found) // 2]), max(by_rank)

@@ -183,17 +183,15 @@ def _backward_and_finish(device: str, training: Training) -> tuple[float, float]
 
 
 def _updated(job: RankJob, training: Training, way: Way) -> Row:
-    times = [_update(job.device, training) for _ in range(ALONE)]
+    """What the update takes, exchange included, that all ranks start together."""
+    times = []
+    for _ in range(ALONE):
+        marks: list[Mark] = []
+        training.step(True, lambda: meet(job.device), {"optimizer": marks})
+        synchronize(job.device)
+        begin, end = marks
+        times.append(begin.ms_until(end))
     return {"ms_optimizer": slowest(job.everyone(times)).ms}
-
-
-def _update(device: str, training: Training) -> float:
-    """Milliseconds of the update, exchange included, that all ranks start together."""
-    marks: list[Mark] = []
-    training.step(send=True, before_optimizer=lambda: meet(device), marks={"optimizer": marks})
-    synchronize(device)
-    begin, end = marks
-    return begin.ms_until(end)
 
 
 def _fit(job: RankJob, plain: Training, ways: int) -> bool:

@@ -8,7 +8,7 @@ average the same gradients, also after steps that averaged none.
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from unittest import mock
 
@@ -39,15 +39,6 @@ def still(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def of_each_kind(names: Sequence[str]) -> list[int]:
-    """Which parameters to look at: of those whose names differ in numbers alone, the first and the
-    last."""
-    kinds: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        kinds.setdefault(re.sub(r"\d+", "", name), []).append(i)
-    return sorted({i for same in kinds.values() for i in (same[0], same[-1])})
-
-
 def on_stream(device: str) -> contextlib.AbstractContextManager:
     """The context in which a training is made and run whose step may be captured later."""
     return CudaGraphs().on_stream() if device == "cuda" else contextlib.nullcontext()
@@ -74,9 +65,13 @@ class Training:
 
     @property
     def checked(self) -> list[int]:
-        """Of which of ``parameters`` what has been exchanged is checked."""
+        """Of which of ``parameters`` what has been exchanged is checked: of those whose names differ
+        in numbers alone, the first and the last."""
+        kinds: dict[str, list[int]] = {}
         named = self.workload.model.named_parameters()
-        return of_each_kind([name for name, p in named if p.requires_grad])
+        for i, name in enumerate(name for name, p in named if p.requires_grad):
+            kinds.setdefault(re.sub(r"\d+", "", name), []).append(i)
+        return sorted({i for same in kinds.values() for i in (same[0], same[-1])})
 
     @contextlib.contextmanager
     def wrapped(self, wrap: Callable[[nn.Module], nn.Module]) -> Iterator[None]:

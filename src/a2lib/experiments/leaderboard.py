@@ -114,16 +114,9 @@ def time_way(job: RankJob) -> None:
             held.enter_context(inductor.caches_in(held.enter_context(inductor.empty_folder())))
         timing, row, training = run.measure(step, job.device, job.seed)
         # Last: a profiler leaves a process slower.
-        traces.store(
-            job,
-            training,
-            key,
-            (key["way"], f"{key['layers']}-layers"),
-            lambda found: trace.kernel_rows(found.kernels),
-            training.step,
-            table="kernels",
-            steps=1,
-        )
+        words = key["way"], f"{key['layers']}-layers"
+        how = {"step": training.step, "steps": 1, "table": "kernels"}
+        traces.store(job, training, key, words, lambda f: trace.kernel_rows(f.kernels), **how)
         if not cold:
             row["ms_ready"] = None
         job.put({**key, "status": "ok", **row, **timing.row(LEADERBOARD)})

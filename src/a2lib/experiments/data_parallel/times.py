@@ -184,11 +184,11 @@ def _backward_and_finish(device: str, training: Training) -> tuple[float, float]
 
 def _updated(job: RankJob, training: Training, way: Way) -> Row:
     """What the update takes, exchange included, that all ranks start together."""
-    times = []
+    times, device = [], job.device
     for _ in range(ALONE):
         marks: list[Mark] = []
-        training.step(True, lambda: meet(job.device), {"optimizer": marks})
-        synchronize(job.device)
+        training.step(send=True, before_optimizer=lambda: meet(device), marks={"optimizer": marks})
+        synchronize(device)
         begin, end = marks
         times.append(begin.ms_until(end))
     return {"ms_optimizer": slowest(job.everyone(times)).ms}

@@ -65,8 +65,8 @@ class Training:
 
     @property
     def checked(self) -> list[int]:
-        """Of which of ``parameters`` what has been exchanged is checked: of those whose names differ
-        in numbers alone, the first and the last."""
+        """Of which of ``parameters`` what has been exchanged is checked: of those whose names
+        differ in numbers alone, the first and the last."""
         kinds: dict[str, list[int]] = {}
         named = self.workload.model.named_parameters()
         for i, name in enumerate(name for name, p in named if p.requires_grad):

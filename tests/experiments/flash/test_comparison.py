@@ -56,9 +56,9 @@ class BackwardFails(torch.autograd.Function):
         return BackwardFails.result(do)
 
 
-def task(names, passes=PASSES, in_turns=True):
-    rows = {name: tuple(SHAPE.key(name, pass_) for pass_ in passes) for name in names}
-    return Task("", {"shape": dataclasses.asdict(SHAPE)}, rows, in_turns)
+def task(names, passes=PASSES, in_turns=True, shape=SHAPE):
+    rows = {name: tuple(shape.key(name, pass_) for pass_ in passes) for name in names}
+    return Task("", {"shape": dataclasses.asdict(shape)}, rows, in_turns)
 
 
 @pytest.fixture
@@ -191,8 +191,7 @@ def stand_in(put, monkeypatch):
     def time_many(calls, *, device, **settings):
         assert device == "cuda"
         together.append(list(calls))
-        quick = {"warmup_ms": 0, "rep_ms": 1, "min_n": 1, "max_n": 2}
-        return real_timing(calls, device="cpu", **quick)
+        return real_timing(calls, device="cpu", **QUICK)
 
     def measure(forwards, total, peak, replay=replayed, lost=False):
         nonlocal replayed
@@ -250,9 +249,7 @@ def test_every_implementation_on_the_gpu(tmp_path, dtype, refused):
     store = Store(FLASH, "gpu", data=tmp_path)
     run = start_run(command="test", parameters={}, device="gpu", data=tmp_path)
     shape, names = Shape(dtype, 1, 2, 512, 64, True), (*PUBLISHED, ASKED)
-    rows = {name: tuple(shape.key(name, p) for p in PASSES) for name in names}
-    task = Task("", {"shape": dataclasses.asdict(shape)}, rows, in_turns=True)
-    assert not Sweep(store, run, "cuda").measure([task])
+    assert not Sweep(store, run, "cuda").measure([task(names, shape=shape)])
     assert len(store.rows()) == len(names) * len(PASSES)
     for row in store.rows():
         name = row["implementation"]

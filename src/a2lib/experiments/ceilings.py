@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from a2lib.experiments.harness import Job, Table, Task
-from a2lib.measure import CEILING
+from a2lib.measure import CEILING, time_call
 from a2lib.theory.products import matmul_flops
 
 # (dtype, size): size**3 multiply-adds, far above what fills a GPU; small where a CPU does it. More
@@ -61,8 +61,6 @@ def prepare() -> None:
 
 def measure(job: Job) -> None:
     """Measure them in a worker, each a row as soon as it is there; a failure is a row too."""
-    from a2lib.measure import time_call
-
     for key in job.keys:
         make = _copy if key["operation"] == "copy" else _matmul
         try:

@@ -11,7 +11,8 @@ from a2lib.experiments.harness import Experiment, Plot, RankJob, Ranks, Table, T
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.steps import MODELS
 from a2lib.leaderboard import BATCH, CONTEXT, LADDER, REP_MS, SIZE, WARMUP_MS, Step, ways
-from a2lib.measure import LEADERBOARD
+from a2lib.measure import LEADERBOARD, inductor, trace
+from a2lib.measure.memory import free_memory
 from a2lib.theory.transformer import step_flops
 
 WAYS = tuple(way.name for way in LADDER)
@@ -99,9 +100,7 @@ def tasks(given: Parameters) -> list[Task]:
 def time_way(job: RankJob) -> None:
     """What each rank does: measure the one way of this task."""
     from a2lib.experiments.data_parallel import traces
-    from a2lib.experiments.harness.worker import free_memory
     from a2lib.leaderboard import run
-    from a2lib.measure import inductor, trace
 
     ((culprit, (key,)),) = job.wanted.items()
     if job.expired():
@@ -115,16 +114,9 @@ def time_way(job: RankJob) -> None:
             held.enter_context(inductor.caches_in(held.enter_context(inductor.empty_folder())))
         timing, row, training = run.measure(step, job.device, job.seed)
         # Last: a profiler leaves a process slower.
-        traces.store(
-            job,
-            training,
-            key,
-            (key["way"], f"{key['layers']}-layers"),
-            lambda found: trace.kernel_rows(found.kernels),
-            training.step,
-            table="kernels",
-            steps=1,
-        )
+        words = key["way"], f"{key['layers']}-layers"
+        how = {"step": training.step, "steps": 1, "table": "kernels"}
+        traces.store(job, training, key, words, lambda f: trace.kernel_rows(f.kernels), **how)
         if not cold:
             row["ms_ready"] = None
         job.put({**key, "status": "ok", **row, **timing.row(LEADERBOARD)})

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from a2lib.experiments.data_parallel import configurations as shared
-from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, Asked, Way
+from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, Asked, Setting, Way
 from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import names, parameter
 from a2lib.measure import SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY
@@ -74,15 +74,12 @@ def _handout(name: str, usual: shared.Usual) -> shared.Steps:
 
 def memory_tasks(settings: Asked):
     """A task for each setting, each way its own culprit: every moment on every rank."""
-    return shared.tasks(
-        SHARDED_OPTIMIZER_MEMORY,
-        settings,
-        lambda setting: [
-            {"moment": moment, "on_rank": rank}
-            for moment in MOMENTS
-            for rank in range(setting.ranks.world_size)
-        ],
-    )
+
+    def more(setting: Setting) -> list[dict[str, object]]:
+        ranks = range(setting.ranks.world_size)
+        return [{"moment": moment, "on_rank": rank} for moment in MOMENTS for rank in ranks]
+
+    return shared.tasks(SHARDED_OPTIMIZER_MEMORY, settings, more)
 
 
 MEMORY = Table(

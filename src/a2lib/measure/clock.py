@@ -1,11 +1,11 @@
 """The clock of a call: between CUDA events on a GPU, the host's on a CPU."""
 
-import gc
 import time
 from collections.abc import Callable
 from typing import Self
 
 from a2lib.measure.device import Sensors, synchronize
+from a2lib.measure.memory import free_memory
 from a2lib.theory.products import check_name
 
 # As triton.testing.do_bench: several times the L2 cache of any GPU there is.
@@ -123,8 +123,4 @@ class Clock:
 
     def release(self) -> None:
         """Give back memory that a failed call left behind."""
-        gc.collect()
-        if self._device == "cuda":
-            import torch
-
-            torch.cuda.empty_cache()
+        free_memory(self._device)

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,14 +44,20 @@ def take_workspaces(device: str) -> None:
         (x @ x).sum().backward()
 
 
+def free_memory(device: str) -> None:
+    """Give back what is left on ``device`` that nothing holds; loads no torch."""
+    gc.collect()
+    if device == "cuda" and "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
+
+
 def clear(device: str) -> None:
     """Leave nothing of what was measured before on the device, cuBLAS's workspaces included."""
-    gc.collect()
     if device == "cuda":
         import torch
 
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
-        torch.cuda.empty_cache()
+    free_memory(device)
 
 
 def requested_bytes(device: str) -> int:

@@ -1,16 +1,21 @@
-"""A run of a notebook, from its head to its foot, with a section that is none of the report's."""
+"""A run of a notebook, from its head to its foot, with a section that is none of the report's: a
+step has the device to itself, its bar is one output, and what ends it is one line."""
 
 import logging
 import signal
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from experiments.harness.toy import TOY, UNTIMED, task
 from waiting import until
 
+from a2lib.errors import OneLine
+from a2lib.experiments.harness import output as outputs
 from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.parameters import Common, parameter
+from a2lib.experiments.harness.parameters import Common, ParameterError, check, parameter
+from a2lib.experiments.harness.process import WorkerDied
 from a2lib.measure import DeviceBusy, DeviceLock, Store, StoreError, read_runs
 
 
@@ -99,3 +104,55 @@ def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path
     harness.measure(run, TOY, [task(*"abcdefgh")])
     assert f"{kept} rows are stored already" in capsys.readouterr().out
     assert len(store.rows()) == 24
+
+
+@pytest.mark.parametrize(
+    "kind", [harness.Interrupted, ParameterError, WorkerDied, DeviceBusy, StoreError]
+)
+def test_an_error_for_the_reader_is_shown_as_its_line(kind):
+    assert issubclass(kind, OneLine)
+    assert kind("why")._render_traceback_() == [f"{kind.__name__}: why"]
+
+
+def test_a_step_holds_the_device_and_gives_it_back():
+    run = SimpleNamespace(device="cpu", id="20260102T030405Z-cpu-000000", parameters=None)
+
+    @harness.measures
+    def step(run, more):
+        with pytest.raises(DeviceBusy, match=run.id):
+            DeviceLock("cpu").check()
+        return more
+
+    assert step(run, more=3) == 3
+    DeviceLock("cpu").check()
+
+
+def test_a_step_refuses_what_the_notebook_has_changed_since():
+    notebook = vars(Parameters())
+    run = SimpleNamespace(device="cpu", id="a", parameters=check(notebook, Parameters))
+    measured = []
+    step = harness.measures(lambda run: measured.append(run.parameters.size))
+    step(run)
+    notebook["size"] = 2
+    with pytest.raises(ParameterError, match="size is 2 by now, and was 1 when this run began"):
+        step(run)
+    run.parameters = check(notebook, Parameters)
+    step(run)
+    assert measured == [1, 2]
+
+
+def test_the_clock_goes_on_while_nothing_else_does(monkeypatch):
+    shown = []
+    output = SimpleNamespace(update=lambda bundle, raw: shown.append(bundle["text/plain"]))
+    monkeypatch.setattr(outputs, "display", lambda bundle, replaceable: output)
+    monkeypatch.setattr(outputs, "TICK_S", 0.01)
+    monkeypatch.setattr(outputs, "EVERY_S", 0)
+    bar = outputs.Progress(3, "steps", "rows")
+    bar._started -= 20
+    assert until(lambda: shown and "0/3 rows [00:2" in shown[-1])
+    bar.step()
+    bar.close("done")
+    said = list(shown)
+    assert "1/3 rows" in said[-1] and said[-1].endswith(" done")
+    time.sleep(0.1)
+    assert shown == said and not any("\n" in line or "row/s" in line for line in said)

@@ -21,6 +21,9 @@ UNTIMED = Section(
     "untimed", ("operation", "size"), ("error", "note"), False, handler=f"{HERE}:measure"
 )
 SIZES = (1, 2, 3)
+SIGNALS = {"die": signal.SIGABRT, "die late": signal.SIGABRT, "killed": signal.SIGKILL}
+ERRORS = {"no memory": MemoryError(), "raise": ValueError("one\ntwo"),
+          "lost": LostContext("CUDA error"), "full": StoreError("disk full")}  # fmt: skip
 OK = {"status": "ok", "ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 3}
 
 
@@ -67,20 +70,12 @@ def start(job):
 
 
 def _play(part, job):
-    if part in ("die", "die late"):
-        os.kill(os.getpid(), signal.SIGABRT)
-    if part == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if part in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[part])
+    if part in ERRORS:
+        raise ERRORS[part]
     if part == "killed once" and not Path(job.spec["log"]).exists():
         Path(job.spec["log"]).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if part == "hang":
         time.sleep(600)
-    if part == "no memory":
-        raise MemoryError
-    if part == "raise":
-        raise ValueError("one\ntwo")
-    if part == "lost":
-        raise LostContext("CUDA error")
-    if part == "full":
-        raise StoreError("disk full")

@@ -1,5 +1,6 @@
 """What is traced, and what a worker stores of it: by value on the traces made by hand."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -136,10 +137,7 @@ def test_out_of_memory_is_a_row_with_or_without_the_profiler(stored, monkeypatch
 def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, monkeypatch, error, lost):
     played(monkeypatch, error=error)
     given = job(PROFILE, TASK)
-    if lost:
-        with pytest.raises(LostContext):
-            handlers.measure(given)
-    else:
+    with pytest.raises(LostContext) if lost else contextlib.nullcontext():
         handlers.measure(given)
     assert {(row["status"], row["note"]) for row in given.store.rows()} == {("error", str(error))}
 

@@ -31,6 +31,7 @@ from a2lib.measure import (
     BENCHMARK_LOAD,
     BENCHMARK_POWER,
     BENCHMARK_STEPS,
+    Section,
     Timing,
 )
 
@@ -83,30 +84,20 @@ def first_tasks(given: Parameters, device: str) -> list[Task]:
 def power_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration whose energy is measured."""
     asked = powers(device) if given.has("power") else ()
-    return [_energy(str(one), one, one.key(BENCHMARK_POWER), device) for one in asked]
+    return [_energy(BENCHMARK_POWER, one, device) for one in asked]
 
 
 def load_tasks(given: Parameters, device: str) -> list[Task]:
     """As ``power_tasks``, with weights as drawn and with zeros, one after the other."""
-    return [
-        _energy(
-            f"{one}, {weights} weights",
-            one,
-            {**one.key(BENCHMARK_LOAD), "weights": weights},
-            device,
-            weights=weights,
-        )
-        for one, weights in (loads(device) if given.has("power") else ())
-    ]
+    asked = loads(device) if given.has("power") else ()
+    return [_energy(BENCHMARK_LOAD, one, device, weights=weights) for one, weights in asked]
 
 
-def _energy(
-    label: str, one: Configuration, key: dict[str, object], device: str, **how: str
-) -> Task:
+def _energy(section: Section, one: Configuration, device: str, **how: str) -> Task:
     settled, steps = SETTLED[device]
-    return Task.whole(
-        label, {**_spec(one, WARMUP, settled + steps), "settled": settled, **how}, [key]
-    )
+    label = ", ".join([str(one), *(f"{value} {name}" for name, value in how.items())])
+    spec = {**_spec(one, WARMUP, settled + steps), "settled": settled, **how}
+    return Task.whole(label, spec, [one.key(section) | how])
 
 
 def _spec(configuration: Configuration, warmup: int, steps: int) -> dict[str, object]:

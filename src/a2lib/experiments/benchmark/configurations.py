@@ -24,7 +24,6 @@ CONTEXTS = {"cuda": (128, 256, 512, 1024), "cpu": (16, 32)}
 # Values of ``WAY``, beside the plain column of the table. A captured step is
 # the GPU's own time of the one above it.
 WAY = ("precision", "attention", "compile", "capture")
-PLAIN = ("fp32", "eager", "none", False)
 COLUMNS = {
     "cuda": (
         ("fp32", "eager", "none", True),

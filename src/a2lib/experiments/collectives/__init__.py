@@ -1,6 +1,7 @@
 """The collectives experiment: what notebooks/collectives.ipynb calls; ``handlers`` has the ranks'
 part."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,8 +34,8 @@ class Collective:
     size: int
 
     def key(self) -> dict[str, object]:
-        ranks = {"backend": self.ranks.backend, "world_size": self.ranks.world_size}
-        return {"operation": self.operation, **ranks, "dtype": self.dtype, "size": self.size}
+        how = {"operation": self.operation, "dtype": self.dtype, "size": self.size}
+        return how | vars(self.ranks)
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,7 @@ def _every() -> list[Ranks]:
 def _of(
     ranks: Ranks, operations: Iterable[str], dtypes: Iterable[str], sizes: Iterable[int]
 ) -> Iterator[Collective]:
-    for operation in operations:
-        for dtype in dtypes:
-            yield from (Collective(ranks, operation, dtype, size) for size in sizes)
+    yield from (Collective(ranks, *how) for how in itertools.product(operations, dtypes, sizes))
 
 
 def tasks(collectives: Iterable[Collective]) -> list[Task]:

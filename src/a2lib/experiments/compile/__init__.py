@@ -114,17 +114,11 @@ def model_steps(sweep: str, device: str) -> list[Steps]:
         # One block tells the gain of all; the whole graph is compiled where that takes seconds.
         found += [train(model, "bf16") for model in TRAINED[device]]
     if sweep in ("contexts", "all"):
-        found += [
-            Steps(Configuration(model, length))
-            for model in ("small", "2.7B")
-            for length in CONTEXTS
-        ]
+        found += map(Steps, Configuration.every(model=("small", "2.7B"), context=CONTEXTS))
     if sweep in (TOO_LARGE, "all"):
-        found += [
-            Steps(Configuration(TOO_LARGE, context, mode=mode, precision=precision))
-            for precision in ("fp32", "bf16")
-            for mode in MODES[:2]
-        ]
+        one = {"model": [TOO_LARGE], "context": [context]}
+        ways = {"precision": ("fp32", "bf16"), "mode": MODES[:2]}
+        found += map(Steps, Configuration.every(**one, **ways))
         found.append(whole(TOO_LARGE, MODES[0]))
     return found
 

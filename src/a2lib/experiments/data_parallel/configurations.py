@@ -124,8 +124,7 @@ def asked(given: Any, ways: Iterable[Way], sweep: Callable[[str, Usual], Steps])
         if given.capture and ranks.device != "cuda":
             raise ParameterError("capture = True: allowed with nccl, since a CUDA graph is a GPU's")
         fields = ("model", "batch", "context", "capture", *HOW)
-        named = {name: getattr(given, name, None) for name in fields}
-        named = {name: value for name, value in named.items() if value != "auto"}
+        named = {name: v for name in fields if (v := getattr(given, name, None)) != "auto"}
         found = [(usual(**named), ways)]
     return _merged(
         (setting, (way for way in every if not (setting.capture and way.wrapper in PEERS)))

@@ -5,17 +5,18 @@ parameters are there. The two marks stand right before and right behind the wait
 between them is the wait, and a gather that ended before the turn was in time.
 """
 
+import contextlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from a2lib.experiments.data_parallel.sharded import Sharded
+from a2lib.experiments.data_parallel.training import replayed
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import synchronize
 from a2lib.measure.clock import Mark
 from a2lib.measure.rest import meet
-from a2lib.parallel import capture_step
 
 # Steps that are looked at; the one of median length is the picture.
 STEPS = 5
@@ -93,38 +94,23 @@ def waited_ms(rows: Sequence[Mapping[str, object]]) -> float:
 def look(job: RankJob, training: Sharded) -> tuple[list[dict[str, object]], float]:
     """(The table of the step of median length on rank 0, the most that a rank waited in such a
     step); collective. Captured, of replays of a graph that has the marks in it."""
-    captured = bool(job.spec["capture"])
-    recorder = Recorder(job.device, in_graph=captured)
-    step = _step(training, recorder)
-    training.wrapper.observe(recorder)
-    try:
-        if captured:
-            with capture_step(step) as graph:
-                found = _several(job, graph.replay, recorder)
-        else:
-            found = _several(job, step, recorder)
-    finally:
-        training.wrapper.observe(None)
-    by_rank = job.everyone(statistics.median(waited_ms(table(one)) for one in found))
-    found.sort(key=lambda moments: moments[-1].ms)
-    return table(found[len(found) // 2]), max(by_rank)
-
-
-def _step(training: Sharded, recorder: Recorder) -> Callable[[], object]:
+    recorder = Recorder(job.device, in_graph=bool(job.spec["capture"]))
     at = {name: partial(recorder.phase, name) for name in ("forward", "backward", "optimizer")}
 
-    def step() -> object:
+    def marked() -> object:
         with training.calling(at):
             return training.step(send=True)
 
-    return step
-
-
-def _several(job: RankJob, step: Callable, recorder: Recorder) -> list[list[Moment]]:
-    found = []
-    for _ in range(STEPS):
-        meet(job.device)
-        step()
-        synchronize(job.device)
-        found.append(recorder.moments())
-    return found
+    found: list[list[Moment]] = []
+    training.wrapper.observe(recorder)
+    with contextlib.ExitStack() as held:
+        held.callback(training.wrapper.observe, None)
+        step = replayed(job, held, marked)
+        for _ in range(STEPS):
+            meet(job.device)
+            step()
+            synchronize(job.device)
+            found.append(recorder.moments())
+    by_rank = job.everyone(statistics.median(waited_ms(table(one)) for one in found))
+    found.sort(key=lambda moments: moments[-1].ms)
+    return table(found[len(found) // 2]), max(by_rank)

@@ -178,15 +178,11 @@ def around(
     optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
 ) -> Iterator[None]:
     """Call ``before`` directly before each step of ``optimizer``, and ``after`` directly after."""
-    hooks = [
+    with (
         optimizer.register_step_pre_hook(lambda *_: before()),
         optimizer.register_step_post_hook(lambda *_: after()),
-    ]
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def present(device: str, less: int = 0) -> Row:

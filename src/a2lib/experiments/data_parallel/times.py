@@ -23,6 +23,7 @@ from a2lib.experiments.data_parallel.training import (
     Training,
     make_optimizer,
     on_stream,
+    replayed,
     unlike,
     unsupported,
     wrap,
@@ -32,7 +33,6 @@ from a2lib.measure import synchronize, timing
 from a2lib.measure.clock import Mark
 from a2lib.measure.failures import note as one_line
 from a2lib.measure.rest import each_rank, meet, slowest
-from a2lib.parallel import capture_step
 
 # What of a way is measured by itself, once it is right and before it is captured.
 Apart = Callable[[RankJob, Training, Way], Row]
@@ -103,14 +103,8 @@ def _one_gpu(job: RankJob, names: Iterable[str] = ()) -> Iterator[OneGpu]:
         training = Training(job.spec, job.device, job.rank, job.seed)
         # All of them before anything is captured: one moves the parameters.
         optimizers = {name: make_optimizer(name, training) for name in names}
-        step = training.stepping(optimizers.get("plain"), send=False)
-        for _ in range(WARMUP):
-            step()
-        yield OneGpu(training, optimizers, _replayed(job, held, step))
-
-
-def _replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Callable:
-    return held.enter_context(capture_step(step)).replay if job.spec["capture"] else step
+        step = training.stepping(optimizers.get("plain"), send=False, warmup=WARMUP)
+        yield OneGpu(training, optimizers, replayed(job, held, step))
 
 
 def _measure(job: RankJob, one: OneGpu, apart: Apart) -> None:
@@ -132,18 +126,16 @@ def _rows(job: RankJob, one: OneGpu, apart: Apart, ways: Sequence[Way]) -> list[
             held.enter_context(training.updating())
             if job.spec["capture"]:
                 # Before there is a wrapper, whose hooks wait for the same gradients.
-                alone.append(_replayed(job, held, training.stepping(None, send=False)))
+                alone.append(replayed(job, held, training.stepping(None, send=False)))
         held.enter_context(training.wrapped(lambda model: wrap(model, ways[0])))
         steps, rows = [], []
         for way in ways:
-            step = training.stepping(one.optimizers.get(way.optimizer))
-            for _ in range(WARMUP):
-                step()
+            step = training.stepping(one.optimizers.get(way.optimizer), warmup=WARMUP)
             if wrong := _wrong(job, training, way):
                 return [{"status": "error", "note": wrong}] * len(ways)
             rows.append({"status": "ok", **apart(job, training, way)})
             steps.append(step)
-        steps = [_replayed(job, held, step) for step in steps]
+        steps = [replayed(job, held, step) for step in steps]
         times = in_turns(job, [*steps, *alone], one.step)
         if alone:
             rows[0]["ms_without_updating"] = times.pop()["ms"]
@@ -191,17 +183,15 @@ def _backward_and_finish(device: str, training: Training) -> tuple[float, float]
 
 
 def _updated(job: RankJob, training: Training, way: Way) -> Row:
-    times = [_update(job.device, training) for _ in range(ALONE)]
+    """What the update takes, exchange included, that all ranks start together."""
+    times, device = [], job.device
+    for _ in range(ALONE):
+        marks: list[Mark] = []
+        training.step(send=True, before_optimizer=lambda: meet(device), marks={"optimizer": marks})
+        synchronize(device)
+        begin, end = marks
+        times.append(begin.ms_until(end))
     return {"ms_optimizer": slowest(job.everyone(times)).ms}
-
-
-def _update(device: str, training: Training) -> float:
-    """Milliseconds of the update, exchange included, that all ranks start together."""
-    marks: list[Mark] = []
-    training.step(send=True, before_optimizer=lambda: meet(device), marks={"optimizer": marks})
-    synchronize(device)
-    begin, end = marks
-    return begin.ms_until(end)
 
 
 def _fit(job: RankJob, plain: Training, ways: int) -> bool:
@@ -220,16 +210,14 @@ def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:
         for key in keys:
             job.begin(Way.from_key(key).label)
             training = Sharded(job.spec, job.device, job.rank, job.seed, key["wrapper"])
-            step = training.stepping(None)
-            for _ in range(WARMUP):
-                step()
+            step = training.stepping(None, warmup=WARMUP)
             wrong = sharded.worst(job.everyone(training.deviation_from(one.training)))
             if wrong.exceeds(sharded.TOLERANCE[job.spec["precision"]]):
                 note = f"gradients are off their mean by {wrong}"
                 job.refuse("error", note, [key])
                 continue
             made.append((key, training))
-            steps.append(_replayed(job, held, step))
+            steps.append(replayed(job, held, step))
         times = in_turns(job, steps, one.step) if made else []
     # What comes takes as much memory again as the graph that is gone.
     free_memory(job.device)

@@ -4,29 +4,22 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from a2lib.experiments.data_parallel.configurations import BEST_MB, Way, unusual
-from a2lib.experiments.data_parallel.training import Training, wrap
+from a2lib.experiments.data_parallel.training import Training, replayed, wrap
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import synchronize, trace
 from a2lib.measure.trace.classes import COMMUNICATION, MATMUL
 from a2lib.measure.trace.kernels import Kernel, Trace
 from a2lib.measure.trace.window import HOST
-from a2lib.parallel import capture_step
 
 ROWS = 1500
 # Of averaged gradients, by whether the step is captured.
-TRACED = {
-    False: (
-        Way("naive"),
-        Way("overlapped"),
-        Way("bucketed", BEST_MB),
-        Way("bucketed", BEST_MB, "copy_engines"),
-    ),
-    True: (Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, "copy_engines")),
-}
+_BUCKETED = Way("bucketed", BEST_MB), Way("bucketed", BEST_MB, "copy_engines")
+TRACED = {False: (Way("naive"), Way("overlapped"), *_BUCKETED), True: _BUCKETED}
 # Of one model, since a profiler leaves the processes slower, which the next task has too. What has
 # another precision, attention or compilation is a sweep by itself.
 MODELS = ("xl25", "tiny")
@@ -48,11 +41,8 @@ def draw_averaging(job: RankJob, training: Training, way: Way, key: Mapping[str,
     """Store the bulk table ``strip`` of a step of ``way``; collective."""
     captured = bool(key["capture"])
     with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
-        step = training.stepping(None)
-        for _ in range(WARMUP):
-            step()
-        if captured:
-            step = held.enter_context(capture_step(step)).replay
+        step = training.stepping(None, warmup=WARMUP)
+        step = replayed(job, held, step)
         words = way.label, "captured" * captured, unusual(key, job.device)
         store(job, training, key, words, lambda found: averaging(found, captured), step)
 
@@ -119,14 +109,11 @@ def record(
     if training.device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     profiler = torch.profiler.profile(activities=activities) if here else None
-    training.ranges = torch.profiler.record_function if here else contextlib.nullcontext
-    try:
-        with profiler or contextlib.nullcontext():
-            for _ in range(steps):
-                step()
-            synchronize(training.device)
-    finally:
-        training.ranges = contextlib.nullcontext
+    ranges = torch.profiler.record_function if here else contextlib.nullcontext
+    with mock.patch.object(training, "ranges", ranges), profiler or contextlib.nullcontext():
+        for _ in range(steps):
+            step()
+        synchronize(training.device)
     if profiler is None:
         return None
     with tempfile.TemporaryDirectory(prefix="a2lib-trace-") as folder:

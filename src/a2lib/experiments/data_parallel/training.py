@@ -8,8 +8,9 @@ average the same gradients, also after steps that averaged none.
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,12 @@ from torch.optim import Optimizer
 
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.data_parallel.configurations import PEERS, UPDATING, Way
+from a2lib.experiments.harness import RankJob
 from a2lib.experiments.steps import Configuration
 from a2lib.measure.clock import Mark
 from a2lib.measure.graphs import CudaGraphs
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer
+from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer, capture_step
 from a2lib.parallel.copy_engines import why_not
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
@@ -35,15 +37,6 @@ def still(optimizer: Optimizer) -> Optimizer:
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     return optimizer
-
-
-def of_each_kind(names: Sequence[str]) -> list[int]:
-    """Which parameters to look at: of those whose names differ in numbers alone, the first and the
-    last."""
-    kinds: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        kinds.setdefault(re.sub(r"\d+", "", name), []).append(i)
-    return sorted({i for same in kinds.values() for i in (same[0], same[-1])})
 
 
 def on_stream(device: str) -> contextlib.AbstractContextManager:
@@ -72,9 +65,13 @@ class Training:
 
     @property
     def checked(self) -> list[int]:
-        """Of which of ``parameters`` what has been exchanged is checked."""
+        """Of which of ``parameters`` what has been exchanged is checked: of those whose names
+        differ in numbers alone, the first and the last."""
+        kinds: dict[str, list[int]] = {}
         named = self.workload.model.named_parameters()
-        return of_each_kind([name for name, p in named if p.requires_grad])
+        for i, name in enumerate(name for name, p in named if p.requires_grad):
+            kinds.setdefault(re.sub(r"\d+", "", name), []).append(i)
+        return sorted({i for same in kinds.values() for i in (same[0], same[-1])})
 
     @contextlib.contextmanager
     def wrapped(self, wrap: Callable[[nn.Module], nn.Module]) -> Iterator[None]:
@@ -95,25 +92,18 @@ class Training:
             at.get(phase, lambda: None)()
             return contextlib.nullcontext()
 
-        before, self.ranges = self.ranges, begin
-        try:
+        with mock.patch.object(self, "ranges", begin):
             yield
-        finally:
-            self.ranges = before
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """Steps in this context update each bucket once it is the mean, by MasterAdamW; those
         outside of ``wrapped`` each parameter once its gradient is complete, and those in it that
         send nothing all of them after backward."""
-        work, optimizer = self.workload, still(MasterAdamW(self.parameters))
-        before = work.optimizer, work.beside_backward
-        work.optimizer = optimizer
-        work.beside_backward = lambda: optimizer.overlapping(self.wrapper)
-        try:
+        optimizer = still(MasterAdamW(self.parameters))
+        beside = {"beside_backward": lambda: optimizer.overlapping(self.wrapper)}
+        with mock.patch.multiple(self.workload, optimizer=optimizer, **beside):
             yield
-        finally:
-            work.optimizer, work.beside_backward = before
 
     def step(
         self,
@@ -151,15 +141,17 @@ class Training:
             return self.workload.work(phase).detach()
 
     def stepping(
-        self, optimizer: Optimizer | None, send: bool = True
+        self, optimizer: Optimizer | None, send: bool = True, warmup: int = 0
     ) -> Callable[[], torch.Tensor]:
-        """A step by ``optimizer``, or by the one that is there."""
+        """A step by ``optimizer``, or by the one that is there, taken ``warmup`` times before."""
 
         def step() -> torch.Tensor:
             if optimizer is not None:
                 self.workload.optimizer = optimizer
             return self.step(send=send)
 
+        for _ in range(warmup):
+            step()
         return step
 
     @property
@@ -191,6 +183,11 @@ class Training:
             ((grad - mean).norm() / mean.norm().clamp(min=1e-30)).item()
             for grad, mean in zip(kept, means, strict=True)
         )
+
+
+def replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Callable:
+    """The step, or where the job's are captured its replay, as long as ``held`` is open."""
+    return held.enter_context(capture_step(step)).replay if job.spec["capture"] else step
 
 
 def unsupported(training: Training, way: Way) -> str | None:

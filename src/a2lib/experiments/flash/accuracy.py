@@ -60,8 +60,7 @@ def measure(job: Job) -> None:
 
     torch._dynamo.reset()
     left = {key["tensor"]: key for key in job.keys}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         try:
             for tensor, result, truth in _results(job):
                 row = errors(result, truth)

@@ -27,7 +27,7 @@ from a2lib.experiments.flash.turns import Turns, tried
 from a2lib.experiments.harness.ahead import Compilation
 from a2lib.experiments.harness.worker import Job, Row, free_memory
 from a2lib.experiments.passes import one_pass
-from a2lib.measure import FLASH, memory, synchronize
+from a2lib.measure import FLASH, memory, peak_bytes, synchronize
 from a2lib.theory.attention import PASSES
 
 SHARE = 0.04
@@ -131,8 +131,6 @@ class Comparison(Turns):
             sanity.check_finite(which, gradient)
 
     def _read_peak(self, name: str, pass_: str) -> None:
-        from a2lib.measure import peak_bytes
-
         self.peaks[name, pass_] = peak_bytes(self.call(name, pass_))
 
     def groups(self, names: list[str], pass_: str) -> list[list[str]]:

@@ -12,7 +12,6 @@ launches nothing more behind its marker, and the rest go on.
 """
 
 import dataclasses
-import gc
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass
 from a2lib.measure import counters, synchronize
 from a2lib.measure.failures import note
+from a2lib.measure.memory import free_memory
 
 SHAPES = {
     "cuda": (
@@ -106,8 +106,7 @@ def main(text: str) -> None:
         synchronize("cuda")
         torch.cuda.profiler.stop()
         call = None
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory("cuda")
 
 
 def _warm(implementation: str, pass_: str, shape: Shape, seed: int) -> Callable[[], object]:

@@ -41,8 +41,7 @@ class Turns:
             if self.job.expired():
                 break
             self.job.begin(name)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 failed = tried(partial(self._ready, name))
             if failed:
                 self.fail(name, failed, warned=[str(w.message) for w in caught])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from a2lib.experiments.harness.worker import Job, do, fields, load, settle
+from a2lib.measure import DeviceLock, StoreError
+from a2lib.measure.failures import is_lost
 from a2lib.parallel.lifeline import FOLDER
 from a2lib.parallel.rank import progress
 
@@ -88,9 +90,6 @@ def serve(handler: str, backend: str | None) -> None:
     With ``backend`` None it is alone. What one of several raises ends it, and so all of them; what
     one alone raises, only where the device or the disk is of no more use.
     """
-    from a2lib.measure import DeviceLock, StoreError
-    from a2lib.measure.failures import is_lost
-
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     load(handler)
     settle()

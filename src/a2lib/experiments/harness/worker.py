@@ -25,6 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from a2lib.measure import Section, Store, StoreError, bulk, memory
+from a2lib.measure.failures import LostContext, classify, is_lost, note
+from a2lib.measure.memory import free_memory
+from a2lib.measure.sections import section_of
 from a2lib.parallel.lifeline import abandoned, locked
 from a2lib.paths import cache_dir, quote_torch
 
@@ -51,7 +55,7 @@ class Job:
     in_turns: bool = False
     until: float | None = None
     run: str = ""
-    store: object = None
+    store: Store | None = None
 
     def put(self, *rows: Mapping[str, object]) -> None:
         """Store rows, which costs as much as one, and report them. Raises StoreError."""
@@ -63,8 +67,6 @@ class Job:
         self, table: str, name: str, rows: Iterable[Mapping], about: Mapping[str, object]
     ) -> None:
         """Store ``rows`` as the bulk table ``table`` under ``name``. Raises StoreError."""
-        from a2lib.measure import bulk
-
         where = {"run": self.run, "data": self.store.data}
         bulk.put(table, self.store.device, name, rows, about=about, **where)
 
@@ -92,8 +94,6 @@ class Job:
     def refuse(self, status: str, why: str, keys: Iterable[Mapping] | None = None) -> None:
         """Put a row without values for each of ``keys``, or of all that are wanted: ``status``, and
         ``why`` as its note."""
-        from a2lib.measure.failures import note
-
         reason = {"status": status, "note": note(why)}
         self.put(*({**key, **reason} for key in (self.keys if keys is None else keys)))
 
@@ -102,8 +102,6 @@ class Job:
     ) -> None:
         """``refuse`` for ``error``, which ``warned`` came before. Raises LostContext, the rows
         stored, where the device has to be reset."""
-        from a2lib.measure.failures import LostContext, classify, is_lost
-
         status, why = classify(error, warned)
         self.refuse(status, why, keys)
         if is_lost(error):
@@ -112,8 +110,6 @@ class Job:
     def would_swap(self, needed: int, keys: Iterable[Mapping] | None = None) -> bool:
         """Whether a CPU has too little memory left for ``needed`` bytes; then the rows say so, as
         ``refuse``. A GPU refuses what is too much, and is asked."""
-        from a2lib.measure import memory
-
         available = memory.available_bytes() if self.device == "cpu" else needed
         if needed > available:
             why = f"not tried: needs {needed / 1e9:.3g} GB, {available / 1e9:.3g} GB are left"
@@ -143,9 +139,6 @@ def load(handler: str) -> Callable[[Job], None]:
 
 def do(handler: str, job: Job, emit: Emit) -> None:
     """Have ``handler`` do ``job``; what it raises is emitted first."""
-    from a2lib.measure import StoreError
-    from a2lib.measure.failures import classify
-
     try:
         with at_work():
             load(handler)(job)
@@ -153,8 +146,8 @@ def do(handler: str, job: Job, emit: Emit) -> None:
         emit({"fatal": str(error)})
         raise
     except Exception as error:
-        status, note = classify(error)
-        emit({"raised": note, "status": status})
+        status, why = classify(error)
+        emit({"raised": why, "status": status})
         raise
 
 
@@ -185,8 +178,6 @@ def at_work() -> Iterator[None]:
 
 def fields(task: dict) -> dict[str, object]:
     """What a ``Job`` knows from its task."""
-    from a2lib.measure.sections import section_of
-
     given = {name: task[name] for name in ("spec", "device", "seed")}
     if "section" in task:
         given |= {name: task[name] for name in ("wanted", "in_turns", "until", "run")}
@@ -195,10 +186,8 @@ def fields(task: dict) -> dict[str, object]:
 
 
 @functools.cache
-def store_of(section: object, device: str, data: Path) -> object:
-    """A ``Store``, always the same: another would read the whole file again."""
-    from a2lib.measure import Store
-
+def store_of(section: Section, device: str, data: Path) -> Store:
+    """Always the same: another would read the whole file again."""
     return Store(section, device, data)
 
 
@@ -208,10 +197,3 @@ def settle(device: str = "cpu") -> None:
     gc.unfreeze()
     free_memory(device)
     gc.freeze()
-
-
-def free_memory(device: str) -> None:
-    """Give back what the last task has left on ``device``."""
-    gc.collect()
-    if device == "cuda" and "torch" in sys.modules:
-        sys.modules["torch"].cuda.empty_cache()

@@ -51,17 +51,6 @@ QUANTITIES = {
 }
 
 
-def layernorm_keys(features: int) -> list[dict[str, object]]:
-    """The keys of the layer-norm table, in the order of QUANTITIES."""
-    return [
-        {"quantity": quantity, "setting": setting, "dtype": dtype, "features": features}
-        for quantity, settings in QUANTITIES.items()
-        for setting in settings
-        for dtype in DTYPES
-        if not (dtype == "fp32" and quantity.endswith("in fp32"))
-    ]
-
-
 @dataclass(frozen=True)
 class Parameters(Common):
     terms: int = count(
@@ -116,12 +105,17 @@ def dtype_tasks(given: Parameters, device: str) -> list[Task]:
 
 
 def part_tasks(given: Parameters, device: str) -> list[Task]:
-    """A task for each dtype, every part of a layer norm."""
-    keys = layernorm_keys(given.features)
-    return [
-        Task.whole(f"layer norm in {dtype}", {}, [key for key in keys if key["dtype"] == dtype])
-        for dtype in DTYPES
-    ]
+    """A task for each dtype, every part of a layer norm in the order of QUANTITIES."""
+    made = []
+    for dtype in DTYPES:
+        keys = (
+            {"quantity": quantity, "setting": setting, "dtype": dtype, "features": given.features}
+            for quantity, settings in QUANTITIES.items()
+            for setting in settings
+            if not (dtype == "fp32" and quantity.endswith("in fp32"))
+        )
+        made.append(Task.whole(f"layer norm in {dtype}", {}, keys))
+    return made
 
 
 SUMS = Table(

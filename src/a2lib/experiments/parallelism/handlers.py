@@ -43,10 +43,8 @@ def measure(job: RankJob) -> None:
     job.begin(next(iter(job.wanted)))
     few = {**job.spec, "layers": min(job.spec["layers"], CHECKED_LAYERS)}
     wrong = errors(make(few, job.device, job.seed), few, job.device, job.seed)
-    name, error = max(
-        (max(one.items(), key=lambda item: item[1]) for one in job.everyone(wrong)),
-        key=lambda item: item[1],
-    )
+    every = [item for one in job.everyone(wrong) for item in one.items()]
+    name, error = max(every, key=lambda item: item[1])
     stack = make(job.spec, job.device, job.seed)
     bad = f"{name} is off the one process's by {error:.2g}"
     for keys in job.each():
@@ -131,20 +129,14 @@ class Batch:
                 run()
 
         axes = wire.messages(run)
-        ways = {"ms": run, "ms_without": computes}
-        if axes:
-            ways["ms_communication"] = lambda: _sent(axes.values())
+        sent = {"ms_communication": lambda: _sent(axes.values())} if axes else {}
         if len(axes) > 1:
-            ways |= {f"ms_{axis}": lambda send=send: _sent([send]) for axis, send in axes.items()}
-        found = self._in_turns(ways)
+            sent |= {f"ms_{axis}": lambda send=send: _sent([send]) for axis, send in axes.items()}
+        found = self._in_turns({"ms": run, "ms_without": computes, **sent})
         row = found["ms"].row(PARALLELISM)
         base = found["ms_without"]
         row |= {"ms_without": base.ms, "ms_without_p20": base.ms_p20, "ms_without_p80": base.ms_p80}
-        return row | {
-            name: found[name].ms
-            for name in ways
-            if name.removeprefix("ms_") in ("communication", DATA, TENSOR)
-        }
+        return row | {name: found[name].ms for name in sent}
 
     def _in_turns(self, ways: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
         """The slowest rank's times of each way, some calls of each in turn."""

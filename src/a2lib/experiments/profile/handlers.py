@@ -196,14 +196,11 @@ def block_windows(found: Trace, step: list[Kernel], layers: int) -> dict[str, li
             continue
         block = f"layers.{layers // 2}{suffix}"
         inside = [k for k in mine if block in k.path]
-        if inside:
-            start, end = min(k.start_ns for k in inside), max(k.end_ns for k in inside)
-        else:
-            first, last = min(k.start_ns for k in mine), max(k.end_ns for k in mine)
-            length = (last - first) // layers
-            start = first + (layers // 2) * length
-            end = start + length
-        rows = strip_rows(found.kernels, start, end - start)
-        if rows:
+        start = min(k.start_ns for k in inside or mine)
+        length = max(k.end_ns for k in inside or mine) - start
+        if not inside:
+            length //= layers
+            start += (layers // 2) * length
+        if rows := strip_rows(found.kernels, start, length):
             windows[phase] = rows
     return windows

@@ -185,12 +185,8 @@ def _categorise(snapshot: Snapshot, owners) -> None:
         held = [note for note in notes[first:] if note[0] <= one.end_us]
         if held:
             _, one.category, one.name = min(held, key=lambda note: _OWNED.index(note[1]))
-        elif one.phase and one.end_us < math.inf and _same_phase(snapshot, one):
+        elif any(
+            p.name == one.phase and p.start_us <= one.start_us and one.end_us <= p.end_us
+            for p in snapshot.phases
+        ):
             one.category = TEMPORARIES
-
-
-def _same_phase(snapshot: Snapshot, one: Allocation) -> bool:
-    return any(
-        p.name == one.phase and p.start_us <= one.start_us and one.end_us <= p.end_us
-        for p in snapshot.phases
-    )

@@ -69,12 +69,7 @@ def _read(events: list[dict]) -> Trace:
         source, kernels = "chrome, cpu", _operators(by_kind["cpu_op"])
     if not kernels:
         raise TraceError("no kernel and no operator was traced")
-    waits = [
-        Launch(_thread(event), start, end - start)
-        for event in by_kind["cuda_runtime"]
-        if WAIT in event["name"]
-        for start, end in [_times(event)]
-    ]
+    waits = [_launch(event) for event in by_kind["cuda_runtime"] if WAIT in event["name"]]
     return assembled(source, kernels, spans, waits)
 
 
@@ -84,8 +79,7 @@ def _on_device(by_kind: dict[str, list[dict]]) -> list[Kernel]:
         for event in by_kind[kind]:
             correlation = event.get("args", {}).get("correlation")
             if correlation is not None:
-                start, end = _times(event)
-                launches[correlation] = Launch(_thread(event), start, end - start)
+                launches[correlation] = _launch(event)
     kernels = []
     for kind in ON_DEVICE:
         for event in by_kind[kind]:
@@ -114,6 +108,11 @@ def _operators(events: list[dict]) -> list[Kernel]:
             launch = Launch(thread, start, end - start)
             kernels.append(Kernel(name, 0, str(thread[1]), start, end - start, launch))
     return kernels
+
+
+def _launch(event: dict) -> Launch:
+    start, end = _times(event)
+    return Launch(_thread(event), start, end - start)
 
 
 def _thread(event: dict) -> tuple:

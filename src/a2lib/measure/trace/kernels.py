@@ -83,11 +83,7 @@ class Kernel:
         found = [name for name in self.path if name in PHASES]
         if found:
             return found[-1]
-        mine = [
-            name
-            for name in self.path
-            if not STEP_OF.fullmatch(name) and not OF_LIBRARIES.match(name)
-        ]
+        mine = [n for n in self.path if not (STEP_OF.fullmatch(n) or OF_LIBRARIES.match(n))]
         return (mine or self.path or ("",))[0]
 
     @property

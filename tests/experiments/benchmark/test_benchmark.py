@@ -1,4 +1,5 @@
-"""What a worker stores: by value on results made by hand, and at the smallest size."""
+"""What a worker stores: by value on results made by hand, and at the smallest size. And what the
+sweeps ask for."""
 
 import statistics
 import threading
@@ -14,6 +15,7 @@ from a2lib.experiments.benchmark.configurations import Parameters
 from a2lib.experiments.steps import Configuration
 from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS, device
 from a2lib.measure.failures import LostContext
+from a2lib.theory import transformer
 
 TINY = Configuration("tiny", 16)
 EVERYTHING = Parameters(sweep="all")
@@ -173,3 +175,39 @@ def test_a_step_that_fails_leaves_no_thread(job, monkeypatch):
     (row,) = given.store.rows()
     assert (row["status"], row["note"], row["joules"]) == ("oom", "in step 3", "")
     assert threading.active_count() == before
+
+
+def test_a_row_is_of_the_configuration_that_its_worker_is_told():
+    for kind in ("cuda", "cpu"):
+        for table in benchmark.EXPERIMENT.tables:
+            for task in table.tasks(EVERYTHING, kind):
+                own = Configuration(**task.spec["configuration"]).key(table.section)
+                assert all(own.items() <= key.items() for key in task.keys)
+
+
+def test_a_configuration_becomes_the_command_s():
+    plain = Configuration("2.7B", 256).config("cpu", warmup=1, steps=2)
+    assert plain.resolved()["size"] == "2.7B" and plain.batch == 4 and plain.context == 256
+    assert not plain.compile and not plain.compile_blocks
+    tiny = Configuration("tiny", 16, compile="model").config("cpu")
+    assert tiny.shape == transformer.TINY and tiny.compile
+    ours = Configuration("small", 128, attention="flash", compile="blocks", capture=True)
+    made = ours.config("cuda")
+    assert made.compile_blocks and not made.compile and made.capture
+    for kind in ("cuda", "cpu"):
+        every = [*configurations.table(kind), *configurations.columns(kind)]
+        every += [c for c, _ in configurations.firsts(kind)]
+        for configuration in [*every, *configurations.powers(kind)]:
+            configuration.config(kind)
+
+
+def test_a_cache_that_another_machine_has_is_filled_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "cache", lambda repeat: tmp_path / str(repeat))
+    (tmp_path / "0").mkdir()
+    tasks = benchmark.first_tasks(Parameters(sweep="first"), "cuda")
+    compiled = {(t.spec["prepared"], t.spec["repeat"]): t for t in tasks
+                if t.spec["configuration"]["compile"] != "none"}  # fmt: skip
+    pending = [compiled["cached", 0], compiled["cached", 1], compiled["cached", 2],
+               compiled["nothing", 2]]  # fmt: skip
+    assert benchmark.refilling(tasks, pending) == [compiled["nothing", 1]]
+    assert benchmark.refilling(tasks, [t for t in tasks if t not in compiled.values()]) == []

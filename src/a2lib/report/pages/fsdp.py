@@ -19,8 +19,8 @@ PARTS = {  # a column of bytes, and what the figure calls it
     "parameter_bytes": "weights",
     "gradient_bytes": "gradients",
     "optimizer_bytes": "moments",
-    "whole_bytes": "gathered weights",
-    "travelling_bytes": "whole gradients",
+    "whole_bytes": "gathered, in flight",
+    "travelling_bytes": "gathered, in flight",
 }
 SHADES = {
     "weights": "#0072b2",
@@ -111,21 +111,12 @@ def memory(rows: pd.DataFrame, model: str) -> Chart:
     """What each of two GPUs holds, GB: after the update by data parallelism, with a sharded
     optimizer and by FSDP, and FSDP's peak."""
     few = rows[(rows["model"] == model) & rows["moment"].isin(["after", "peak"])]
-    few = few.set_index(["wrapper", "moment"])
+    parts = PARTS | {"activations": "activations"}
+    few = few.set_index(["wrapper", "moment"])[[*parts]].astype(float)
     names = {"ddp": "DDP", "zero1": "sharded optimizer", "fsdp": "FSDP"}
     shown = {name: few.loc[(wrapper, "after")] for wrapper, name in names.items()}
     shown["FSDP, at its peak"] = few.loc[("fsdp", "peak")]
-    bars = {
-        name: {
-            "weights": row["parameter_bytes"],
-            "gradients": row["gradient_bytes"],
-            "moments": row["optimizer_bytes"],
-            "gathered, in flight": row["whole_bytes"] + row["travelling_bytes"],
-            "activations": row["activations"],
-        }
-        for name, row in shown.items()
-    }
-    frame = pd.DataFrame(bars).T.reindex(columns=list(SHADES)).fillna(0.0) / 1e9
+    frame = pd.DataFrame(shown).groupby(parts).sum().T / 1e9
     text = [f"{total:.0f}" for total in frame.sum(axis=1)]
     return stacks(frame, SHADES, 2.9, columns=3, text=text, xlabel="GB on each of two GPUs")
 

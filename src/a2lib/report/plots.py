@@ -197,37 +197,20 @@ def heat(ax, ratios: pd.DataFrame) -> None:
 
     The colour says who is ahead and in which of HEAT_STEPS.
     """
-    step = ratios.map(_heat_step)
-    shades = ax.pcolormesh(
-        step.to_numpy(dtype=float),
-        cmap=ListedColormap(HEAT),
-        vmin=-3.5,
-        vmax=3.5,
-        edgecolors=PAPER,
-        linewidth=1.5,
-    )
+    cells = ratios.to_numpy(dtype=float)
+    step = np.searchsorted(HEAT_STEPS, np.maximum(cells, 1 / cells)) * np.sign(cells - 1)
+    looks = {"cmap": ListedColormap(HEAT), "edgecolors": PAPER, "linewidth": 1.5}
+    shades = ax.pcolormesh(step, vmin=-3.5, vmax=3.5, **looks)
     shades.set_rasterized(False)
-    for (i, j), ratio in np.ndenumerate(ratios.to_numpy(dtype=float)):
+    for (i, j), ratio in np.ndenumerate(cells):
         words = "–" if np.isnan(ratio) else f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
-        ax.annotate(
-            words,
-            (j + 0.5, i + 0.5),
-            ha="center",
-            va="center",
-            color=DIM if np.isnan(ratio) else INK,
-        )
+        colour = DIM if np.isnan(ratio) else INK
+        ax.annotate(words, (j + 0.5, i + 0.5), ha="center", va="center", color=colour)
     ax.set_xticks(np.arange(ratios.shape[1]) + 0.5, [str(c) for c in ratios.columns])
     ax.set_yticks(np.arange(ratios.shape[0]) + 0.5, [str(r) for r in ratios.index])
     ax.tick_params(length=0)
     ax.invert_yaxis()
     ax.grid(False)
-
-
-def _heat_step(ratio: float) -> float:
-    if not np.isfinite(ratio):
-        return float("nan")
-    size = sum(max(ratio, 1 / ratio) > step for step in HEAT_STEPS)
-    return -size if ratio < 1 else size
 
 
 def _lying(ax, labels, longest: float, xlabel: str, room: float = 0.24) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure import bulk
-from a2lib.report.plots import stacks
+from a2lib.report.plots import inside, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory import fsdp as theory
 from a2lib.theory.memory.tensors import StepMemory
@@ -142,7 +142,7 @@ def lanes(figure, table: pd.DataFrame, until_ms: float):
             (0.5, row.compute_start_ms, row.compute_end_ms),
         ):
             if end - start > 0.04 * until_ms and end < until_ms:
-                ax.annotate(name, ((start + end) / 2, y), ha="center", va="center", color="#ffffff")
+                inside(ax, name, ((start + end) / 2, y), "#ffffff")
     ax.set(ylim=(0, 2), xlim=(0, until_ms), xlabel="ms from the step's begin")
     ax.set_yticks([1.5, 0.5], ["gathers", "computes"])
     ax.grid(False, axis="y")

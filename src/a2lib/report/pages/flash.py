@@ -224,16 +224,9 @@ def bars(figure, rows: pd.DataFrame):
 @chart(height=3.6)
 def busy(figure, counted: pd.DataFrame):
     """How long tensor cores and exponential units are busy in each call, one bar a call."""
-    parts = pd.DataFrame(
-        {
-            "tensor cores": counted["tensor"].to_numpy(),
-            "exponential units": counted["exp"].to_numpy(),
-        },
-        index=[
-            f"{COUNTED.get(r.implementation)}, {PASSES[p]}, {r.head_dim}"
-            for r, p in zip(counted.itertuples(), counted["pass"], strict=True)
-        ],
-    )
+    parts = counted[["tensor", "exp"]].set_axis(["tensor cores", "exponential units"], axis=1)
+    of = counted["implementation"].map(COUNTED) + ", " + counted["pass"].map(PASSES)
+    parts.index = of + ", " + counted["head_dim"].astype(str)
     ax = _two(figure, parts, xlabel="busy, % of the time")
     ax.axvline(100, color=DIM, linestyle="--", linewidth=1)
     ax.set_xlim(0, 140)

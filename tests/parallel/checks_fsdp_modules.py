@@ -178,7 +178,7 @@ def fsdp_trains_other_peoples_modules():
 def the_experiment_sees_a_wrong_reduction():
     """In bf16 against autocast: what is right passes, gradients that are each rank's own do not."""
     rank, size = world()
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device = torch.get_default_device().type
 
     def none(parts, wholes, group):
         for part, whole in zip(parts, wholes, strict=True):

@@ -41,11 +41,8 @@ Shows(' '.join(os.listdir()))"""
 def test_a_cell_shows_its_last_line_and_an_expression_knows_its_names(page):
     here, client = os.getcwd(), page(SHOWS, "x = 2", "None")
     outputs = [client.code_cell_outputs(i)[1] for i in range(3)]
-    assert [[o.data for o in found] for found in outputs] == [
-        [{"text/markdown": "page.md"}],
-        [],
-        [],
-    ]
+    shown = [[output.data for output in found] for found in outputs]
+    assert shown == [[{"text/markdown": "page.md"}], [], []]
     assert client.eval_variable("x + 1")[0].data == {"text/plain": "3"}
     assert client.eval_variable("Shows('')") == []
     assert os.getcwd() == here

@@ -15,6 +15,7 @@ import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -185,17 +186,11 @@ def groups_of(module):
     return [{"params": [first], "lr": 0.01}, {"params": rest}]
 
 
-@contextlib.contextmanager
 def chunks_from(least_bytes, padding_bytes=2**20):
     """More chunks the smaller they may be; more broadcasts the less may be padded."""
     from a2lib.parallel import exchange
 
-    before = exchange.LEAST_BYTES, exchange.PADDING_BYTES
-    exchange.LEAST_BYTES, exchange.PADDING_BYTES = least_bytes, padding_bytes
-    try:
-        yield
-    finally:
-        exchange.LEAST_BYTES, exchange.PADDING_BYTES = before
+    return patch.multiple(exchange, LEAST_BYTES=least_bytes, PADDING_BYTES=padding_bytes)
 
 
 class Residual(nn.Module):
@@ -330,10 +325,6 @@ def copies_on_the_cpu():
             shutil.rmtree(Path(path[0]).parent)
         return handle.memories[dist.get_rank(group)], handle
 
-    before = carriers.why_not, copy_engines.shared_memory
-    carriers.why_not = lambda *_: None
-    copy_engines.shared_memory = shared_memory
-    try:
+    shared = patch.object(copy_engines, "shared_memory", shared_memory)
+    with shared, patch.object(carriers, "why_not", lambda *_: None):
         yield
-    finally:
-        carriers.why_not, copy_engines.shared_memory = before

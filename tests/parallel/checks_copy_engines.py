@@ -1,6 +1,7 @@
 """Copy engines: their steps on memory that processes share, and which communication is taken."""
 
 import random
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -45,18 +46,16 @@ def buckets_take_random_steps():
 @check(2)
 def copy_engines_may_be_as_late_as_the_finish():
     """As if their stream had begun nothing before: no gradient is gone or another one by then."""
-    run, wait, queued = Lane.run, Lane.wait, []
+    queued = []
 
     def everything(_):
         while queued:
             queued.pop(0)()
 
-    Lane.run, Lane.wait = lambda _, work: queued.append(work), staticmethod(everything)
-    try:
+    begun = patch.object(Lane, "run", lambda _, work: queued.append(work))
+    with begun, patch.object(Lane, "wait", staticmethod(everything)):
         for sent in (None, torch.bfloat16):
             random_steps(copied, sent, 0.02)
-    finally:
-        Lane.run, Lane.wait = run, staticmethod(wait)
 
 
 def random_steps(make, sent, bucket_mb):
@@ -71,8 +70,8 @@ def random_steps(make, sent, bucket_mb):
         given = [[_some(draw, weights, everywhere, fails) for _ in range(draw.choice((1, 2)))]
                  for _ in range(size)]  # fmt: skip
         if fails is not None:
-            hook = weights[fails].register_hook(_raise)
-            with raises(ZeroDivisionError, "half way"):
+            hook = weights[fails].register_hook(lambda _: 1 / 0)
+            with raises(ZeroDivisionError, "division"):
                 ddp(given[rank][-1]).backward()
             hook.remove()
             ddp.reset()
@@ -108,10 +107,6 @@ def _some(draw, weights, everywhere, fails):
         i: torch.randn(weights[i].shape, generator=seeded(seed + i)).to(weights[i].dtype)
         for i in mine
     }
-
-
-def _raise(grad):
-    raise ZeroDivisionError("half way")
 
 
 def _mean_of(i, p, given, before, sent):
@@ -151,15 +146,11 @@ def memory_that_comes_again_is_what_the_other_rank_has_again():
     """Blocks that were given back come again in another order on each rank."""
     rank, _ = world()
     blocks = [torch.empty(8, dtype=torch.uint8) for _ in range(3)]
-    before = symmetric_memory.empty, symmetric_memory.rendezvous, copy_engines._met
-    copy_engines._met = {}
-    symmetric_memory.rendezvous = lambda mine, group: mine.data_ptr()
-    try:
+    coming = []
+    made = {"empty": lambda *_, **__: coming.pop(0), "rendezvous": lambda mine, _: mine.data_ptr()}
+    with patch.object(copy_engines, "_met", {}), patch.multiple(symmetric_memory, **made):
         third = [1, 0, 2] if rank else [0, 1, 2]
         for mine, wanted in (([0], 0), ([1], 1), (third, 2), ([0], 0), ([2], 2)):
-            coming = [blocks[i] for i in mine]
-            symmetric_memory.empty = lambda *_, coming=coming, **__: coming.pop(0)
+            coming += [blocks[i] for i in mine]
             memory, handle = copy_engines.shared_memory(8, None, torch.device("cpu"))
             assert memory is blocks[wanted] and handle == memory.data_ptr() and not coming
-    finally:
-        symmetric_memory.empty, symmetric_memory.rendezvous, copy_engines._met = before

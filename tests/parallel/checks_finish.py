@@ -242,7 +242,5 @@ def fsdp_says_of_a_backward_of_a_backward_that_there_is_none():
         fsdp.reset()
         fsdp.zero_grad()
         check_freed(fsdp)
-    loss_on(tokens)(fsdp).backward()
-    fsdp.finish_gradient_synchronization()
-    mean_gradients(reference, [[loss_on(tokens)]] * 2)
+    backward_of_each(fsdp, reference, [loss_on(tokens)] * 2)
     check_gradients(fsdp, reference, "after it")

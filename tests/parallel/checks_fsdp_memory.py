@@ -1,5 +1,7 @@
 """FSDP's account of what it holds, against the theory."""
 
+from unittest.mock import patch
+
 import torch
 from checking import check, token_batches, token_loss
 
@@ -20,6 +22,9 @@ def fsdp_holds_what_the_theory_says():
         model = TransformerLM(12, 8, 8, 4, 2, 16, attention="eager", seed=0)
         fsdp, told, held, casting = FSDP(model, compute_dtype=dtype), [], [], []
         assert fsdp.held_bytes()["parameters"] == theory.kept(shape, 2)
+        token_loss(fsdp(tokens), tokens).backward()
+        fsdp.finish_gradient_synchronization()
+        fsdp.zero_grad()
 
         def look(moment, unit, fsdp=fsdp, told=told, held=held):
             told.append((moment, unit))
@@ -30,18 +35,12 @@ def fsdp_holds_what_the_theory_says():
             casting.append(fsdp.held_bytes()["gathered"])
             return prepare(same)
 
-        units.prepare = watched
-        for _ in range(2):
-            told.clear()
-            held.clear()
-            casting.clear()
-            fsdp.observe(look)
+        fsdp.observe(look)
+        with patch.object(units, "prepare", watched):
             token_loss(fsdp(tokens), tokens).backward()
             fsdp.observe(None)
             fsdp.finish_gradient_synchronization()
-            gradients = fsdp.held_bytes()["gradients"]
-            fsdp.zero_grad()
-        units.prepare = prepare
+        gradients = fsdp.held_bytes()["gradients"]
         walk = list(theory.step(shape, 2, 0, computes, moments=False))
         expected = [m.parts for m in walk if m.moment.startswith(("forward", "backward"))]
         parts = ("parameters", "gradients", "gathered", "travelling")

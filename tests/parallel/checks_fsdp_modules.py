@@ -1,6 +1,7 @@
 """FSDP of modules that others wrote and of uses that are easily forgotten, against one process."""
 
 import warnings
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -177,8 +178,7 @@ def fsdp_trains_other_peoples_modules():
 def the_experiment_sees_a_wrong_reduction():
     """In bf16 against autocast: what is right passes, gradients that are each rank's own do not."""
     rank, size = world()
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    right = units.reduce_scatter_coalesced
+    device = torch.get_default_device().type
 
     def none(parts, wholes, group):
         for part, whole in zip(parts, wholes, strict=True):
@@ -187,12 +187,9 @@ def the_experiment_sees_a_wrong_reduction():
     spec = {"model": "tiny", "batch": 2, "context": 16, "precision": "bf16",
             "attention": "eager", "compile": "none", "capture": False}  # fmt: skip
     plain = Training(spec, device, rank, 0)
-    for reduce, refused in ((right, False), (none, True)):
-        units.reduce_scatter_coalesced = reduce
-        try:
+    for reduce, refused in ((units.reduce_scatter_coalesced, False), (none, True)):
+        with patch.object(units, "reduce_scatter_coalesced", reduce):
             found = Sharded(spec, device, rank, 0, "fsdp").deviation_from(plain)
-        finally:
-            units.reduce_scatter_coalesced = right
         each = [None] * size
         dist.all_gather_object(each, found)
         assert worst(each).exceeds(TOLERANCE["bf16"]) is refused, found

@@ -3,6 +3,7 @@ by name, of layers with random weights and a random dy."""
 
 import itertools
 
+import torch
 import torch.distributed as dist
 from checking import check, world
 
@@ -12,26 +13,17 @@ from a2lib.experiments.parallelism import SCHEMES, Setting, handlers, meshes
 LAYERS, D_MODEL, D_FF = 3, 16, 24
 
 
-def stacks(scheme, implementation="a2lib"):
-    """(spec, stack) of every mesh of a scheme on these ranks."""
-    _, size = world()
-    backend = dist.get_backend()
-    for mesh in meshes(scheme, size):
-        given = Setting(scheme, implementation, mesh, Ranks(size, backend), "fp32", LAYERS, D_MODEL,
-                      D_FF)  # fmt: skip
-        yield given.spec(), handlers.make(given.spec(), device(), seed=3)
-
-
-def device():
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
-
-
 @check(2, 4)
 def each_scheme_is_the_one_process():
+    _, size = world()
     # PyTorch's own warns of views on a mesh of two axes.
-    implementations = ("a2lib", "torch") if world()[1] == 2 else ("a2lib",)
+    implementations = ("a2lib", "torch") if size == 2 else ("a2lib",)
+    ranks, device = Ranks(size, dist.get_backend()), torch.get_default_device().type
     for scheme, implementation in itertools.product(SCHEMES, implementations):
-        for spec, stack in stacks(scheme, implementation):
-            off = handlers.errors(stack, spec, device(), seed=3)
+        for mesh in meshes(scheme, size):
+            given = Setting(scheme, implementation, mesh, ranks, "fp32", LAYERS, D_MODEL, D_FF)
+            spec = given.spec()
+            stack = handlers.make(spec, device, seed=3)
+            off = handlers.errors(stack, spec, device, seed=3)
             assert len(off) == 2 + 3 * LAYERS, off
             assert max(off.values()) < 2e-5, (spec, off)

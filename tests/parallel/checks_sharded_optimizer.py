@@ -3,6 +3,7 @@
 import copy
 import io
 import itertools
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -92,18 +93,10 @@ def parameters_lie_in_chunks_of_one_gather_each():
     moved = {name for name, p in module.named_parameters() if p.data_ptr() != places[name]}
     assert moved == set(places) - {"strided", "part", "empty"}
     give_gradients(0, module)
-    sent = []
     gather = exchange.all_gather_single
-
-    def counted(output, own, **options):
-        sent.append((output.numel() * output.element_size(), own.numel() * own.element_size()))
-        return gather(output, own, **options)
-
-    exchange.all_gather_single = counted
-    try:
+    with patch.object(exchange, "all_gather_single", wraps=gather) as gathers:
         sharded.step()
-    finally:
-        exchange.all_gather_single = gather
+    sent = [(whole.nbytes, own.nbytes) for (whole, own), _ in gathers.call_args_list]
     assert len(sent) == len(chunks)
     assert all(whole == size * own for whole, own in sent)
     copied = sum(p.numel() * p.element_size() for p in (module.strided, module.part))

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import itertools
+from unittest.mock import patch
 
 import torch
 from checking import Tied, check, chunks_from, same, token_batches, token_loss, world
@@ -42,11 +43,8 @@ def late(where, ranks):
 
         return run(lane, slow_work)
 
-    Lane.run = slow
-    try:
+    with patch.object(Lane, "run", slow):
         yield
-    finally:
-        Lane.run = run
 
 
 def trained(make, first, updating=False):

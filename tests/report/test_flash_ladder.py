@@ -30,11 +30,9 @@ def test_the_rungs_and_shapes_are_those_that_are_measured():
 
 def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_not_choose():
     tiles = pytest.importorskip("a2lib.attention.tiles")
-    for kind, heads, d, n in (
-        ("board", 16, 64, 16384),
-        ("wide", 16, 128, 16384),
-        ("few", 1, 64, 4096),
-    ):
+    cells = invented()[["kind", "heads", "head_dim", "seq_len"]].drop_duplicates()
+    assert len(cells) == len(ladder.SHAPES)
+    for kind, heads, d, n in cells.itertuples(index=False):
         chosen = {
             "key_chunks": keys_per_chunk(n, n, heads, True, 2) > 0,
             "query_chunks": in_chunks(n, heads, d, True, 2),

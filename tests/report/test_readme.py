@@ -1,8 +1,8 @@
 """README.md's picture: the committed one is of the committed rows."""
 
-import csv
 import shutil
 
+import committed
 import pytest
 
 from a2lib.paths import ROOT
@@ -10,23 +10,16 @@ from a2lib.report import readme
 from a2lib.report.data import ReportError
 
 ROWS = ROOT / "data" / "measured" / "flash" / "nvidia-h200.csv"
-SHAPE = {
-    "dtype": "bf16",
-    "batch": "1",
-    "heads": "1",
-    "head_dim": "64",
-    "causal": "true",
-    "pass": "end_to_end",
-}
+ONE_HEAD = {"batch": "1", "heads": "1", "head_dim": "64"}
+SHAPE = {**ONE_HEAD, "dtype": "bf16", "causal": "true", "pass": "end_to_end"}
 
 
 def measured(name):
-    with open(ROWS, newline="") as lines:
-        return {
-            int(row["seq_len"]): float(row["ms_graph"])
-            for row in csv.DictReader(lines)
-            if row["implementation"] == name and SHAPE.items() <= row.items()
-        }
+    return {
+        int(row["seq_len"]): float(row["ms_graph"])
+        for row in committed.measured("flash")
+        if row["implementation"] == name and SHAPE.items() <= row.items()
+    }
 
 
 @pytest.fixture

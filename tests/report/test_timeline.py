@@ -1,7 +1,5 @@
 """The picture of a step's memory: what is drawn is what the tables hold, in the house's colours."""
 
-import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,6 @@ from profiles import make
 from svg_sizes import texts
 
 from a2lib.measure import snapshot
-from a2lib.paths import ROOT
 from a2lib.report.pages import timeline
 
 HERE = Path(make.__file__).parent
@@ -34,11 +31,3 @@ def test_a_timeline_marks_its_peak_however_long(long_memory):
     words = texts(timeline.memory(long_memory))
     assert {"peak 2.72 GB", "forward", "backward", "saved for backward"} <= set(words)
     assert "gradients" not in words
-
-
-def test_a_reader_s_own_file_is_drawn_as_the_page_says(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(MEMORY, "memory.pickle")
-    [recorded] = re.findall(r'python -c "(.*)"', (ROOT / "book/memory.md").read_text())
-    exec(recorded, {})
-    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")

@@ -115,11 +115,17 @@ def test_files_that_cannot_be_drawn(tmp_path):
     assert "not measured yet" in texts(traces.strips({"": []}))
 
 
-def test_a_reader_s_own_file_is_drawn_as_the_page_says(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "pattern", "file", "name", "drawn"), [
+    ("profile-kernels", r"```python\n(.*?)```", "cpu_trace.json.gz", "trace.json.gz",
+     ["strip", "step"]),
+    ("memory", r'python -c "(.*?)"\n', "cuda_memory.pickle", "memory.pickle", ["memory"]),
+])  # fmt: skip
+def test_a_reader_s_own_file_is_drawn_as_the_page_says(
+    tmp_path, monkeypatch, page, pattern, file, name, drawn
+):
     monkeypatch.chdir(tmp_path)
-    shutil.copy(HERE / "cpu_trace.json.gz", "trace.json.gz")
-    page = (ROOT / "book/profile-kernels.md").read_text()
-    [code] = re.findall(r"```python\n(.*?)```", page, re.S)
+    shutil.copy(HERE / file, name)
+    [code] = re.findall(pattern, (ROOT / f"book/{page}.md").read_text(), re.S)
     exec(code, {})
-    for name in ("strip", "step"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
+    for picture in drawn:
+        assert (tmp_path / f"{picture}.png").read_bytes().startswith(b"\x89PNG"), picture

@@ -206,14 +206,12 @@ def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
                   for name in ("none", "hsdp"))  # fmt: skip
     for part in ("parameters", "optimizer"):
         assert cut[part] == whole[part] / 2
-    inner = evaluate(job(devices=2), Layout(data=2))
-    assert replace(inner, layout=None) == replace(
-        evaluate(job(devices=2), Layout(data=2, sharding="hsdp")), layout=None
-    )
+    # as many devices as there are in the node need no network, however they are cut
+    inner, other = (evaluate(job(devices=2), Layout(data=2, sharding=name))
+                    for name in ("fsdp", "hsdp"))  # fmt: skip
+    assert inner.busy["network"] == 0 and replace(inner, layout=other.layout) == other
     fsdp = evaluate(job(), Layout(data=2, tensor=2, microbatches=2))  # one device of a group a node
     assert fsdp.busy["network"] == pytest.approx(2 * 3 * 392 / 2)
-    # as many devices as there are in the node need no network, however they are cut
-    assert evaluate(job(devices=2), Layout(data=2)).busy["network"] == 0
 
 
 def test_axes_of_a_torus_do_not_wait_for_each_other():

@@ -61,9 +61,7 @@ def test_both_axes():
 
 def layer(a, b):
     """A layer with these slopes: tokens a and a d_ff of b at C = W."""
-    found = Layer(tokens=a, d_model=7, d_ff=Fraction(2 * b) / 3, flops=5, bandwidth=5)
-    found = Layer(**{name: value if name == "element_bytes" else Fraction(value)
-                     for name, value in vars(found).items()})  # fmt: skip
+    found = Layer(*map(Fraction, (a, 7, Fraction(2 * b) / 3, 5, 5)))
     assert parallelism.data_slope(found) * 2 == 2 * a
     assert parallelism.tensor_slope(found) == Fraction(b)
     return found

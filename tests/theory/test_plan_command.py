@@ -1,6 +1,5 @@
 """The planner's command: what it prints, holds and refuses."""
 
-import json
 from dataclasses import asdict
 
 import pytest
@@ -13,10 +12,9 @@ from a2lib.theory.layouts import Job
 from a2lib.theory.transformer import SIZES, GroupedShape
 
 
-def test_the_command_prints_the_plan(capsys):
+def test_the_command_prints_the_plan(printed):
     arguments = ["plan", "--devices", "8", "--batch", "16", "--context", "2048"]
-    assert command.main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed(*arguments, "--json")
     one = Job(SIZES["8B"], DEVICES["H200"], 8, 16, 2048)
     plan = planner.search(one)
     assert found["layout"] == {**asdict(plan.layout), "devices": plan.layout.devices}
@@ -26,13 +24,12 @@ def test_the_command_prints_the_plan(capsys):
     assert total == pytest.approx(plan.memory_bytes)
     assert sum(v for k, v in found["memory_bytes"].items() if k != "allowed") == total
     assert found["assumptions"] == list(layouts.ASSUMPTIONS)
-    assert command.main(arguments) == 0
-    text = capsys.readouterr().out
+    text = printed(*arguments)
     for words in (*plan.memory, *plan.busy, *layouts.ASSUMPTIONS, f"{plan.step_s:.4g} s"):
         assert words in text
 
 
-def test_the_command_holds_what_is_given(capsys):
+def test_the_command_holds_what_is_given(printed):
     held = ["--tensor", "2", "--pipeline", "1", "--context-parallel", "2", "--data", "1",
             "--microbatches", "1", "--sharding", "fsdp", "--checkpointing", "block"]  # fmt: skip
     sizes = ["--size", "small", "--layers", "6", "--d-ff", "64", "--heads", "6", "--vocab", "100",
@@ -40,8 +37,7 @@ def test_the_command_holds_what_is_given(capsys):
              "--devices", "9"]  # fmt: skip
     job = {"precision": "fp32", "optimizer": "momentum", "efficiency": 0.5}
     sizes += [f"--{name}={value}" for name, value in job.items()]
-    assert command.main(["plan", *sizes, *held, "--json", "--hidden", "none"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed("plan", *sizes, *held, "--json", "--hidden", "none")
     assert found["layout"] == {
         "data": 1, "tensor": 2, "pipeline": 1, "context": 2, "microbatches": 1,
         "sharding": "fsdp", "checkpointing": "block", "chunks": 1, "sequence": True, "expert": 1,
@@ -52,16 +48,14 @@ def test_the_command_holds_what_is_given(capsys):
     assert {name: found[name] for name in job} == job and found["fits"] is True
 
 
-def test_the_command_has_experts_and_zero_bubble(capsys):
+def test_the_command_has_experts_and_zero_bubble(printed):
     given = ["plan", "--as-given", "--size", "DeepSeek-V3", "--devices", "64", "--data", "16",
              "--pipeline", "4", "--expert", "8", "--schedule", "zb-h1", "--microbatches", "4",
              "--batch", "64", "--sharding", "zero1", "--context", "4096"]  # fmt: skip
-    assert command.main([*given, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed(*given, "--json")
     assert found["model"]["active_parameters"] == 37_552_297_472 and found["all_tried"]
     assert (found["layout"]["expert"], found["layout"]["schedule"]) == (8, "zb-h1")
-    assert command.main(given) == 0
-    text = capsys.readouterr().out
+    text = printed(*given)
     assert "experts 256, top_k 8, shared 1" in text
     assert "expert 8, schedule zb-h1" in text
     # as its sizes say it, without the preset
@@ -69,17 +63,14 @@ def test_the_command_has_experts_and_zero_bubble(capsys):
              "--vocab", "129280", "--experts", "256", "--top-k", "8", "--shared", "1",
              "--dense", "3", "--nodes", "4", "--head-size", "128", "--q-rank", "1536",
              "--kv-rank", "512", "--rope", "64"]  # fmt: skip
-    assert command.main(["plan", "--as-given", *sizes, *given[4:], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
+    assert printed("plan", "--as-given", *sizes, *given[4:], "--json") == found
 
 
-def test_a_search_that_left_layouts_out_says_so(capsys, monkeypatch):
+def test_a_search_that_left_layouts_out_says_so(printed, monkeypatch):
     monkeypatch.setattr(planner, "MOST_COUNTED", 100)
     given = ["plan", "--devices", "64", "--batch", "5040", "--context", "5040", "--hidden", "all"]
-    assert command.main([*given, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["all_tried"] is False
-    assert command.main(given) == 0
-    assert "not all tried: the best of some" in capsys.readouterr().out
+    assert printed(*given, "--json")["all_tried"] is False
+    assert "not all tried: the best of some" in printed(*given)
 
 
 @pytest.mark.parametrize("given, words", [
@@ -98,20 +89,16 @@ def test_a_wrong_option_ends_the_command_with_one_line(given, words, capsys):
     assert line.startswith("python -m a2lib.theory plan: ") and words in line
 
 
-def test_the_command_takes_measured_links(capsys):
+def test_the_command_takes_measured_links(printed, capsys):
     given = ["plan", "--devices", "2", "--batch", "2", "--context", "1024", "--size", "small",
              "--tensor", "2", "--json"]  # fmt: skip
-    found, own = {}, ["--bandwidth", "2.25e11", "--latency-us", "20"]
-    for name, more in {"makers": [], "own": own}.items():
-        assert command.main([*given, *more]) == 0
-        found[name] = json.loads(capsys.readouterr().out)
-    assert found["makers"]["device"]["latency"] == 0
-    assert (found["own"]["device"]["link"], found["own"]["device"]["latency"]) == (2.25e11, 20e-6)
+    makers, own = printed(*given), printed(*given, "--bandwidth", "2.25e11", "--latency-us", "20")
+    assert makers["device"]["latency"] == 0
+    assert (own["device"]["link"], own["device"]["latency"]) == (2.25e11, 20e-6)
     sums = 10 * SIZES["small"].num_layers + 5
-    before, after = (found[name]["busy_s"]["node links"] for name in ("makers", "own"))
+    before, after = (found["busy_s"]["node links"] for found in (makers, own))
     assert after == pytest.approx(2 * before + 20e-6 * sums)
-    assert command.main([*given[:-1], "--latency-us", "20"]) == 0
-    assert "link 450 GB/s, latency 20 us" in capsys.readouterr().out
+    assert "link 450 GB/s, latency 20 us" in printed(*given[:-1], "--latency-us", "20")
     for wrong, words in ((["--bandwidth", "0"], "allowed are numbers from 1000 to 1e+18"),
                          (["--latency-us", "-1"], "allowed are numbers from 0 to 1e+09"),
                          (["--latency-us", "nan"], "allowed are numbers from 0")):  # fmt: skip

@@ -19,17 +19,8 @@ PARTS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def printed(capsys):
-    def run(*arguments):
-        assert command.main(list(arguments)) == 0
-        return capsys.readouterr().out
-
-    return run
-
-
 def test_every_question_on_paper_has_its_parts(printed):
-    found = json.loads(printed("--json"))
+    found = printed("--json")
     assert {q: list(parts) for q, parts in found.items()} == {
         question: list(parts or [answers.WHOLE]) for question, parts in PARTS.items()
     }
@@ -45,7 +36,7 @@ def test_every_question_on_paper_has_its_parts(printed):
 
 
 def test_values_are_the_theorys(printed):
-    found = json.loads(printed("--json", "--tokens", "4096", "--devices", "4"))
+    found = printed("--json", "--tokens", "4096", "--devices", "4")
     [limit] = found["data_parallel_calcs"]["c"]
     layer = parallelism.EXAMPLE
     assert limit["value"] == pytest.approx(1 + 4096 * layer.bandwidth / layer.flops)

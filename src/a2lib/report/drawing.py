@@ -45,9 +45,11 @@ def text(
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" style="{style}"{turn}>{words}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, style: str) -> str:
-    """A rectangle with its upper left corner at x, y."""
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" style="{style}"/>'
+def box(x: float, y: float, width: float, height: float, style: str, words: str = "") -> str:
+    """A rectangle with its upper left corner at x, y, and words in its middle."""
+    said = text(x + width / 2, y + height / 2 + 4, words, anchor="middle") if words else ""
+    corner = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
+    return f'{corner} style="{style}"/>{said}'
 
 
 def stroke(path: str, colour: str = "#000000", width: float = 1.2, more: str = "") -> str:

@@ -55,6 +55,11 @@ def label(ax, words: str, at: tuple, by: tuple[float, float] = (5, 0), **looks) 
     ax.annotate(words, at, by, textcoords="offset points", **looks)
 
 
+def inside(ax, words: str, at: tuple, colour: str) -> None:
+    """Words with their middle at a point."""
+    ax.annotate(words, at, ha="center", va="center", color=colour)
+
+
 def reference(ax, value: float, words: str, *, vertical: bool = False) -> None:
     """A dashed line at a value, with words at its lower or right end."""
     if vertical:
@@ -72,8 +77,8 @@ def bars(
     solid: Sequence[float],
     *,
     text: Sequence[str],
+    colours: Sequence[str],
     hollow: Sequence[float] | None = None,
-    colours: str | Sequence[str] = COLOURS[1],
     xlabel: str = "",
 ) -> None:
     """Bars lying one below another, the first on top, each with a text at its end.
@@ -85,16 +90,8 @@ def bars(
     at = np.arange(len(solid))
     ax.barh(at, solid, color=colours, height=0.62)
     shown = more > 0
-    edges = [colours] * len(solid) if isinstance(colours, str) else list(colours)
-    ax.barh(
-        at[shown],
-        more[shown],
-        left=solid[shown],
-        height=0.62,
-        fill=False,
-        edgecolor=[e for e, s in zip(edges, shown, strict=True) if s],
-        linewidth=1.2,
-    )
+    looks = {"edgecolor": np.array(colours)[shown], "fill": False, "linewidth": 1.2}
+    ax.barh(at[shown], more[shown], left=solid[shown], height=0.62, **looks)
     for y, end, words in zip(at, solid + more, text, strict=True):
         label(ax, words, (end, y), va="center")
     _lying(ax, labels, (solid + more).max(), xlabel)
@@ -118,21 +115,11 @@ def stacked(
     left = np.zeros(len(parts))
     for name, colour in colours.items():
         wide = parts[name].fillna(0).to_numpy(dtype=float)
-        ax.barh(
-            np.arange(len(parts)),
-            wide,
-            left=left,
-            color=colour,
-            height=0.66,
-            label=name,
-            edgecolor=PAPER,
-            linewidth=0.8,
-        )
+        looks = {"color": colour, "label": name, "edgecolor": PAPER, "linewidth": 0.8}
+        ax.barh(np.arange(len(parts)), wide, left=left, height=0.66, **looks)
         for y, (start, size) in enumerate(zip(left, wide, strict=True)):
             if size >= least * total.max():
-                ax.annotate(
-                    digits(size), (start + size / 2, y), ha="center", va="center", color=PAPER
-                )
+                inside(ax, digits(size), (start + size / 2, y), PAPER)
         left += wide
     for y, words in enumerate(text):
         label(ax, words, (left[y], y), va="center")
@@ -197,37 +184,20 @@ def heat(ax, ratios: pd.DataFrame) -> None:
 
     The colour says who is ahead and in which of HEAT_STEPS.
     """
-    step = ratios.map(_heat_step)
-    shades = ax.pcolormesh(
-        step.to_numpy(dtype=float),
-        cmap=ListedColormap(HEAT),
-        vmin=-3.5,
-        vmax=3.5,
-        edgecolors=PAPER,
-        linewidth=1.5,
-    )
+    cells = ratios.to_numpy(dtype=float)
+    step = np.searchsorted(HEAT_STEPS, np.maximum(cells, 1 / cells)) * np.sign(cells - 1)
+    looks = {"cmap": ListedColormap(HEAT), "edgecolors": PAPER, "linewidth": 1.5}
+    shades = ax.pcolormesh(step, vmin=-3.5, vmax=3.5, **looks)
     shades.set_rasterized(False)
-    for (i, j), ratio in np.ndenumerate(ratios.to_numpy(dtype=float)):
+    for (i, j), ratio in np.ndenumerate(cells):
         words = "–" if np.isnan(ratio) else f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
-        ax.annotate(
-            words,
-            (j + 0.5, i + 0.5),
-            ha="center",
-            va="center",
-            color=DIM if np.isnan(ratio) else INK,
-        )
+        colour = DIM if np.isnan(ratio) else INK
+        inside(ax, words, (j + 0.5, i + 0.5), colour)
     ax.set_xticks(np.arange(ratios.shape[1]) + 0.5, [str(c) for c in ratios.columns])
     ax.set_yticks(np.arange(ratios.shape[0]) + 0.5, [str(r) for r in ratios.index])
     ax.tick_params(length=0)
     ax.invert_yaxis()
     ax.grid(False)
-
-
-def _heat_step(ratio: float) -> float:
-    if not np.isfinite(ratio):
-        return float("nan")
-    size = sum(max(ratio, 1 / ratio) > step for step in HEAT_STEPS)
-    return -size if ratio < 1 else size
 
 
 def _lying(ax, labels, longest: float, xlabel: str, room: float = 0.24) -> None:

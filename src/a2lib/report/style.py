@@ -52,7 +52,6 @@ def palette(names) -> Looks:
     return Looks({name: Look(str(name), *look) for name, look in dealt})
 
 
-DEVICES = {"nvidia-h200": "NVIDIA H200", "cpu": "CPU"}
 STATUS = {"oom": "oom", "unsupported": "n/a", "error": "error"}
 
 INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"
@@ -63,10 +62,6 @@ WIDTH = 5.4
 RC = {
     "font.size": 10.5,
     "axes.titlesize": 11,
-    "axes.labelsize": 10.5,
-    "xtick.labelsize": 10.5,
-    "ytick.labelsize": 10.5,
-    "legend.fontsize": 10.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -93,12 +88,12 @@ RC = {
 
 def device_name(slug: str) -> str:
     """A device slug as people write it: nvidia-h200 -> NVIDIA H200."""
-    if slug in DEVICES:
-        return DEVICES[slug]
-    words = slug.split("-")
-    return " ".join(
-        w.upper() if any(c.isdigit() for c in w) or w == "nvidia" else w.capitalize() for w in words
-    )
+
+    def written(word: str) -> str:
+        large = word in ("nvidia", "cpu") or any(c.isdigit() for c in word)
+        return word.upper() if large else word.capitalize()
+
+    return " ".join(map(written, slug.split("-")))
 
 
 class Chart:

@@ -212,31 +212,23 @@ def tricks() -> list[Trick]:
     """
     mesh = Mesh()
     n = mesh.devices
-    base = mesh.least_tokens()
+    base, best = mesh.least_tokens(), mesh.best_tokens()
     wide = replace(mesh, X=mesh.X / 4, Y=4 * mesh.Y, M_X=1, M_Y=2).least_tokens()
     piped = replace(mesh, X=mesh.X / 4, M_X=1).least_tokens() / 4
     packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2).least_tokens()
 
-    def trick(name, formula, tokens, price, devices=n):
-        return Trick(name, formula, tokens, tokens * devices, price)
-
-    return [
-        trick("the mesh as asked", "α / (M_X Y)", base, "none"),
-        trick(
-            "Y = 16 on two axes, X = 4 on one", "α / (M_X Y)", wide, "matrices a quarter as wide"
-        ),
-        trick(
-            "the best X and Y",
-            "α² / (M_X M_Y F)",
-            mesh.best_tokens(),
-            "a little more where X and Y are whole",
-        ),
-        trick(
+    ways = [
+        ("the mesh as asked", "α / (M_X Y)", base, n, "none"),
+        ("Y = 16 on two axes, X = 4 on one", "α / (M_X Y)", wide, n, "matrices a quarter as wide"),
+        ("the best X and Y", "α² / (M_X M_Y F)", best, n, "a little more where X and Y are whole"),
+        (
             "4 stages on one axis, X = 4 on one",
             "α / (p M_X Y)",
             piped,
+            n,
             "gathered weights stay; a bubble",
         ),
-        trick("weights sent in 8 bits", "α / (2 M_X Y)", packed, "rounded weights"),
-        trick("half of the devices", "α / (M_X Y)", base, "half the speed", n / 2),
+        ("weights sent in 8 bits", "α / (2 M_X Y)", packed, n, "rounded weights"),
+        ("half of the devices", "α / (M_X Y)", base, n / 2, "half the speed"),
     ]
+    return [Trick(*what, each, each * devices, price) for *what, each, devices, price in ways]

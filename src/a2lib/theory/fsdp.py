@@ -22,7 +22,6 @@ rank, an all-reduce twice that; ``theory.sharding.sent`` has those of data paral
 first stage. Rajbhandari et al., arXiv 1910.02054 (stage 3); Zhao et al., arXiv 2304.11277.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -51,9 +50,7 @@ class Held:
 
     @property
     def parts(self) -> dict[str, float]:
-        values = dataclasses.asdict(self)
-        del values["moment"]
-        return values
+        return {part: size for part, size in vars(self).items() if part != "moment"}
 
     @property
     def total(self) -> float:

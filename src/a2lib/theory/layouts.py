@@ -270,14 +270,9 @@ def _stage_memory(job: Job, layout: Layout, stage: Stage) -> list[tuple[str, dic
     copy = NARROW if bf16 and job.residual == WIDE else 0
     top = many * (2 * stream + copy * shape.d_model) / rows if last else 0
     logits = many * (shape.vocab_size / t * LOGIT_TENSORS * WIDE + gathered / 2) if last else 0
-    trained = 1 - job.frozen
-    state = {
-        "parameters": WIDE * own * (share if fsdp or (sharding != "none" and bf16) else 1),
-        "optimizer": OPTIMIZERS[job.optimizer]
-        * trained
-        * own
-        * (1 if sharding == "none" else share),
-    }
+    trained, is_cut = 1 - job.frozen, sharding != "none"
+    parameters = WIDE * own * (share if fsdp or (is_cut and bf16) else 1)
+    optimizer = OPTIMIZERS[job.optimizer] * trained * own * (share if is_cut else 1)
 
     def at(gone: float, gradients: float, kept: float, temporaries: float) -> dict[str, float]:
         """The components when so many weights are done with, and so many have gradients."""
@@ -285,16 +280,16 @@ def _stage_memory(job: Job, layout: Layout, stage: Stage) -> list[tuple[str, dic
             working = element * (2 + trained) * largest
         elif not bf16:
             working = 0  # the weights are what is computed with
-        elif sharding != "none":
+        elif is_cut:
             working = NARROW * own
         else:  # autocast's copies, which go with the graph; the embedding has none
             working = NARROW * (own - bare - gone)
         if sharding == "zero2":  # a layer's gradients, before they are sent
             working += element * trained * largest
         return {
-            "parameters": state["parameters"],
+            "parameters": parameters,
             "gradients": WIDE * trained * gradients * (share if fsdp or sharding == "zero2" else 1),
-            "optimizer": state["optimizer"],
+            "optimizer": optimizer,
             "working weights": working,
             "activations": kept,
             "temporaries": temporaries + job.device.workspace,

@@ -69,6 +69,7 @@ CHOICES = {
     "activations": ACTIVATIONS,
 }
 SHOWN = ("devices", "batch", "context", *CHOICES, "efficiency", "frozen")
+OF_PLAN = ("moment", "step_s", "expected_s", "serial_s", "bound", "flops_share")
 EPILOG = """\
 A layout is data x tensor x pipeline x context devices. Unless you hold some of its numbers, all
 that keep the rules are tried: data divides the batch; tensor the heads, those of keys, d_ff and the
@@ -188,16 +189,11 @@ def as_object(job: Job, plan: Plan) -> dict:
         **found,
         "layout": {**asdict(plan.layout), "devices": plan.layout.devices},
         "memory_bytes": {**plan.memory, "total": plan.memory_bytes, "allowed": job.memory},
-        "moment": plan.moment,
         "fits": plan.memory_bytes <= job.memory,
         "largest_batch": largest_batch(job, plan.layout),
-        "step_s": plan.step_s,
-        "expected_s": plan.expected_s,
-        "serial_s": plan.serial_s,
+        **{name: getattr(plan, name) for name in OF_PLAN},
         "busy_s": plan.busy,
-        "bound": plan.bound,
         "all_tried": plan.tried,
-        "flops_share": plan.flops_share,
         "expected_flops_share": flops_share(job, plan.layout, plan.expected_s),
         "serial_flops_share": flops_share(job, plan.layout, plan.serial_s),
         "tokens_per_s": tokens / plan.step_s,

@@ -116,8 +116,7 @@ def chain() -> Drawing:
         elements.append(text(0, y - 8, words, bold=True))
         for i, kernel in enumerate(kernels):
             x = 1 + 72 * i
-            elements.append(box(x, y, 60, 24, "fill: #dce9f7; stroke: #555555"))
-            elements.append(text(x + 30, y + 16, kernel, anchor="middle"))
+            elements.append(box(x, y, 60, 24, "fill: #dce9f7; stroke: #555555", kernel))
             if i < 4:
                 waits = y < 50 and i == 3
                 colour = "#0072b2" if waits else "#d55e00"

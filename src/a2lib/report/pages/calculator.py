@@ -135,8 +135,9 @@ class Calculator:
             "A step, if all communication hides, if tensor's, context's and experts' does not, and "
             "if none does"
         )
-        how, ends = ("all", "but theirs", "none"), ("floor", "expected", "serial")
+        ends = {"floor": "all", "expected": "but theirs", "serial": "none"}
         long, parts = "What a step keeps busy, and for how long", {name: name for name in BUSY}
+        bytes_, seconds = {"gb": "GB", "share": "share"}, {"s": "s", "share": "of the step"}
         return (
             f"{forms.palette()}"
             "<noscript><p>The calculator needs JavaScript; the table below has the example's "
@@ -153,10 +154,10 @@ class Calculator:
             f"{fields('The blocks', MIXED)}</details></form>"
             f'{forms.STATE}<p class="a2-links" id="a2-links">Fill it with:</p>'
             f'<ul class="a2-links" aria-labelledby="a2-links">{links}</ul>'
-            f"{forms.table(moment, 'component', ('GB', 'share'), 'memory', held, ('gb', 'share'))}"
-            f"{forms.table(hides, 'at best', how, 'speed', SPEED, ends)}"
+            f"{forms.table('memory', moment, 'component', held, bytes_)}"
+            f"{forms.table('speed', hides, 'at best', SPEED, ends)}"
             f"{forms.picture('time', 360, 144)}"
-            f"{forms.table(long, 'what', ('s', 'of the step'), 'busy', parts, ('s', 'share'))}"
+            f"{forms.table('busy', long, 'what', parts, seconds)}"
             '<p>The model has <span data-out="parameters"></span> billion parameters. The '
             'largest batch that fits is <span data-out="batch.most"></span> sequences a step, '
             '<span data-out="batch.each"></span> on each data rank. The same in a terminal:</p>'

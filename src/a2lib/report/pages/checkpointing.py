@@ -121,13 +121,9 @@ def backward(figure, block: BlockBytes, blocks: int):
     """What is alive while each block goes backward, one checkpoint a block, fresh gradients, GB."""
     ax = figure.subplots()
     done = np.arange(blocks)
-    parts = {
-        "inputs that wait": (blocks - 1 - done) * block.input,
-        "gradients": done * block.gradients,
-        "the block": np.full(blocks, block.peak),
-    }
-    shades = dict(zip(parts, ("#86b6e6", "#f0ad78", "#eeeeee"), strict=True))
-    ax.stackplot(done + 1, [p / 1e9 for p in parts.values()], colors=list(shades.values()))
+    waits, made = (blocks - 1 - done) * block.input, done * block.gradients
+    parts = np.array([waits, made, np.full(blocks, block.peak)]) / 1e9
+    ax.stackplot(done + 1, parts, colors=("#86b6e6", "#f0ad78", "#eeeeee"))
     ax.annotate("inputs that wait", (2, 0.6))
     ax.annotate("gradients made so far", (20, 3.2))
     ax.annotate("the block that goes backward", (20, 12.2), rotation=0, ha="center")

@@ -23,10 +23,7 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The rows with ``bus`` and ``bus_queued`` in GB/s, what each rank must send in a ring over
     the time, and ``ranks``, who took part."""
     sent = [
-        int(size) * wire_share(operation, int(n)) / 1e6
-        for operation, n, size in zip(
-            rows["operation"], rows["world_size"], rows["size"], strict=True
-        )
+        int(r.size) * wire_share(r.operation, int(r.world_size)) / 1e6 for r in rows.itertuples()
     ]
     backends = rows["backend"].map({"nccl": "NCCL, {} GPUs", "gloo": "gloo, {} processes"})
     return rows.assign(

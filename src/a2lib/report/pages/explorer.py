@@ -20,7 +20,7 @@ FIELDS = (
     Field("n_tp", "N_TP", "devices", 10**6),
 )
 START = vars(EXAMPLE) | {"n_fsdp": 8, "n_tp": 8}
-PASSES = ("forward", "backward")
+PASSES = {"forward": "forward", "backward": "backward"}
 COST_LINES = {
     "compute_s": "computation (ms)",
     "data_s": "FSDP's axis (ms)",
@@ -28,6 +28,7 @@ COST_LINES = {
     "overlap": "binds, axes at the same time",
     "shared": "binds, axes one after the other",
 }
+LIMITS = {"n": "N", "at": "at N_FSDP × N_TP"}
 LIMIT_LINES = {
     "data": "data parallelism, FSDP",
     "tensor_forward": "TP, forward",
@@ -35,6 +36,7 @@ LIMIT_LINES = {
     "mesh": "both, axes at the same time",
     "shared_mesh": "both, axes one after the other",
 }
+SPLITS = {"best": "best", "whole": "in whole numbers", "share": "share"}
 SPLIT_LINES = {"overlap": "at the same time", "shared": "one after the other"}
 
 
@@ -42,25 +44,15 @@ class Explorer:
     """What a notebook's cell returns to show the form."""
 
     def _repr_html_(self) -> str:
-        costs = forms.table(
-            "One pass on this mesh", "time, and what binds", PASSES, "costs", COST_LINES, PASSES
-        )
-        limits = forms.table(
-            "The largest N that computation bounds",
-            "scheme",
-            ("N", "at N_FSDP × N_TP"),
-            "limits",
-            LIMIT_LINES,
-            ("n", "at"),
-        )
-        splits = forms.table(
+        best = (
             'The best split, forward, of <span data-out="n"></span> devices; its share is '
-            "communication over computation",
-            "the axes communicate",
-            ("best", "in whole numbers", "share"),
-            "splits",
-            SPLIT_LINES,
-            ("best", "whole", "share"),
+            "communication over computation"
+        )
+        most, one = "The largest N that computation bounds", "One pass on this mesh"
+        tables = (
+            forms.table("costs", one, "time, and what binds", COST_LINES, PASSES),
+            forms.table("limits", most, "scheme", LIMIT_LINES, LIMITS),
+            forms.table("splits", best, "the axes communicate", SPLIT_LINES, SPLITS),
         )
         fields = forms.fieldset(
             "The layer, the device and the mesh",
@@ -74,7 +66,7 @@ class Explorer:
             '<div class="a2-form a2-explorer" id="explorer" hidden>'
             f'<form autocomplete="off">{fields}</form>{forms.STATE}'
             f'{forms.picture("map", 360, 300)}<ul class="a2-key">{key}</ul>'
-            f"{costs}{limits}{splits}</div>"
+            f"{''.join(tables)}</div>"
         )
 
     def __repr__(self) -> str:

@@ -195,6 +195,14 @@ def growth(rows: pd.DataFrame, n: int, **where) -> float:
     return one(rows, seq_len=n, **where).ms / one(rows, seq_len=n // 2, **where).ms
 
 
+def _two(figure, parts: pd.DataFrame, **looks):
+    """``plots.stacked`` of two columns, which are named above."""
+    ax = figure.subplots()
+    plots.stacked(ax, parts, dict(zip(parts, COLOURS[1::-1], strict=True)), **looks)
+    panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
+    return ax
+
+
 @chart(height=3.0)
 def bars(figure, rows: pd.DataFrame):
     """Forward and backward of BOARD's rows, one bar an implementation, below the tensor cores'
@@ -206,43 +214,24 @@ def bars(figure, rows: pd.DataFrame):
     floor = pd.DataFrame(least, index=["tensor cores' floor"])
     parts = pd.concat([floor, parts])
     far = {LOOKS.short(n): time.loc[n, "end_to_end"] for n in time.index if n not in shown}
-    ax = figure.subplots()
-    colours = dict(zip(parts, (COLOURS[1], COLOURS[0]), strict=True))
     text = [ms(v) for v in parts.sum(axis=1)]
-    plots.stacked(ax, parts, colours, text=text, least=0.1, xlabel="GPU time, ms")
+    ax = _two(figure, parts, text=text, least=0.1, xlabel="GPU time, ms")
     words = "\n".join(f"{n}: {ms(v)}" for n, v in sorted(far.items(), key=lambda nv: nv[1]))
-    ax.annotate(
-        f"far to the right:\n{words}",
-        (1, 0.98),
-        xycoords="axes fraction",
-        ha="right",
-        va="top",
-        color=DIM,
-    )
-    panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
+    corner = {"xycoords": "axes fraction", "ha": "right", "va": "top"}
+    ax.annotate(f"far to the right:\n{words}", (1, 0.98), color=DIM, **corner)
 
 
 @chart(height=3.6)
 def busy(figure, counted: pd.DataFrame):
     """How long tensor cores and exponential units are busy in each call, one bar a call."""
-    parts = pd.DataFrame(
-        {
-            "tensor cores": counted["tensor"].to_numpy(),
-            "exponential units": counted["exp"].to_numpy(),
-        },
-        index=[
-            f"{COUNTED.get(r.implementation)}, {PASSES[p]}, {r.head_dim}"
-            for r, p in zip(counted.itertuples(), counted["pass"], strict=True)
-        ],
-    )
-    ax = figure.subplots()
-    colours = dict(zip(parts, (COLOURS[1], COLOURS[0]), strict=True))
-    plots.stacked(ax, parts, colours, xlabel="busy, % of the time")
+    parts = counted[["tensor", "exp"]].set_axis(["tensor cores", "exponential units"], axis=1)
+    of = counted["implementation"].map(COUNTED) + ", " + counted["pass"].map(PASSES)
+    parts.index = of + ", " + counted["head_dim"].astype(str)
+    ax = _two(figure, parts, xlabel="busy, % of the time")
     ax.axvline(100, color=DIM, linestyle="--", linewidth=1)
     ax.set_xlim(0, 140)
     for y, both in enumerate(parts.sum(axis=1)):
         ax.annotate(percent(both / 100), (max(both, 100) + 3, y), va="center")
-    panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
 
 
 @chart(height=3.2, room=plots.ROOM)

@@ -42,12 +42,9 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
             ratio = (own["ms"] / own["best"]).astype(float)
             behind, worst = own["peer"][ratio > LEVEL], own.loc[ratio.idxmax()]
             often = [f"{LOOKS.short(i)} ({n})" for i, n in behind.value_counts().items()]
+            ahead, near = ratio < 1 / LEVEL, ratio.between(1 / LEVEL, LEVEL)
             lines.append(
-                [
-                    f"{dtype} {title}",
-                    (ratio < 1 / LEVEL).sum(),
-                    ratio.between(1 / LEVEL, LEVEL).sum(),
-                ]
+                [f"{dtype} {title}", ahead.sum(), near.sum()]
                 + [len(behind), often[0] if often else MISSING]
                 + [f"×{digits(ratio.max(), 3)} at {count(worst['seq_len'])}, {worst['head_dim']}"]
             )
@@ -90,19 +87,15 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
     """End to end, bf16, heads of 64: time as called, the GPU's and the host's to issue it, ms."""
     here = pick(rows, kind="one head", dtype="bf16", head_dim=64, pass_="end_to_end")
     here = pick(here, seq_len=[128, 1024, 8192, 65536])
-    order = {name: i for i, name in enumerate(LOOKS)}
-    here = here.sort_values(
-        ["implementation", "seq_len"], key=lambda c: c.map(order) if c.dtype == object else c
-    )
-    return pd.DataFrame(
-        [
-            [LOOKS.short(r.implementation), count(r.seq_len)]
-            + [digits(v, 3) for v in (r.called, r.ms, r.ms_host)]
-            + ["host" if r.ms_host > r.ms else "GPU"]
-            for r in here.itertuples()
-        ],
-        columns=["", "tokens", "as called", "GPU", "host", "bound by"],
-    )
+    place = here["implementation"].map(list(LOOKS).index)
+    lines = [
+        [LOOKS.short(r.implementation), count(r.seq_len)]
+        + [digits(v, 3) for v in (r.called, r.ms, r.ms_host)]
+        + ["host" if r.ms_host > r.ms else "GPU"]
+        for r in here.assign(place=place).sort_values(["place", "seq_len"]).itertuples()
+    ]
+    columns = ["", "tokens", "as called", "GPU", "host", "bound by"]
+    return pd.DataFrame(lines, columns=columns)
 
 
 def coverage(rows: pd.DataFrame) -> pd.DataFrame:

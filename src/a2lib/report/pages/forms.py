@@ -28,15 +28,13 @@ class Field:
     least: float = 1
 
     def html(self, start: float) -> str:
-        name = f"a2-{self.name}"
         keys = "numeric" if self.whole else "decimal"
         return _labelled(
-            name,
-            self.label,
-            self.unit,
-            f'<input id="{name}" name="{self.name}" inputmode="{keys}" value="{start:.15g}" '
-            f'data-whole="{int(self.whole)}" data-least="{self.least:g}" data-most="{self.most}" '
-            f'data-scale="{self.scale:.15g}" aria-describedby="{name}-error">',
+            self,
+            f'<input id="a2-{self.name}" name="{self.name}" inputmode="{keys}" '
+            f'value="{start:.15g}" data-whole="{int(self.whole)}" data-least="{self.least:g}" '
+            f'data-most="{self.most}" data-scale="{self.scale:.15g}" '
+            f'aria-describedby="a2-{self.name}-error">',
         )
 
 
@@ -50,13 +48,10 @@ class Choice:
     values: Mapping[str, str]
 
     def html(self, start: str) -> str:
-        name = f"a2-{self.name}"
         return _labelled(
-            name,
-            self.label,
-            self.unit,
-            f'<select id="{name}" name="{self.name}" aria-describedby="{name}-error">'
-            f"{options(self.values, start)}</select>",
+            self,
+            f'<select id="a2-{self.name}" name="{self.name}" '
+            f'aria-describedby="a2-{self.name}-error">{options(self.values, start)}</select>',
         )
 
 
@@ -72,19 +67,17 @@ def presets(name: str, label: str, unit: str, sets: Mapping[str, Mapping[str, in
     """A choice that sets several numbers at once: by its name, field -> number."""
     values = {"": "other numbers"} | {one: one for one in sets}
     return _labelled(
-        f"a2-{name}",
-        label,
-        unit,
+        Choice(name, label, unit, values),
         f'<select id="a2-{name}" name="{name}" data-sets="{escape(json.dumps(sets))}">'
         f"{options(values, '')}</select>",
     )
 
 
-def _labelled(name: str, label: str, unit: str, control: str) -> str:
+def _labelled(one: Field | Choice, control: str) -> str:
     return (
-        f'<div class="a2-field"><label for="{name}">{label} '
-        f'<span class="a2-unit">{unit}</span></label>{control}'
-        f'<p class="a2-error" id="{name}-error" aria-live="polite"></p></div>'
+        f'<div class="a2-field"><label for="a2-{one.name}">{one.label} '
+        f'<span class="a2-unit">{one.unit}</span></label>{control}'
+        f'<p class="a2-error" id="a2-{one.name}-error" aria-live="polite"></p></div>'
     )
 
 
@@ -108,10 +101,10 @@ def picture(name: str, width: int, height: int, labelled_by: str = "a2-state") -
     )
 
 
-def table(caption, corner, heads, name, lines, columns) -> str:
-    """A table of empty cells that the script finds by `data-out`: name.line.column. A line's words
-    may be HTML."""
-    head = "".join(f'<th scope="col">{text}</th>' for text in (corner, *heads))
+def table(name, caption, corner, lines, columns) -> str:
+    """A table of empty cells that the script finds by `data-out`: name.line.column. Lines and
+    columns have words each, a line's may be HTML."""
+    head = "".join(f'<th scope="col">{text}</th>' for text in (corner, *columns.values()))
     body = "".join(
         f'<tr><th scope="row">{text}</th>'
         + "".join(f'<td data-out="{name}.{line}.{column}"></td>' for column in columns)

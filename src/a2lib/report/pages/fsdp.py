@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.measure import bulk
-from a2lib.report.plots import stacks
+from a2lib.report.plots import inside, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory import fsdp as theory
 from a2lib.theory.memory.tensors import StepMemory
@@ -19,8 +19,8 @@ PARTS = {  # a column of bytes, and what the figure calls it
     "parameter_bytes": "weights",
     "gradient_bytes": "gradients",
     "optimizer_bytes": "moments",
-    "whole_bytes": "gathered weights",
-    "travelling_bytes": "whole gradients",
+    "whole_bytes": "gathered, in flight",
+    "travelling_bytes": "gathered, in flight",
 }
 SHADES = {
     "weights": "#0072b2",
@@ -111,21 +111,12 @@ def memory(rows: pd.DataFrame, model: str) -> Chart:
     """What each of two GPUs holds, GB: after the update by data parallelism, with a sharded
     optimizer and by FSDP, and FSDP's peak."""
     few = rows[(rows["model"] == model) & rows["moment"].isin(["after", "peak"])]
-    few = few.set_index(["wrapper", "moment"])
+    parts = PARTS | {"activations": "activations"}
+    few = few.set_index(["wrapper", "moment"])[[*parts]].astype(float)
     names = {"ddp": "DDP", "zero1": "sharded optimizer", "fsdp": "FSDP"}
     shown = {name: few.loc[(wrapper, "after")] for wrapper, name in names.items()}
     shown["FSDP, at its peak"] = few.loc[("fsdp", "peak")]
-    bars = {
-        name: {
-            "weights": row["parameter_bytes"],
-            "gradients": row["gradient_bytes"],
-            "moments": row["optimizer_bytes"],
-            "gathered, in flight": row["whole_bytes"] + row["travelling_bytes"],
-            "activations": row["activations"],
-        }
-        for name, row in shown.items()
-    }
-    frame = pd.DataFrame(bars).T.reindex(columns=list(SHADES)).fillna(0.0) / 1e9
+    frame = pd.DataFrame(shown).groupby(parts).sum().T / 1e9
     text = [f"{total:.0f}" for total in frame.sum(axis=1)]
     return stacks(frame, SHADES, 2.9, columns=3, text=text, xlabel="GB on each of two GPUs")
 
@@ -151,7 +142,7 @@ def lanes(figure, table: pd.DataFrame, until_ms: float):
             (0.5, row.compute_start_ms, row.compute_end_ms),
         ):
             if end - start > 0.04 * until_ms and end < until_ms:
-                ax.annotate(name, ((start + end) / 2, y), ha="center", va="center", color="#ffffff")
+                inside(ax, name, ((start + end) / 2, y), "#ffffff")
     ax.set(ylim=(0, 2), xlim=(0, until_ms), xlabel="ms from the step's begin")
     ax.set_yticks([1.5, 0.5], ["gathers", "computes"])
     ax.grid(False, axis="y")

@@ -130,21 +130,12 @@ def by_step(rows: pd.DataFrame) -> pd.DataFrame:
     names = rows["step"].where(rows["step"].notna(), "PyTorch's attention, fp32 weights")
     found = order.assign(step=names).sort_values(["place", "ms_mean"], ascending=[True, False])
     cells = [
-        [
-            TITLES[r.model],
-            r.step,
-            digits(r.ms_mean, 3),
-            percent(r.mfu),
-            digits(r.joules, 3),
-            f"{r.watts:.0f}",
-            digits(r.ms_limit, 3),
-            f"{r.sm_mhz:,.0f}",
-        ]
+        [TITLES[r.model], r.step, digits(r.ms_mean, 3), percent(r.mfu), digits(r.joules, 3)]
+        + [f"{r.watts:.0f}", digits(r.ms_limit, 3), f"{r.sm_mhz:,.0f}"]
         for r in found.itertuples()
     ]
-    return pd.DataFrame(
-        cells, columns=["model", "step", "ms", "of peak", "J", "W", "ms at the limit", "MHz"]
-    )
+    columns = ["model", "step", "ms", "of peak", "J", "W", "ms at the limit", "MHz"]
+    return pd.DataFrame(cells, columns=columns)
 
 
 def processes(steps, model: str, phase: str = "wall", context: int = 512) -> list[np.ndarray]:

@@ -257,16 +257,13 @@ def published() -> pd.DataFrame:
 def ways(model: str) -> dict[str, list[float]]:
     """What a GPU would hold in a train step of the largest model by the planner, by way and
     context: the more of fp32 and bf16 with eager attention, bytes."""
-    return {
-        way: [
-            max(
-                evaluate(
-                    Job(SIZES[model], DEVICES["H200"], n, BATCH, c, 0.0, p, "eager", optimizer),
-                    Layout(data=n, sharding=sharding, checkpointing=kept),
-                ).memory_bytes
-                for p in ("fp32", "bf16")
-            )
-            for c in CONTEXTS
+
+    def held(n: int, sharding: str, kept: str, optimizer: str, context: int) -> float:
+        layout, device = Layout(data=n, sharding=sharding, checkpointing=kept), DEVICES["H200"]
+        jobs = [
+            Job(SIZES[model], device, n, BATCH, context, 0.0, precision, "eager", optimizer)
+            for precision in ("fp32", "bf16")
         ]
-        for way, (n, sharding, kept, optimizer) in WAYS.items()
-    }
+        return max(evaluate(job, layout).memory_bytes for job in jobs)
+
+    return {way: [held(*how, context) for context in CONTEXTS] for way, how in WAYS.items()}

@@ -47,10 +47,9 @@ def clock(
                 continue
             x, wide = LEFT + timeline.start[task.name] * across, task.seconds * across
             kind, *rest = task.name.split()
-            out.append(box(x + 0.5, y, max(wide - 1, 1), height, FILLS[kind]))
-            words = LETTERS.get(kind, "") + _short(rest)
-            if kind in LETTERS and wide >= LETTER * len(words):
-                out.append(text(x + wide / 2, y + height / 2 + 4, words, anchor="middle"))
+            words = LETTERS[kind] + _short(rest) if kind in LETTERS else ""
+            fits = wide >= LETTER * len(words)
+            out.append(box(x + 0.5, y, max(wide - 1, 1), height, FILLS[kind], words * fits))
         y += height + 6
     return out, y
 
@@ -99,8 +98,7 @@ def rings() -> Drawing:
                 late = first is not None and t >= first
                 number = (device + 1 - (t - first) if late else device - t) % n
                 kind = "reduce" if first is not None and not late else "gather"
-                out.append(box(x + 0.5, y, wide * unit - 1, 20, FILLS[kind]))
-                out.append(text(x + wide * unit / 2, y + 14, str(number), anchor="middle"))
+                out.append(box(x + 0.5, y, wide * unit - 1, 20, FILLS[kind], str(number)))
             y += 24
         end = f"M{LEFT + run.elements * unit:g} {y - 4:g}v-{24 * n:g}"
         out.append(stroke(end, "#555555", more="; stroke-dasharray: 3 3"))
@@ -268,8 +266,7 @@ def experts_and_contexts() -> Drawing:
                 x = LEFT + j * (side + 4)
                 stays = j == (i if meanings is parts else 0)
                 words = cell.format(i=i, j=j, from_=(i - j) % n)
-                out.append(box(x, y, side, 22, HELD if stays else SENT))
-                out.append(text(x + side / 2, y + 15, words, anchor="middle"))
+                out.append(box(x, y, side, 22, HELD if stays else SENT, words))
             y += 26
         more, y = _legend(meanings, y + 2)
         out += more

@@ -276,7 +276,7 @@ def queue() -> Drawing:
     pale, blue, grey = "fill: #eeeeee", "fill: #0072b2", "fill: #808080"
     made = [text(2, 37, "Python"), text(2, 101, "GPU")]
     for x, width, name in ((62, 104, "forward"), (168, 150, "backward")):
-        made += [box(x, 22, width, 22, pale), text(x + width / 2, 37, name, anchor="middle")]
+        made.append(box(x, 22, width, 22, pale, name))
     for i in range(12):
         launch, run, width = 68 + 20 * i, 76 + 30 * i, 28
         if i > 4:

@@ -81,17 +81,12 @@ def _panel(ax, rows: list[dict], names: list[str], scale: float, unit: str, poin
     late = peak > last * 0.6
     by, side = ((-7, 3), "right") if late else ((7, 3), "left")
     plots.label(ax, f"peak {high:.3g} {unit}", (peak, high), by, ha=side)
+    top = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "top"}
     for i, following in zip(begins, [*begins[1:], last], strict=True):
         name = rows[i]["phase"].rpartition("/")[2]
         ax.axvline(i, color=DIM, linewidth=0.6)
         if (following - i) / last > LETTER * (len(name) + 1):
-            ax.annotate(
-                name,
-                ((i + following) / 2, 0.97),
-                xycoords=("data", "axes fraction"),
-                ha="center",
-                va="top",
-            )
+            ax.annotate(name, ((i + following) / 2, 0.97), **top)
     ax.set(xlim=(0, last))
     ax.set_xticks([])
 

@@ -109,7 +109,8 @@ def by_share(figure, rows: pd.DataFrame, traced: pd.DataFrame):
         mine = mine[(mine["compile"] == "blocks") & (mine["phase"] == "wall")]
         for gain in mine[mine["context"] == 512]["gain"]:
             ax.plot(r.share, gain, "o", color=COLOURS[0], markersize=6)
-            label(ax, f"{r.model}, {r.precision}", (r.share, gain), (6, 5 if r.share > 0.85 else 14))
+            above = 5 if r.share > 0.85 else 14
+            label(ax, f"{r.model}, {r.precision}", (r.share, gain), (6, above))
     ax.set(xlim=(0, 1.12), ylim=(0.9, 2.3), xlabel="share of matrix multiplies, eager")
     ax.set_ylabel("times as fast as eager")
     reference(ax, 1, "")

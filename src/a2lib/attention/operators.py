@@ -97,8 +97,8 @@ def _refuse(ctx, *gradients):
     raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-for name, body in ((FORWARD, _forward), (BACKWARD, _backward)):
-    torch.library.impl(name, "CompositeExplicitAutograd", body)
+torch.library.impl(FORWARD, "CompositeExplicitAutograd", _forward)
+torch.library.impl(BACKWARD, "CompositeExplicitAutograd", _backward)
 
 
 class _Quick(torch.library.Library):
@@ -124,9 +124,8 @@ class _Quick(torch.library.Library):
 
 # What is called next where nothing but the tensors' own device has a say; as numbers, which take a
 # tenth of the time to compare.
-_REAL = {
-    torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, x)).raw_repr() for x in ("CPU", "CUDA")
-}
+_DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
+_REAL = {torch._C.DispatchKeySet(device).raw_repr() for device in _DEVICES}
 # Held for as long as the operators are: a library takes its kernels along.
 _QUICK = _Quick(_forward), _Quick(_backward)
 torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=_QUICK[0])

@@ -11,8 +11,8 @@ fixed_order: the burst under ``torch.use_deterministic_algorithms``.
 first: one call, in a process of its own that finds nothing compiled; its seconds 1 and 2 are the
 next calls, of other lengths, neither a multiple of a block. Ours has the forms of the first at one
 and another forward at the other.
-host, host_compiled: what issuing a call over one head of few tokens takes the host, in turns;
-compiled, it is the whole of a ``torch.compile``. Also of the forward alone, without gradients.
+host, host_compiled: what issuing a call over one head of few tokens takes the host, in turns, as it
+is and compiled whole by ``torch.compile``. Also of the forward alone, without gradients.
 
 All others are forward and backward. Nothing is timed whose output and gradients are not right.
 """

@@ -46,8 +46,7 @@ def findall(self, condition=None, include_self=True, descend=True, siblings=Fals
         node = left.pop()
         if isinstance(node, kind) and (asked is None or asked(node)):
             yield node
-        if children := node.children:  # after that: what got the node may have changed them
-            left.extend(reversed(children))
+        left += node.children[::-1]  # as they are now: who got the node may have changed them
 
 
 def drop_thebe(app, _config) -> None:

@@ -113,8 +113,7 @@ class Tape:
                 if not e.made:
                     self._end(self.alive.pop(name), e.phase, e.kernel)
                     continue
-                made = Event(True, name, e.bytes, e.phase, e.category, e.kernel)
-                self.alive[name] = made
+                made = self.alive[name] = Event(True, name, e.bytes, e.phase, e.category, e.kernel)
                 self._played.append(made)
 
     def events(self) -> tuple[Event, ...]:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
-LENGTHS = st.integers(1, 100) | st.sampled_from([1, 16, 31, 32, 33, 64, 127, 128, 129])
+LENGTHS = st.integers(1, 150) | st.sampled_from([1, 16, 31, 32, 33, 64, 127, 128, 129, 256])
 HEAD_DIMS = st.integers(16, 128) | st.sampled_from([16, 32, 64, 80, 96, 128])
 
 

@@ -165,8 +165,8 @@ SCALES = {
     "rows": (
         1,
         1,
-        10.0 ** torch.linspace(6, -6, 90)[:, None],
-        10.0 ** torch.linspace(-6, 6, 70)[:, None],
+        10.0 ** torch.linspace(6, -6, 70)[:, None],
+        10.0 ** torch.linspace(-6, 6, 40)[:, None],
     ),
 }
 
@@ -176,7 +176,7 @@ SCALES = {
 @pytest.mark.parametrize("causal", [True, False])
 def test_two_terms_have_the_range_of_fp32(in_few_chunks, causal, scales):
     """Where fp16 alone ends at 65,504: relative errors of a few roundings, whatever the size."""
-    inputs = random_inputs((1, 2, 70, 66), (1, 1, 90, 66), torch.float32)
+    inputs = random_inputs((1, 2, 40, 66), (1, 1, 70, 66), torch.float32)
     inputs = [x * scale for x, scale in zip(inputs, scales, strict=True)]
     found, launched = run(in_few_chunks, inputs, causal, (32, 64))
     assert "backward_wide" in launched and "split_wide" in launched

@@ -81,25 +81,23 @@ def test_compiled_blocks_save_what_their_plans_say(make_model, batch):
     assert counters["stats"]["unique_graphs"] == len(some)
 
 
-@pytest.mark.parametrize(("moved", "in_flight"), [(4 * U, 0), (10**6, 10**6)])
-def test_compiled_and_sent_it_is_the_plain_one(
-    make_model, batch, loss_and_gradients, moved, in_flight
-):
-    """In float64, two steps, of which the second finds its places taken."""
+def test_compiled_and_sent_it_is_the_plain_one(make_model, batch, loss_and_gradients):
+    """In float64, two steps, of which the second finds its places taken; compiled once for all."""
     options = {"num_layers": 4, "attention": "sdpa_flash", "dtype": torch.float64}
     plain_loss, plain = loss_and_gradients(make_model(**options), batch)
     model = compiled(make_model(**options))
-    mover = Mover("cpu", least=1000, in_flight=in_flight)
-    plans = [BlockPlan((), 2 * moved), BlockPlan(PRODUCTS, 2 * moved), BlockPlan(("w1",)),
-             BlockPlan(PRODUCTS)]  # fmt: skip
-    model.use_checkpointing(PlannedBlocks(plans, mover))
-    for _ in range(2):
-        loss, gradients = loss_and_gradients(model, batch)
-        assert torch.allclose(loss, plain_loss, rtol=1e-14)
-        for name, gradient in gradients.items():
-            assert torch.allclose(gradient, plain[name], rtol=1e-10, atol=1e-14), name
-        assert mover.moved_bytes >= 2 * 8 * U and mover.moved_bytes <= 4 * moved
-        assert not mover._sent and mover._sent_bytes == 0
+    for moved, in_flight in ((4 * U, 0), (10**6, 10**6)):
+        mover = Mover("cpu", least=1000, in_flight=in_flight)
+        plans = [BlockPlan((), 2 * moved), BlockPlan(PRODUCTS, 2 * moved), BlockPlan(("w1",)),
+                 BlockPlan(PRODUCTS)]  # fmt: skip
+        model.use_checkpointing(PlannedBlocks(plans, mover))
+        for _ in range(2):
+            loss, gradients = loss_and_gradients(model, batch)
+            assert torch.allclose(loss, plain_loss, rtol=1e-14)
+            for name, gradient in gradients.items():
+                assert torch.allclose(gradient, plain[name], rtol=1e-10, atol=1e-14), name
+            assert mover.moved_bytes >= 2 * 8 * U and mover.moved_bytes <= 4 * moved
+            assert not mover._sent and mover._sent_bytes == 0
 
 
 class Saves(nn.Module):

@@ -1,5 +1,6 @@
 """Rules about every file of the repository."""
 
+import functools
 import os
 import re
 import subprocess
@@ -29,10 +30,10 @@ def repository_files():
     return sorted(path for path in paths if path.is_file() and not path.is_symlink())
 
 
+@functools.cache
 def texts():
-    for path in repository_files():
-        if path.suffix in TEXT:
-            yield path.relative_to(ROOT), path.read_text()
+    files = [path for path in repository_files() if path.suffix in TEXT]
+    return [(path.relative_to(ROOT), path.read_text()) for path in files]
 
 
 def local_folders(*places):
@@ -44,11 +45,11 @@ def local_folders(*places):
 def test_no_file_names_a_folder_of_one_machine():
     personal = local_folders(str(ROOT.parent), os.path.expanduser("~"))
     found = [
-        f"{name}:{number}: {line.strip()[:100]}"
+        f"{name}:{text.count(chr(10), 0, place.start()) + 1}: {place[0]}"
         for name, text in texts()
-        for number, line in enumerate(text.splitlines(), 1)
         if name != Path("tests/setup/test_files.py")
-        and (LOCAL.search(line) or any(place.search(line) for place in personal))
+        for pattern in (LOCAL, *personal)
+        for place in pattern.finditer(text)
     ]
     assert not found, "\n".join(found)
 

@@ -79,10 +79,9 @@
       if (key) box.style.setProperty("--a2-first", `${key.offsetWidth}px`);
     };
     box.addEventListener("scroll", look, { passive: true });
-    const observer = new ResizeObserver(look);
+    const observer = new ResizeObserver(look); // looks once at first as well
     observer.observe(box);
     if (box.firstElementChild) observer.observe(box.firstElementChild);
-    look();
   }
   function start() {
     unfold();

@@ -20,12 +20,4 @@ from a2lib.report.page import Page
 from a2lib.report.style import Chart
 from a2lib.report.tables import Markdown, Table
 
-__all__ = [
-    "Chart",
-    "Markdown",
-    "Page",
-    "ReportError",
-    "Table",
-    "load",
-    "load_reference",
-]
+__all__ = ["Chart", "Markdown", "Page", "ReportError", "Table", "load", "load_reference"]

@@ -41,13 +41,18 @@ class Question:
 
     def has(self, query: str) -> int:
         """How many of the published device's rows of its section a query finds."""
-        return len(_published(self.section, *data.data_roots()).query(query))
+        return _found(self.section, query, *data.data_roots())
 
 
 @cache  # a page asks for each part several times
 def _published(section: str, *roots: Path) -> pd.DataFrame:
     every = data.load(section, [*roots])
     return every[~every["local"]]
+
+
+@cache
+def _found(section: str, query: str, *roots: Path) -> int:
+    return len(_published(section, *roots).query(query))
 
 
 def load() -> dict[str, Question]:

@@ -31,17 +31,11 @@ _DEFAULTS = {
 }
 # Tokens of a rank, to either side of where communication should stop to bind: of two ranks half of
 # C / W, which is some thousand operations a byte on GPUs and far fewer on a CPU.
-PER_RANK = {
-    "cuda": (256, 512, 1024, 2048, 4096, 8192, 16384),
-    "cpu": (8, 32, 128, 256, 512, 1024),
-}
+PER_RANK = {"cuda": (256, 512, 1024, 2048, 4096, 8192, 16384), "cpu": (8, 32, 128, 256, 512, 1024)}
 # Of these a single shape, which is to take seconds without a GPU.
 SHAPE_PER_RANK = {"cuda": PER_RANK["cuda"], "cpu": (8, 32, 128, 512)}
 # Of tensor parallelism the width decides: columns of a rank, and the batch for them.
-WIDTH_PER_RANK = {
-    "cuda": (128, 256, 512, 1024, 2048, 4096),
-    "cpu": (8, 32, 128, 512),
-}
+WIDTH_PER_RANK = {"cuda": (128, 256, 512, 1024, 2048, 4096), "cpu": (8, 32, 128, 512)}
 WIDTH_TOKENS = {"cuda": 16384, "cpu": 256}
 
 

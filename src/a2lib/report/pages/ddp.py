@@ -11,14 +11,7 @@ from a2lib.report.plots import label, waterfall
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.tables import MISSING
 from a2lib.report.units import digits, ms, percent
-from a2lib.theory.buckets import (
-    arrivals,
-    block_by_block,
-    curve,
-    gradients,
-    overhead_s,
-    simulate,
-)
+from a2lib.theory.buckets import arrivals, block_by_block, curve, gradients, overhead_s, simulate
 from a2lib.theory.transformer import SIZES, parameter_count
 
 MB = 1 << 20

@@ -8,8 +8,6 @@
    need lies in _ext/pages, which becomes a static folder after that scan: MathJax comes with the
    pages that hold equations, the search with search.html.
 4. A page says in a sentence what it holds, for previews and search engines: its `description:`.
-5. docutils goes through a page for each kind of node, some hundred times, by a generator within a
-   generator for each level: a fifth of a build. Here it is one generator.
 
 Lab records, tables, the search and the changes of the theme are in the modules beside this one.
 """
@@ -29,24 +27,6 @@ from a2lib.paths import ROOT
 from a2lib.report.data import data_roots
 
 logger = logging.getLogger(__name__)
-
-
-_findall = nodes.Node.findall
-
-
-def findall(self, condition=None, include_self=True, descend=True, siblings=False, ascend=False):
-    """docutils' own, where it is to go through all that is within a node, the node first."""
-    if not include_self or not descend or siblings or ascend:
-        yield from _findall(self, condition, include_self, descend, siblings, ascend)
-        return
-    kind = condition if isinstance(condition, type) else object
-    asked = None if isinstance(condition, type) else condition
-    left = [self]
-    while left:
-        node = left.pop()
-        if isinstance(node, kind) and (asked is None or asked(node)):
-            yield node
-        left += node.children[::-1]  # as they are now: who got the node may have changed them
 
 
 def drop_thebe(app, _config) -> None:
@@ -147,7 +127,6 @@ def setup(app) -> dict:
     for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons",
                    "a2lib_cells"):  # fmt: skip
         app.setup_extension(module)
-    nodes.Node.findall = findall
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")
     app.connect("config-inited", drop_thebe, priority=1)

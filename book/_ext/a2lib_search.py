@@ -14,7 +14,6 @@ from pathlib import Path
 from a2lib_records import called, is_record
 from docutils import nodes
 from sphinx import addnodes
-from sphinx.util.docutils import new_document
 from sphinx_design.dropdown import dropdown_main
 
 FILE = Path("_static") / "texts.js"
@@ -104,14 +103,7 @@ def _texts(app) -> dict[str, list]:
     return app.a2lib_texts
 
 
-def drop_index(app) -> None:
-    """No page loads Sphinx's own index, whose stems are a twentieth of a build."""
-    index = app.builder.index_page
-    app.builder.index_page = lambda page, _tree, title: index(page, new_document(""), title)
-
-
 def setup(app) -> dict:
-    app.connect("builder-inited", drop_index)
     app.connect("html-page-context", gather)
     app.connect("build-finished", write)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": False}

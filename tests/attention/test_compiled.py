@@ -199,7 +199,7 @@ def test_operators_say_the_strides_they_have(case, wanted):
 
 
 def test_opcheck():
-    forward, backward = operator_arguments("fused")
+    forward, backward = operator_arguments("transposed")
     q, k, v, *rest = forward
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(torch.ops.a2lib.flash_forward.default, (*leaves, *rest))

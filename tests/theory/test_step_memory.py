@@ -23,7 +23,7 @@ from a2lib.theory.memory.tape import CATEGORIES
 from a2lib.theory.memory.tensors import MODES
 from a2lib.theory.transformer import SIZES, Shape
 
-TINY = StepMemory(Shape(24, 40, 3, 2, 56), 2, 16, cuda=False)
+TINY = StepMemory(Shape(24, 40, 2, 2, 56), 2, 16, cuda=False)
 
 
 @pytest.fixture

@@ -63,7 +63,9 @@ class _Step(Tape):
         step, layers = self.of, range(self.of.shape.num_layers)
         logits = step.sizes["logits"]
         self.make_of_model("x0", "ids embeddings", self.u, saved=True)
-        self.alike(layers, lambda i: (self.attention(i), self.ffn(i)))
+        for i in layers:
+            self.attention(i)
+            self.ffn(i)
         self.enter("last")
         last = f"x{len(layers)}"
         self.norm("ln_final", last)
@@ -73,7 +75,9 @@ class _Step(Tape):
             return
         self.loss(logits)
         self.norm_backward("ln_final", last)
-        self.alike(reversed(layers), lambda i: (self.ffn_backward(i), self.attention_backward(i)))
+        for i in reversed(layers):
+            self.ffn_backward(i)
+            self.attention_backward(i)
         self.enter("first")
         self.launch("token_embeddings.grad", "dy ids", self.u)
         self.gradient("token_embeddings", "", "dy added last/dloss")

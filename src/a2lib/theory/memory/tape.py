@@ -1,8 +1,6 @@
 """Tensors as they are made and dropped, each with what a memory snapshot would call it, and the
 kernels that make them."""
 
-import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from a2lib.theory.roofline import Kernel
@@ -11,7 +9,6 @@ PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
 SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
 CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
 STATE = (".grad", ".m", ".v", ".step")  # how the names end of what outlives a step
-OF_A_BLOCK = re.compile(r"(|x|y|layers\.)(\d+)(.*)")  # the name of what is a block's
 
 
 @dataclass(slots=True)
@@ -93,28 +90,12 @@ class Tape:
             name = here if here in alive else name
             made = alive.get(name)
             if made and not (made.category == SAVED and phase in ("forward", "loss")):
+                if made.category == OTHER and made.phase == phase:
+                    made.category = TEMPORARIES
                 self._end(alive.pop(name), phase, self.kernel)
 
     def _end(self, made: Event, phase: str, kernel: str) -> None:
-        if made.category == OTHER and made.phase == phase:
-            made.category = TEMPORARIES
         self._played.append(Event(False, made.name, made.bytes, phase, made.category, kernel))
-
-    def alike(self, blocks: Iterable[int], play: Callable[[int], object]) -> None:
-        """Play the first of these blocks; the others make and drop the same under their numbers."""
-        first, *others = blocks
-        begin = len(self._played)
-        play(first)
-        played = [(OF_A_BLOCK.fullmatch(e.name), e) for e in self._played[begin:]]
-        played = [(m and (m[1], int(m[2]) - first, m[3]), e) for m, e in played]
-        for i in others:
-            for parts, e in played:
-                name = f"{parts[0]}{i + parts[1]}{parts[2]}" if parts else e.name
-                if not e.made:
-                    self._end(self.alive.pop(name), e.phase, e.kernel)
-                    continue
-                made = self.alive[name] = Event(True, name, e.bytes, e.phase, e.category, e.kernel)
-                self._played.append(made)
 
     def events(self) -> tuple[Event, ...]:
         # What is left goes when Python lets go of the step's result.

@@ -100,9 +100,11 @@ def test_a_full_disk_ends_the_sweep(store, run):
 
 
 def test_the_time_limit_stops_between_culprits_and_counts(store, run):
-    asked = [task(*"abc", label=str(n), seconds=0.8, sizes=(n,)) for n in SIZES]
-    left = Sweep(store, run, "cpu", until=time.time() + 4).measure(asked)
-    assert 0 < left < 9 and left == 9 - len(store.rows())
+    kept = Sweep(store, run, "cpu", keep=True)
+    kept.measure([task("d")])  # a worker that has started
+    asked = [task(*"abc", label=str(n), seconds=0.4, sizes=(n,)) for n in SIZES]
+    left = Sweep(store, run, "cpu", until=time.time() + 2, worker=kept.worker).measure(asked)
+    assert 0 < left < 9 and left == 12 - len(store.rows())
     assert {row["status"] for row in store.rows()} == {"ok"}
     assert sum(t.size for t in plan(asked, store)) == left
     nothing = Sweep(store, run, "cpu", until=time.time() - 1)

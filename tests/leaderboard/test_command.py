@@ -85,8 +85,7 @@ def test_a_share_of_the_peak_where_that_is_known():
 
 
 @pytest.mark.slow
-def test_a_step(capsys):
-    """Of one process: tests/notebooks/test_two_processes.py has the same of two."""
+def test_a_step_of_one_process(capsys):
     assert command.main([*SMALL, "--processes=1", "--json"]) == 0
     out, err = capsys.readouterr()
     row = json.loads(out)

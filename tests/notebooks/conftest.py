@@ -9,20 +9,17 @@ from notebook_runs import environment
 
 from a2lib.paths import ROOT
 
-# Ahead of a notebook's own cells: what it measures with stays for the next one.
+# Ahead of a notebook's own cells: the worker of the one before measures for it too.
 BEFORE = """
 %reset -f
-import os
-os.environ["A2LIB_DATA"] = {!r}
+%env A2LIB_DATA={}
 from a2lib.experiments.harness import run
-def measure(given, *args, kept=run, measure=run.measure, **how):
-    given.worker = given.worker or kept.worker
-    try:
-        measure(given, *args, **how | {{"keep_worker": True}})
-    finally:
-        kept.worker = given.worker
-if not hasattr(run, "worker"):
-    run.worker, run.measure = None, measure
+run.own, run.kept = getattr(run, "own", run.measure), getattr(run, "kept", None)
+def measure(given, *asked, run=run, **how):
+    given.worker = run.kept
+    run.own(given, *asked, **how | {{"keep_worker": True}})
+    run.kept = given.worker
+run.measure = measure
 """
 
 
@@ -30,8 +27,8 @@ if not hasattr(run, "worker"):
 def execute(tmp_path_factory):
     """``execute(name, seq_len=32, ...)``: the executed notebook, its rows' folder.
 
-    All of a file in one kernel and, until one fails, one worker: at these sizes they take longer to
-    start than to do all that is asked.
+    Those of a file share a kernel and its worker, which take longer to start than all that is
+    measured; test_flash_notebook.py has a run by the command.
     """
     kernel = AsyncKernelManager(kernel_name="python3")
     env = {"A2LIB_LOCKS": str(tmp_path_factory.mktemp("locks")), "CUDA_VISIBLE_DEVICES": ""}
@@ -40,11 +37,10 @@ def execute(tmp_path_factory):
     def executed(name, **given):
         folder = tmp_path_factory.mktemp(name)
         notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-        before = BEFORE.format(str(folder / "data"))
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(before))
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(BEFORE.format(folder / "data")))
         nbformat.write(notebook, folder / "in.ipynb")
-        how = {"parameters": given, "km": kernel, "progress_bar": False}
-        done = papermill.execute_notebook(folder / "in.ipynb", folder / "out.ipynb", **how)
+        paths = folder / "in.ipynb", folder / "out.ipynb"
+        done = papermill.execute_notebook(*paths, given, km=kernel, progress_bar=False)
         return done, folder / "data" / "measured"
 
     yield executed

@@ -1,7 +1,4 @@
-"""Notebooks that measure in one process, through papermill, each at its smallest size.
-
-How a reader starts one, by the command, is test_flash_notebook.py and test_literal_command.py.
-"""
+"""Notebooks that measure in one process, through papermill, each at its smallest size."""
 
 import pytest
 from notebook_texts import figures, rows, texts
@@ -64,9 +61,8 @@ def test_mixed_precision_stores_every_row_and_each_sum_is_what_was_predicted(exe
 @pytest.mark.slow
 def test_compile_stores_attention_with_what_was_compiled(execute):
     """A whole model would take a minute."""
-    sizes = {"seq_len": 8, "head_dim": 4, "batch": 1, "model": "none"}
     # Seconds of the C++ compiler for each empty cache, which are measured and not tested.
-    notebook, measured = execute("compile", **sizes)
+    notebook, measured = execute("compile", seq_len=8, head_dim=4, batch=1, model="none")
     found = rows(measured, "compile_attention")
     assert {(r["implementation"], r["pass"], r["status"]) for r in found} == {
         (name, pass_, "ok") for name in ("eager", "compile") for pass_ in ("forward", "backward")
@@ -79,7 +75,6 @@ def test_compile_stores_attention_with_what_was_compiled(execute):
     assert figures(notebook) == 1
 
 
-@pytest.mark.slow
 def test_profile_stores_shows_and_draws_a_trace(execute):
     notebook, measured = execute("profile", context=8)
     found = {row["phase"]: row for row in rows(measured, "profile")}

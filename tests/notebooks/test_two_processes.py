@@ -41,8 +41,7 @@ def test_leaderboard_stores_and_draws_a_way(execute):
 
 
 def test_parallelism_stores_and_draws_each_pass_together_and_apart(execute):
-    sizes = {"tokens": 16, "d_model": 16, "d_ff": 32, "layers": 2}
-    notebook, measured = execute("parallelism", **sizes)
+    notebook, measured = execute("parallelism", tokens=16, d_model=16, d_ff=32, layers=2)
     found = rows(measured, "parallelism")
     passes = ("forward", "backward", "end_to_end")
     assert {(r["scheme"], r["mesh"], r["pass"]) for r in found} == {
@@ -59,8 +58,7 @@ def test_parallelism_stores_and_draws_each_pass_together_and_apart(execute):
 
 
 def test_ddp_stores_ours_and_pytorchs_with_their_parts_and_draws_them(execute):
-    asked = {"wrappers": "bucketed,torch_ddp", "bucket_mb": 100, "context": 8}
-    notebook, measured = execute("ddp", **asked)
+    notebook, measured = execute("ddp", wrappers="bucketed,torch_ddp", bucket_mb=100, context=8)
     found = {row["wrapper"]: row for row in rows(measured, "ddp")}
     assert set(found) == {"bucketed", "torch_ddp"}
     for row in found.values():

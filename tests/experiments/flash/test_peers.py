@@ -175,7 +175,6 @@ print(peak_after(SHAPE) - before)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit there")
 def test_the_estimate_is_a_bound_within_about_a_factor_of_two(python, monkeypatch):
     # Else glibc keeps a matrix that was freed in its heap, or not, from run to run.

@@ -96,7 +96,6 @@ def test_the_first_lengths_are_those_of_the_same_form_and_of_another():
 
 
 def test_a_first_call_that_takes_too_long_is_a_row(measured, monkeypatch):
-    """Its rows are those of tests/notebooks/test_flash_notebook.py."""
     monkeypatch.setattr(protocols, "FIRST_S", 0.01)
     (row,) = measured("first")
     assert row["status"] == "error" and "did not end" in row["note"]

@@ -58,8 +58,7 @@ def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, 
     Sweep(ranks, run, "cpu", worker=three.worker, silence_s=1).measure([hangs])
     found = rows(ranks)
     assert [found[name][0] for name in ("first", "second", "killed", "last")] == ["ok"] * 4
-    for one, next_ in (("first", "second"), ("killed", "last")):
-        assert found[one][1] == found[next_][1]  # one group
+    assert found["first"][1] == found["second"][1] and found["killed"][1] == found["last"][1]
     status, note = found["hangs"]
     stood = r"no answer within 1 s: ranks 0, 1, 2 in measure \(toy_ranks.py:\d+\)"
     assert status == "error" and re.fullmatch(stood, note)

@@ -1,24 +1,47 @@
 """A notebook through papermill, at the size that a test asks for."""
 
-# Makes the list of fonts where there is none: a notebook that has to says so among its errors.
-import matplotlib.font_manager  # noqa: F401
 import nbformat
+import papermill
 import pytest
-from notebook_runs import PAPERMILL, run
+from jupyter_client import AsyncKernelManager
+from jupyter_core.utils import run_sync
+from notebook_runs import environment
 
 from a2lib.paths import ROOT
 
+# Ahead of a notebook's own cells: the worker of the one before measures for it too.
+BEFORE = """
+%reset -f
+%env A2LIB_DATA={}
+from a2lib.experiments.harness import run
+run.own, run.kept = getattr(run, "own", run.measure), getattr(run, "kept", None)
+def measure(given, *asked, run=run, **how):
+    given.worker = run.kept
+    run.own(given, *asked, **how | {{"keep_worker": True}})
+    run.kept = given.worker
+run.measure = measure
+"""
 
-@pytest.fixture(scope="session")
+
+@pytest.fixture(scope="module")
 def execute(tmp_path_factory):
-    """``execute(name, "-p", "seq_len", "32", ...)``: the executed notebook, its rows' folder."""
+    """``execute(name, seq_len=32, ...)``: the executed notebook, its rows' folder.
 
-    def executed(name, *asked):
+    Those of a file share a kernel and its worker, which take longer to start than all that is
+    measured; test_flash_notebook.py has a run by the command.
+    """
+    kernel = AsyncKernelManager(kernel_name="python3")
+    env = {"A2LIB_LOCKS": str(tmp_path_factory.mktemp("locks")), "CUDA_VISIBLE_DEVICES": ""}
+    run_sync(kernel.start_kernel)(env=environment(ROOT, **env), cwd=ROOT)
+
+    def executed(name, **given):
         folder = tmp_path_factory.mktemp(name)
-        command = [PAPERMILL, f"notebooks/{name}.ipynb", str(folder / "out.ipynb")]
-        env = {"A2LIB_DATA": str(folder / "data"), "A2LIB_LOCKS": str(folder)}
-        done = run(ROOT, [*command, *map(str, asked)], env=env | {"CUDA_VISIBLE_DEVICES": ""})
-        assert done.returncode == 0, done.stderr
-        return nbformat.read(folder / "out.ipynb", as_version=4), folder / "data" / "measured"
+        notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(BEFORE.format(folder / "data")))
+        nbformat.write(notebook, folder / "in.ipynb")
+        paths = folder / "in.ipynb", folder / "out.ipynb"
+        done = papermill.execute_notebook(*paths, given, km=kernel, progress_bar=False)
+        return done, folder / "data" / "measured"
 
-    return executed
+    yield executed
+    run_sync(kernel.shutdown_kernel)(now=True)

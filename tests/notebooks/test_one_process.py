@@ -7,8 +7,7 @@ from a2lib.measure import bulk
 
 
 def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
-    asked = ["-p", "seq_len", 32, "-p", "head_dim", 16, "-p", "calls", 2, "-p", "causal", True]
-    notebook, measured = execute("attention", *asked)
+    notebook, measured = execute("attention", seq_len=32, head_dim=16, calls=2, causal=True)
     assert {(r["pass"], r["status"], r["n"]) for r in rows(measured, "attention")} == {
         (pass_, "ok", "2") for pass_ in ("forward", "backward")
     }
@@ -21,7 +20,7 @@ def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
 
 
 def test_benchmark_stores_the_phases_of_one_configuration(execute):
-    _, measured = execute("benchmark", "-p", "context", 8, "-p", "warmup", 0, "-p", "steps", 2)
+    _, measured = execute("benchmark", context=8, warmup=0, steps=2)
     found = rows(measured, "benchmark")
     assert {(row["phase"], row["status"], row["n"]) for row in found} == {
         (phase, "ok", "2") for phase in ("forward", "loss", "backward", "optimizer", "step", "wall")
@@ -30,8 +29,8 @@ def test_benchmark_stores_the_phases_of_one_configuration(execute):
 
 
 def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
-    asked = ["-p", "context", 8, "-p", "strategies", "none,block", "-p", "steps", 1]
-    notebook, measured = execute("checkpointing", *asked, "-p", "precision", "fp32")
+    asked = {"context": 8, "strategies": "none,block", "steps": 1, "precision": "fp32"}
+    notebook, measured = execute("checkpointing", **asked)
     found = rows(measured, "checkpointing")
     assert {(r["strategy"], r["status"], r["n"], r["layers"]) for r in found} == {
         ("none", "ok", "1", "4"), ("block", "ok", "1", "4"),
@@ -40,7 +39,7 @@ def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
 
 
 def test_memory_stores_rows_and_pictures_and_draws_the_recording(execute):
-    notebook, measured = execute("memory", "-p", "context", 8, "-p", "batch", 2)
+    notebook, measured = execute("memory", context=8, batch=2)
     for section, n in (("memory", 2 * 5), ("memory_recording", 2), ("memory_block", 1)):
         found = rows(measured, section)
         assert len(found) == n and {row["status"] for row in found} == {"ok"}
@@ -50,7 +49,7 @@ def test_memory_stores_rows_and_pictures_and_draws_the_recording(execute):
 
 
 def test_mixed_precision_stores_every_row_and_each_sum_is_what_was_predicted(execute):
-    notebook, measured = execute("mixed_precision", "-p", "terms", 50, "-p", "features", 16)
+    notebook, measured = execute("mixed_precision", terms=50, features=16)
     for section, n in (("accumulation", 7), ("autocast_dtypes", 39), ("layernorm", 137)):
         found = rows(measured, section)
         assert len(found) == n and {row["status"] for row in found} == {"ok"}
@@ -62,10 +61,8 @@ def test_mixed_precision_stores_every_row_and_each_sum_is_what_was_predicted(exe
 @pytest.mark.slow
 def test_compile_stores_attention_with_what_was_compiled(execute):
     """A whole model would take a minute."""
-    sizes = {"seq_len": 8, "head_dim": 4, "batch": 1, "model": "none"}
-    asked = (word for name in sizes for word in ("-p", name, sizes[name]))
     # Seconds of the C++ compiler for each empty cache, which are measured and not tested.
-    notebook, measured = execute("compile", *asked)
+    notebook, measured = execute("compile", seq_len=8, head_dim=4, batch=1, model="none")
     found = rows(measured, "compile_attention")
     assert {(r["implementation"], r["pass"], r["status"]) for r in found} == {
         (name, pass_, "ok") for name in ("eager", "compile") for pass_ in ("forward", "backward")
@@ -78,9 +75,8 @@ def test_compile_stores_attention_with_what_was_compiled(execute):
     assert figures(notebook) == 1
 
 
-@pytest.mark.slow
 def test_profile_stores_shows_and_draws_a_trace(execute):
-    notebook, measured = execute("profile", "-p", "context", 8)
+    notebook, measured = execute("profile", context=8)
     found = {row["phase"]: row for row in rows(measured, "profile")}
     assert set(found) == {"forward", "loss", "backward", "optimizer", "step"}
     assert {(r["status"], r["profiler"], r["n"]) for r in found.values()} == {("ok", "torch", "3")}

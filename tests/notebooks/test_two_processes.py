@@ -15,8 +15,7 @@ WAYS = {("plain", "bucketed"), ("sharded", "bucketed"), ("plain", "torch_ddp"),
 
 
 def test_collectives_stores_and_draws_each_operation(execute):
-    asked = ["-p", "operations", ",".join(OPERATIONS)]
-    notebook, measured = execute("collectives", *asked)
+    notebook, measured = execute("collectives", operations=",".join(OPERATIONS))
     found = rows(measured, "collectives")
     assert [row["operation"] for row in found] == sorted(OPERATIONS)
     for row in found:
@@ -31,7 +30,7 @@ def test_collectives_stores_and_draws_each_operation(execute):
 
 def test_leaderboard_stores_and_draws_a_way(execute):
     """The one that does most; the losses of all are compared in tests/parallel."""
-    notebook, measured = execute("leaderboard", "-p", "ways", "offloaded", "-p", "rep_ms", 3000)
+    notebook, measured = execute("leaderboard", ways="offloaded", rep_ms=3000)
     (row,) = rows(measured, "leaderboard")
     key = [row[c] for c in ("way", "model", "layers", "backend", "world_size", "dtype", "status")]
     assert key == ["offloaded", "tiny", "4", "gloo", "2", "fp32", "ok"], row
@@ -42,9 +41,7 @@ def test_leaderboard_stores_and_draws_a_way(execute):
 
 
 def test_parallelism_stores_and_draws_each_pass_together_and_apart(execute):
-    sizes = {"tokens": 16, "d_model": 16, "d_ff": 32, "layers": 2}
-    asked = (word for name in sizes for word in ("-p", name, sizes[name]))
-    notebook, measured = execute("parallelism", *asked)
+    notebook, measured = execute("parallelism", tokens=16, d_model=16, d_ff=32, layers=2)
     found = rows(measured, "parallelism")
     passes = ("forward", "backward", "end_to_end")
     assert {(r["scheme"], r["mesh"], r["pass"]) for r in found} == {
@@ -61,8 +58,7 @@ def test_parallelism_stores_and_draws_each_pass_together_and_apart(execute):
 
 
 def test_ddp_stores_ours_and_pytorchs_with_their_parts_and_draws_them(execute):
-    asked = ["-p", "wrappers", "bucketed,torch_ddp", "-p", "bucket_mb", 100, "-p", "context", 8]
-    notebook, measured = execute("ddp", *asked)
+    notebook, measured = execute("ddp", wrappers="bucketed,torch_ddp", bucket_mb=100, context=8)
     found = {row["wrapper"]: row for row in rows(measured, "ddp")}
     assert set(found) == {"bucketed", "torch_ddp"}
     for row in found.values():
@@ -87,7 +83,7 @@ def test_ddp_stores_ours_and_pytorchs_with_their_parts_and_draws_them(execute):
 
 
 def test_fsdp_stores_and_draws_steps_what_a_rank_holds_and_each_gather(execute):
-    notebook, measured = execute("fsdp", "-p", "context", "8")
+    notebook, measured = execute("fsdp", context=8)
     found = {row["wrapper"]: row for row in rows(measured, "fsdp")}
     assert set(found) == {"fsdp", "fsdp2"}
     for row in found.values():
@@ -143,7 +139,7 @@ def test_fsdp_stores_and_draws_steps_what_a_rank_holds_and_each_gather(execute):
 
 
 def test_sharded_optimizer_stores_times_memory_of_every_rank_and_the_bytes_that_travel(execute):
-    notebook, measured = execute("sharded_optimizer", "-p", "context", "8")
+    notebook, measured = execute("sharded_optimizer", context=8)
     found = rows(measured, "sharded_optimizer")
     assert {(row["optimizer"], row["wrapper"]) for row in found} == WAYS
     for row in found:

@@ -51,16 +51,16 @@ def rows(store):
 
 
 def test_what_a_rank_does_is_the_row_of_its_configuration(ranks, run, tmp_path, folder):
-    two = Sweep(ranks, run, "cpu", keep=True)
-    two.measure([task("first"), task("second")])
-    Sweep(ranks, run, "cpu", worker=two.worker, silence_s=1).measure([task("hangs", part="hang")])
-    killed = task("killed", world_size=3, part="killed once", log=str(tmp_path / "log"))
-    Sweep(ranks, run, "cpu").measure([killed, task("last", world_size=3)])
+    killed = task("killed", 3, part="killed once", log=str(tmp_path / "log"))
+    three = Sweep(ranks, run, "cpu", keep=True)
+    three.measure([task("first", 3), task("second", 3), killed, task("last", 3)])
+    hangs = task("hangs", 3, part="hang")
+    Sweep(ranks, run, "cpu", worker=three.worker, silence_s=1).measure([hangs])
     found = rows(ranks)
     assert [found[name][0] for name in ("first", "second", "killed", "last")] == ["ok"] * 4
-    assert found["first"][1] == found["second"][1]  # one group
+    assert found["first"][1] == found["second"][1] and found["killed"][1] == found["last"][1]
     status, note = found["hangs"]
-    stood = r"no answer within 1 s: ranks 0, 1 in measure \(toy_ranks.py:\d+\)"
+    stood = r"no answer within 1 s: ranks 0, 1, 2 in measure \(toy_ranks.py:\d+\)"
     assert status == "error" and re.fullmatch(stood, note)
     assert (tmp_path / "log").exists()
     assert not any(is_alive(int(note)) for status, note in found.values() if status == "ok")

@@ -99,11 +99,14 @@ def test_a_full_disk_ends_the_sweep(store, run):
     assert found(store) == {"a": ["ok"] * 3}
 
 
-def test_the_time_limit_stops_between_culprits_and_counts(store, run):
-    asked = [task(*"abc", label=str(n), seconds=0.8, sizes=(n,)) for n in SIZES]
-    left = Sweep(store, run, "cpu", until=time.time() + 4).measure(asked)
-    assert 0 < left < 9 and left == 9 - len(store.rows())
+def test_the_time_limit_stops_between_culprits_and_counts_and_a_worker_is_kept(store, run):
+    kept = Sweep(store, run, "cpu", keep=True)
+    kept.measure([task("d")])
+    asked = [task(*"abc", label=str(n), seconds=0.4, sizes=(n,)) for n in SIZES]
+    left = Sweep(store, run, "cpu", until=time.time() + 2, worker=kept.worker).measure(asked)
+    assert 0 < left < 9 and left == 12 - len(store.rows())
     assert {row["status"] for row in store.rows()} == {"ok"}
+    assert len(notes(store, "ok")) == 1 and kept.worker.closed
     assert sum(t.size for t in plan(asked, store)) == left
     nothing = Sweep(store, run, "cpu", until=time.time() - 1)
     assert nothing.measure([task("a", "b")]) == 6 and nothing.worker is None
@@ -135,14 +138,6 @@ def test_an_old_row_does_not_hide_that_measuring_again_failed(store, run):
     Sweep(store, run, "cpu").measure([task("a")])
     Sweep(store, later(store), "cpu").measure([task("a", parts={"a": "silent"})])
     assert found(store) == {"a": ["error"] * 3}
-
-
-def test_a_worker_is_kept_for_the_next_sweep_where_that_is_asked(store, run):
-    first = Sweep(store, run, "cpu", keep=True)
-    first.measure([task("a")])
-    second = Sweep(store, run, "cpu", worker=first.worker)
-    second.measure([task("b")])
-    assert len(notes(store, "ok")) == 1 and first.worker.closed
 
 
 SCRIPT = """

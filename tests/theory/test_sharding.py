@@ -5,9 +5,9 @@ from refusals import refused
 
 from a2lib.theory.collectives import run_all_reduce
 from a2lib.theory.memory.step import WORKSPACE, StepMemory, asked
+from a2lib.theory.memory.tape import OPTIMIZER
 from a2lib.theory.sharding import (
     MOMENTS,
-    STATE,
     UPDATE_BYTES,
     Held,
     pipelined_s,
@@ -43,10 +43,10 @@ def test_sharding_divides_the_state_alone(ranks):
     assert max(part.state()) <= whole.state()[0] / ranks + largest
     for moment in MOMENTS:
         mine, theirs = part.at(moment), whole.at(moment)
-        assert {k: v for k, v in mine.items() if k != STATE} == {
-            k: v for k, v in theirs.items() if k != STATE
+        assert {k: v for k, v in mine.items() if k != OPTIMIZER} == {
+            k: v for k, v in theirs.items() if k != OPTIMIZER
         }
-        assert (mine[STATE] > 0) == (moment == "after")
+        assert (mine[OPTIMIZER] > 0) == (moment == "after")
     assert whole.peak() - part.peak() == whole.state()[0] - max(part.state())
 
 

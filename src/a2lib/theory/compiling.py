@@ -87,12 +87,6 @@ def moves(implementation: str, written: str, pass_: str) -> int:
     return sum(name not in (*VECTORS, *OF_MASK) for name in names)
 
 
-def break_even(extra: float, eager: float, compiled: float) -> float | None:
-    """Calls after which compiling, which took ``extra`` ms, has paid, where a call takes so many ms
-    eager and ``compiled``; None where it never does."""
-    return extra / (eager - compiled) if compiled < eager else None
-
-
 def eager_kernels(implementation: str, written: str, pass_: str) -> list[tuple[str, ...]]:
     """Those of ``EAGER`` that there are."""
     if implementation == "compile":  # between two products one, which computes the mask itself

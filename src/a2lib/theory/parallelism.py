@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive, reduce_scatter_s
+from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import SIZES
@@ -109,12 +109,11 @@ def fully_sharded_tensor_parallel(layer: Layer, n_fsdp, n_tp) -> dict[str, Cost]
     positive(n_fsdp=n_fsdp, n_tp=n_tp)
     weights, activations = layer.weight_bytes / n_tp, layer.activation_bytes / n_fsdp
     gather = all_gather_s(weights, n_fsdp, layer.bandwidth)
-    scatter = reduce_scatter_s(weights, n_fsdp, layer.bandwidth)
     reduce = all_reduce_s(activations, n_tp, layer.bandwidth)
     n = n_fsdp * n_tp
     return {
         "forward": _cost(layer, FORWARD_PRODUCTS, n, data_s=gather, tensor_s=reduce),
-        "backward": _cost(layer, BACKWARD_PRODUCTS, n, data_s=gather + scatter, tensor_s=reduce),
+        "backward": _cost(layer, BACKWARD_PRODUCTS, n, data_s=2 * gather, tensor_s=reduce),
     }
 
 

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import WORKSPACE, peak
-from a2lib.theory.memory.tape import OPTIMIZER
+from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import check_name, check_sizes
 
-PARAMETERS, GRADIENTS, STATE, REST = "parameters", "gradients", "optimizer state", "rest"
+REST = "rest"
 MOMENTS = ("init", "before", "after")
 # Parts in which the update and the exchange of our optimizer follow each other. More of them expose
 # less of the update u and cost the overhead o of a message each: least at sqrt(u / o), about here.
@@ -86,11 +86,11 @@ class Held:
         takes workspaces with its first products; ValueError for another moment."""
         check_name("moment", moment, MOMENTS)
         standing, size = self.step.standing(), sum(self.step.parameters().values())
-        rest = standing["parameters"] - size + standing["other"]
+        rest = standing[PARAMETERS] - size + standing[OTHER]
         return {
             PARAMETERS: size,
             GRADIENTS: 0 if moment == "init" else size,
-            STATE: max(self.state()) if moment == "after" else 0,
+            OPTIMIZER: max(self.state()) if moment == "after" else 0,
             # The loss is held until the step is over.
             REST: rest + (0 if moment == "init" else 2 * WORKSPACE + 4),
         }

@@ -107,9 +107,8 @@ def block_flops(job: Job, rows: float, checkpointing: str) -> float:
     # Each query meets half of the whole sequence, whichever part of it the device has; eager's
     # meets all of it, and keeps what flash computes again.
     flash = job.attention == "flash"
-    scores = attention_flops(
-        1, shape.num_heads, rows, job.context, shape.head_dim, flash, "forward"
-    )
+    sizes = 1, shape.num_heads, rows, job.context, shape.head_dim
+    scores = attention_flops(*sizes, flash, "forward")
     again = {
         "none": 0,
         "selective": scores,

@@ -310,14 +310,10 @@ def _stage_memory(job: Job, layout: Layout, stage: Stage) -> list[tuple[str, dic
 def cut_by_axis(job: Job) -> dict[str, dict[str, int]]:
     """What the size of each axis must divide, by name."""
     shape = job.shape
+    tensor = {"num_heads": shape.num_heads, "num_kv_heads": shape.kv_heads, "d_ff": shape.d_ff}
     return {
         "data": {"batch": job.batch},
-        "tensor": {
-            "num_heads": shape.num_heads,
-            "num_kv_heads": shape.kv_heads,
-            "d_ff": shape.d_ff,
-            "vocab_size": shape.vocab_size,
-        },
+        "tensor": tensor | {"vocab_size": shape.vocab_size},
         "pipeline": {},  # whose sizes are those of stage_blocks
         "context": {"context length": job.context},
     }

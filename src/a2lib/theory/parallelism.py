@@ -74,12 +74,9 @@ class Cost:
 
 def data_parallel(layer: Layer, n) -> dict[str, Cost]:
     """Forward and backward with ``n`` replicas: the gradients are all-reduced in the backward."""
-    return {
-        "forward": _cost(layer, FORWARD_PRODUCTS, n),
-        "backward": _cost(
-            layer, BACKWARD_PRODUCTS, n, data_s=all_reduce_s(layer.weight_bytes, n, layer.bandwidth)
-        ),
-    }
+    forward = _cost(layer, FORWARD_PRODUCTS, n)
+    reduce = all_reduce_s(layer.weight_bytes, n, layer.bandwidth)
+    return {"forward": forward, "backward": _cost(layer, BACKWARD_PRODUCTS, n, data_s=reduce)}
 
 
 def fully_sharded(layer: Layer, n) -> dict[str, Cost]:
@@ -243,13 +240,8 @@ def brute_force(layer: Layer, shared: bool) -> tuple[int, int]:
 
 # The example of the command and of the book: the FFN of the 8B model and the tokens of one step
 # of the 2026 leaderboard, on an H200.
-EXAMPLE = Layer(
-    tokens=2 * 32_768,
-    d_model=SIZES["8B"].d_model,
-    d_ff=SIZES["8B"].d_ff,
-    flops=DEVICES["H200"].flops,
-    bandwidth=DEVICES["H200"].link,
-)
+_SHAPE, _ON = SIZES["8B"], DEVICES["H200"]
+EXAMPLE = Layer(2 * 32_768, _SHAPE.d_model, _SHAPE.d_ff, flops=_ON.flops, bandwidth=_ON.link)
 
 
 def _cost(layer: Layer, products: int, n, **seconds) -> Cost:

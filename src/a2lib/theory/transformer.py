@@ -227,9 +227,8 @@ def forward_flops_by_part(
     """
     check_sizes(batch=batch, context=context)
     tokens, layers = batch * context, shape.num_layers
-    scores = attention_flops(
-        batch, shape.num_heads, context, context, shape.head_dim, causal, "forward"
-    )
+    sizes = batch, shape.num_heads, context, context, shape.head_dim
+    scores = attention_flops(*sizes, causal, "forward")
     routed = (layers - shape.dense) * 2 * tokens * shape.router
     return {
         "projections": layers * 2 * tokens * shape.attention_matrices,

@@ -14,16 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.memory.checkpointing import (
-    ATTENTION,
-    FFN,
-    BlockBytes,
-    cost,
-    parsed,
-    plan,
-    selective_kept,
-    selective_peak,
-)
+from a2lib.theory.memory import checkpointing
+from a2lib.theory.memory.checkpointing import ATTENTION, FFN, BlockBytes, cost, parsed, plan
 from a2lib.theory.memory.tensors import StepMemory
 
 HALVES = (ATTENTION, FFN)
@@ -131,8 +123,8 @@ def strategy_memory(step: StepMemory, strategy: str = "none") -> StrategyMemory:
     one, layers = _played(step), step.shape.num_layers
     name, ops = parsed(strategy, layers)
     if name == "selective":
-        kept = layers * selective_kept(ops, step)
-        peak = selective_peak(ops, step, block)
+        kept = layers * checkpointing.selective_kept(ops, step)
+        peak = checkpointing.selective_peak(ops, step, block)
     else:
         found = cost(plan(strategy, layers), block, halves=halves, fresh_gradients=step.fresh)
         kept, peak = found.kept, found.peak

@@ -63,11 +63,8 @@ class StepMemory:
         """Name -> bytes of what the library's attention makes in a pass, on a Hopper GPU."""
         s, n, size = self.shape, self.context, 2 if self.precision == "bf16" else WIDE
         heads, d = self.batch * s.num_heads, s.head_dim
-        forms = {
-            "one_sweep": in_one_sweep(n, heads, d, size),
-            "query_chunks": cut_in_chunks(n, n, heads, d, True, size),
-        }
-        return tiled_memory(1, heads, n, n, d, size, pass_, terms=size == WIDE, **forms)
+        forms = in_one_sweep(n, heads, d, size), cut_in_chunks(n, n, heads, d, True, size)
+        return tiled_memory(1, heads, n, n, d, size, pass_, *forms, terms=size == WIDE)
 
     def parameters(self) -> dict[str, int]:
         """Name -> bytes of each parameter, in the order of the state dict."""

@@ -210,10 +210,9 @@ def evaluate(job: Job, layout: Layout) -> Plan:
 
 def timed(job: Job, layout: Layout, moment: str, held: dict[str, float]) -> Plan:
     """``evaluate`` of a layout that was checked and whose ``memory`` is known."""
-    floor, expected, serial, busy = times(job, layout)
-    share = flops_share(job, layout, floor)
-    bound = max(busy, key=busy.get)
-    return Plan(layout, held, moment, floor, expected, serial, busy, bound, share)
+    *ends, busy = times(job, layout)
+    share = flops_share(job, layout, ends[0])
+    return Plan(layout, held, moment, *ends, busy, max(busy, key=busy.get), share)
 
 
 def flops_share(job: Job, layout: Layout, seconds: float) -> float:

@@ -11,7 +11,7 @@ from a2lib.report.plots import label, waterfall
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.tables import MISSING
 from a2lib.report.units import digits, ms, percent
-from a2lib.theory import buckets
+from a2lib.theory.buckets import arrivals, block_by_block, curve, gradients, overhead_s, simulate
 from a2lib.theory.transformer import SIZES, parameter_count
 
 MB = 1 << 20
@@ -159,19 +159,16 @@ def _blocks(rows: list[dict], kinds: list[str]) -> list[list[dict]]:
 def formula_ms(bucket_mb: float, messages: pd.DataFrame) -> float:
     """What n equal buckets of xl25 leave after a backward that takes as long as their bytes."""
     size = 4 * parameter_count(SIZES["xl25"])
-    return 1e3 * buckets.overhead_s(
-        size, max(1.0, size / bucket_mb / MB), collectives.fitted(messages)
-    )
+    return 1e3 * overhead_s(size, max(1.0, size / bucket_mb / MB), collectives.fitted(messages))
 
 
 def simulated_ms(bucket_mb: float, backward_ms: float, messages: pd.DataFrame) -> float:
     """What one link leaves after a backward of xl25 of that length, gradients block by block,
     messages as long as measured queued ones."""
-    made = buckets.gradients(SIZES["xl25"])
-    ready = buckets.arrivals(made, backward_ms / 1e3)
-    ready = buckets.block_by_block(ready, SIZES["xl25"].num_layers)
-    cost = buckets.curve(*collectives.queued(messages))
-    return 1e3 * buckets.simulate([4.0 * g.elements for g in made], ready, bucket_mb * MB, cost)
+    made = gradients(SIZES["xl25"])
+    ready = block_by_block(arrivals(made, backward_ms / 1e3), SIZES["xl25"].num_layers)
+    cost = curve(*collectives.queued(messages))
+    return 1e3 * simulate([4.0 * g.elements for g in made], ready, bucket_mb * MB, cost)
 
 
 @chart(height=3.4)

@@ -117,15 +117,6 @@ def test_tensor_parallelism_stays_within_a_node_unless_it_is_asked_for():
     assert planner.search(one, {"tensor": 4}).layout.tensor == 4
 
 
-def test_what_is_held_stays():
-    held = {"tensor": 2, "pipeline": 3, "microbatches": 2, "sharding": "fsdp",
-            "checkpointing": "block"}  # fmt: skip
-    one = job(devices=24, shape=WIDE)
-    layout = asdict(planner.search(one, held).layout)
-    assert {name: layout[name] for name in held} == held
-    assert planner.search(one, held).step_s >= planner.search(one).step_s
-
-
 def test_a_hundred_thousand_devices_are_used_as_far_as_the_rules_allow():
     one = Job(SIZES["10B"], DEVICES["H100"], 100_000, 512, 4096)
     plan = planner.search(one)

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 
 from a2lib.command import Number, Parser, Whole, add_name, add_number
 from a2lib.theory import layouts, transformer
-from a2lib.theory.devices import DEVICES, Device, named_device
+from a2lib.theory.devices import DEVICES, named_device
 from a2lib.theory.jobs import ACTIVATIONS, ATTENTIONS, EFFICIENCY, OPTIMIZERS, Job
 from a2lib.theory.layouts import ASSUMPTIONS, HIDDEN, Layout, Plan, evaluate, flops_share
 from a2lib.theory.memory.tensors import PRECISIONS
@@ -138,7 +138,10 @@ def main(arguments: list[str]) -> int:
     made = parser()
     given = made.parse_args(arguments)
     try:
-        values = vars(given) | {"shape": _shape(given), "device": _device(given)}
+        on = named_device(given.device)
+        link = on.link if given.bandwidth is None else given.bandwidth
+        on = replace(on, link=link, latency=given.latency_us / 1e6)
+        values = vars(given) | {"shape": _shape(given), "device": on}
         job = Job(**{field.name: values[field.name] for field in fields(Job)})
         held, hidden = _held(given), _hidden(given.hidden)
         if given.as_given:
@@ -230,12 +233,6 @@ def _hidden(text: str) -> str | float:
     if not 0 <= share <= 1:
         raise ValueError(f"hidden {text!r}: allowed are {', '.join(HIDDEN)}, numbers from 0 to 1")
     return share
-
-
-def _device(given: argparse.Namespace) -> Device:
-    device = named_device(given.device)
-    link = device.link if given.bandwidth is None else given.bandwidth
-    return replace(device, link=link, latency=given.latency_us / 1e6)
 
 
 def _shape(given: argparse.Namespace) -> Shape:

@@ -261,14 +261,11 @@ def _least_memory(job: Job, fixed: dict, mesh: tuple[int, ...]) -> Iterator[Layo
     takes more, nor does a stage in one piece, nor experts on more devices, and of several
     micro-batches the most take least."""
     counts, experts = _microbatches(job, fixed, mesh), _experts(job, fixed, mesh)
-    for m in sorted({*counts[:1], *counts[-1:]}):
-        strategy = fixed.get("checkpointing", "block")
-        for sharding in _values(fixed, "sharding", SEARCHED):
-            for chunks in _chunks(job, fixed, mesh[2], m)[-1:]:
-                expert = experts[:1] if sharding == "hsdp" else experts[-1:]
-                for n in expert:
-                    if n == 1 or sharding != "hsdp":
-                        yield _layout(fixed, mesh, m, sharding, strategy, chunks, n)
+    strategy, shardings = fixed.get("checkpointing", "block"), _values(fixed, "sharding", SEARCHED)
+    for m, sharding in itertools.product(sorted({*counts[:1], *counts[-1:]}), shardings):
+        cuts = [n for n in experts if n == 1] if sharding == "hsdp" else experts
+        for cut in itertools.product(_chunks(job, fixed, mesh[2], m)[-1:], cuts[-1:]):
+            yield _layout(fixed, mesh, m, sharding, strategy, *cut)
 
 
 def _microbatches(job: Job, fixed: dict, mesh: tuple[int, ...]) -> list[int]:

@@ -68,18 +68,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     split = ours & (rows["dtype"] == "fp32")
     widths = rows["dtype"].map(BYTES)
     tensors = [
-        attention.tiled_memory(
-            *s,
-            b,
-            p,
-            one_sweep=n and attention.in_one_sweep(s[3], s[0] * s[1], s[4], b),
-            query_chunks=o and attention.cut_in_chunks(*s[2:4], s[0] * s[1], s[4], bool(masked), b),
-            key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if o else 0,
-            terms=t,
-        ).values()
-        for s, b, p, masked, n, o, t in zip(
-            sizes, widths, rows["pass"], rows["causal"], new, ours, split, strict=True
-        )
+        _tensors(*one).values()
+        for one in zip(sizes, widths, rows["pass"], rows["causal"], new, ours, split, strict=True)
     ]
     found["expected"] = [sum(sizes) for sizes in tensors]
     # A block is not cut where at most SMALL would be left of it. What is a multiple of ROUND here
@@ -95,9 +85,13 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return found.merge(peers, "left", SHAPE)
 
 
-def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):
-    keys = attention.keys_per_chunk(n_queries, n_keys, n_heads, causal, element_bytes)
-    return attention.n_chunks_of(keys, n_queries, n_keys, causal) if keys else 0
+def _tensors(sizes, width, pass_, causal, new, ours, terms) -> dict[str, int]:
+    batch, heads, *n, d = sizes
+    sweep = new and attention.in_one_sweep(n[1], batch * heads, d, width)
+    chunks = ours and attention.cut_in_chunks(*n, batch * heads, d, bool(causal), width)
+    keys = attention.keys_per_chunk(*n, batch * heads, bool(causal), width) if ours else 0
+    parts = attention.n_chunks_of(keys, *n, bool(causal)) if keys else 0
+    return attention.tiled_memory(*sizes, width, pass_, sweep, chunks, parts, terms)
 
 
 def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:

@@ -18,11 +18,8 @@ CAST_BYTES = 6  # autocast reads a weight in fp32 and writes it in bf16, in ever
 
 def loop(total: str, addend: str, terms: int = 1000) -> Loop:
     """The handout's loop of these formats."""
-    return next(
-        one
-        for one in handout_loops()
-        if (one.sum, one.addend, one.terms, one.cast) == (total, addend, terms, False)
-    )
+    of = total, addend, terms, False
+    return next(x for x in handout_loops() if (x.sum, x.addend, x.terms, x.cast) == of)
 
 
 def sums(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:

@@ -152,7 +152,8 @@ def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
             f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; "
             f"allowed are 2 stages or more, in one piece, and from {least} micro-batches on"
         )
-    for name, whole in (("experts", job.shape.experts), ("data x context", layout.shards)):
+    same = layout.data * layout.context  # devices that have the same weights, or parts of them
+    for name, whole in (("experts", job.shape.experts), ("data x context", same)):
         if expert > 1 and (whole % expert or not whole):
             yield f"expert {expert} does not divide {name} {whole}; it must"
     if expert > 1 and layout.sharding == "hsdp":

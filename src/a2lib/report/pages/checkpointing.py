@@ -82,7 +82,7 @@ def _theory(row) -> dict:
     state = state_bytes(step.shape)
     return {
         "held": state.total - (state.gradients if step.fresh else 0),
-        "peak": strategy_memory(step, row.strategy).peak,
+        "peak": strategy_memory(step, row.strategy)[1],
         "again": repeated_work(row.strategy, step).operations / forward_work(step).operations,
     }
 

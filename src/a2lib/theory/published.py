@@ -16,7 +16,6 @@ from a2lib.theory.products import check_name
 from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size, step_flops
 
 GPT = "GPT"
-UNITS = ("s", "TFLOP/s", "tokens/s a device")
 # What such trainings leave free: they fill their devices.
 HEADROOM = 0.03
 
@@ -41,7 +40,7 @@ class Training:
 
 def training(row: Mapping[str, object]) -> Training:
     """The training of a row. Raises ValueError, in one line, as ``Job`` and ``evaluate``, and for
-    another unit than ``UNITS``."""
+    another unit than s, TFLOP/s and tokens/s a device."""
     axes = ("data", "tensor", "pipeline", "microbatches", "chunks", "expert")
     names = ("sharding", "checkpointing", "schedule")
     devices, batch, tokens = (int(row[name]) for name in ("devices", "batch", "context"))
@@ -54,10 +53,10 @@ def training(row: Mapping[str, object]) -> Training:
         **{name: str(row[name]) for name in names},
     )
     value, unit = float(row["value"]), str(row["unit"])
-    check_name("unit", unit, UNITS)
     tokens = job.batch * job.context / layout.devices
     flops = step_flops(job.shape, job.batch, job.context, causal=True) / layout.devices
     seconds = {"s": value, "TFLOP/s": flops / value / 1e12, "tokens/s a device": tokens / value}
+    check_name("unit", unit, seconds)
     return Training(str(row["run"]), job, layout, seconds[unit])
 
 

@@ -24,11 +24,8 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
         int(r.size) * wire_share(r.operation, int(r.world_size)) / 1e6 for r in rows.itertuples()
     ]
     backends = rows["backend"].map({"nccl": "NCCL, {} GPUs", "gloo": "gloo, {} processes"})
-    return rows.assign(
-        bus=sent / rows["ms"],
-        bus_queued=sent / rows["ms_queued"],
-        ranks=[b.format(n) for b, n in zip(backends, rows["world_size"], strict=True)],
-    )
+    ranks = [b.format(n) for b, n in zip(backends, rows["world_size"], strict=True)]
+    return rows.assign(bus=sent / rows["ms"], bus_queued=sent / rows["ms_queued"], ranks=ranks)
 
 
 def queued(rows: pd.DataFrame, operation: str = "all_reduce") -> tuple[list, list]:

@@ -16,8 +16,6 @@ from a2lib.theory.products import check_name
 from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size, step_flops
 
 GPT = "GPT"
-# What such trainings leave free: they fill their devices.
-HEADROOM = 0.03
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,8 @@ def training(row: Mapping[str, object]) -> Training:
     names = ("sharding", "checkpointing", "schedule")
     devices, batch, tokens = (int(row[name]) for name in ("devices", "batch", "context"))
     on, attention = named_device(str(row["device"])), str(row["attention"])
-    job = Job(_shape(row), on, devices, batch, tokens, HEADROOM, "bf16", attention)
-    job = replace(job, activations="fused")
+    job = Job(_shape(row), on, devices, batch, tokens, attention=attention, activations="fused")
+    job = replace(job, headroom=0.03)  # such trainings fill their devices
     layout = Layout(
         context=int(row["context_parallel"]),
         **{name: int(row[name]) for name in axes},

@@ -36,8 +36,6 @@ MOMENTS = ("init", "before", "after")
 CHUNKS = 8
 # Read of a weight, its gradient and both moments; written, all but the gradient: fp32.
 UPDATE_BYTES = 28
-# Of ZeRO's mixed precision: 16-bit weights and gradients, and K.
-ZERO_STATE = 12
 
 
 def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
@@ -107,7 +105,7 @@ def zero_stage_1_bytes(ranks: int) -> float:
     """Bytes a parameter on each rank by the paper: 16-bit weights and gradients, K / N of the
     rest."""
     positive(ranks=ranks)
-    return 4 + ZERO_STATE / ranks
+    return 4 + 12 / ranks
 
 
 def sent(scheme: str, size, ranks) -> dict:

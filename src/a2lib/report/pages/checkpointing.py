@@ -80,9 +80,10 @@ def _step(row) -> StepMemory:
 def _theory(row) -> dict:
     step = _step(row)
     state = state_bytes(step.shape)
+    _, peak = strategy_memory(step, row.strategy)
     return {
         "held": state.total - (state.gradients if step.fresh else 0),
-        "peak": strategy_memory(step, row.strategy)[1],
+        "peak": peak,
         "again": repeated_work(row.strategy, step).operations / forward_work(step).operations,
     }
 

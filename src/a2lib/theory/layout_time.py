@@ -109,11 +109,8 @@ def block_flops(job: Job, rows: float, checkpointing: str) -> float:
     flash = job.attention == "flash"
     sizes = 1, shape.num_heads, rows, job.context, shape.head_dim
     scores = attention_flops(*sizes, flash, "forward")
-    again = {
-        "none": 0,
-        "selective": scores,
-        "block": products + scores - matmul_flops(rows, shape.d_ff, shape.d_model),
-    }
+    last = matmul_flops(rows, shape.d_ff, shape.d_model)
+    again = {"none": 0, "selective": scores, "block": products + scores - last}
     return (3 - job.frozen) * products + (3.5 if flash else 3) * scores + again[checkpointing]
 
 

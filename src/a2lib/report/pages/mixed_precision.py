@@ -70,11 +70,8 @@ def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
     rates, bandwidth = ceilings(ceiling), copy_bandwidth(ceiling)
     shape = SIZES[model]
     tokens = BATCH * CONTEXT
-    elements = {
-        "residual": tokens * shape.d_model,
-        "hidden": tokens * shape.d_ff,
-        "scores": BATCH * shape.num_heads * CONTEXT**2,
-    }
+    elements = {"residual": tokens * shape.d_model, "hidden": tokens * shape.d_ff}
+    elements["scores"] = BATCH * shape.num_heads * CONTEXT**2
     moved = 4 * shape.num_layers * sum(TRAVERSALS[k] * n for k, n in elements.items())
     casts = CAST_BYTES * (parameter_count(shape) - shape.vocab_size * shape.d_model)
     flops = forward_flops(shape, BATCH, CONTEXT)

@@ -7,18 +7,8 @@ from refusals import refused
 
 from a2lib.attention import passes
 from a2lib.attention.hopper import scratch
-from a2lib.theory.attention import (
-    CHUNKS_MAX,
-    KERNELS,
-    in_chunks,
-    in_one_launch,
-    in_one_sweep,
-    in_two_terms,
-    keys_per_chunk,
-    n_chunks_of,
-    tiled_l2_bytes,
-    tiled_memory,
-)
+from a2lib.theory import attention
+from a2lib.theory.attention import CHUNKS_MAX, KERNELS, keys_per_chunk, n_chunks_of, tiled_memory
 from a2lib.theory.transformer import SIZES
 
 length = st.integers(min_value=1, max_value=40)
@@ -48,7 +38,7 @@ def walk(kernel, n_queries, n_keys, d, causal, width, Bq, Bk):
 
 @given(st.sampled_from(sorted(KERNELS)), length, length, st.booleans(), tile, tile)
 def test_traffic_counts_every_tile(kernel, n_queries, n_keys, causal, Bq, Bk):
-    found = tiled_l2_bytes(kernel, 2, 3, n_queries, n_keys, 8, causal, 2, Bq, Bk)
+    found = attention.tiled_l2_bytes(kernel, 2, 3, n_queries, n_keys, 8, causal, 2, Bq, Bk)
     assert found == 6 * walk(kernel, n_queries, n_keys, 8, causal, 2, Bq, Bk)
 
 
@@ -92,8 +82,8 @@ def test_the_terms_of_fp32_are_what_a_pass_allocates(monkeypatch):
 def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
     cells = {(256, 256, 65): True, (255, 4096, 128): False, (4096, 255, 128): False,
              (256, 4096, 64): False}  # fmt: skip
-    assert {cell: in_two_terms(*cell, 4) for cell in cells} == cells
-    assert not in_two_terms(4096, 4096, 128, 2)
+    assert {cell: attention.in_two_terms(*cell, 4) for cell in cells} == cells
+    assert not attention.in_two_terms(4096, 4096, 128, 2)
     # Two fp16 numbers an element, of rows up to a multiple of 128, and an exponent a block.
     held = tiled_memory(2, 3, 300, 1024, 80, 4, "backward", terms=True)
     assert held["q_terms"] == held["do_terms"] == 6 * (384 + 1) * 160 * 2
@@ -104,9 +94,9 @@ def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
 def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
     cells = {(1024, 1): True, (1023, 1): False, (1023, 32): False, (1023, 33): True,
              (512, 66): True, (512, 65): False, (128, 264): True, (127, 1000): False}  # fmt: skip
-    assert {cell: in_one_sweep(*cell, 64, 2) for cell in cells} == cells
-    sizes = [d for d in range(1, 200) if in_one_sweep(2048, 1, d, 2)]
-    assert sizes == list(range(40, 129, 8)) and not in_one_sweep(2048, 1, 64, 4)
+    assert {cell: attention.in_one_sweep(*cell, 64, 2) for cell in cells} == cells
+    sizes = [d for d in range(1, 200) if attention.in_one_sweep(2048, 1, d, 2)]
+    assert sizes == list(range(40, 129, 8)) and not attention.in_one_sweep(2048, 1, 64, 4)
 
 
 def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
@@ -115,14 +105,14 @@ def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
     for (head_dim, causal), n in most.items():
         cells = {(256, 1): True, (255, 1): False, (128 * n, 1): True, (128 * n + 1, 1): False,
                  (256, n // 2): True, (256, n // 2 + 1): False}  # fmt: skip
-        assert {cell: in_chunks(*cell, head_dim, causal, 2) for cell in cells} == cells
+        assert {cell: attention.in_chunks(*cell, head_dim, causal, 2) for cell in cells} == cells
 
 
 def test_chunks_in_fp32_where_rows_are_long_too():
     cells = {(255, 1): False, (256, 64): True, (256, 65): False, (4095, 4): True, (4095, 5): False,
              (4096, 5): True, (65536, 1): True}  # fmt: skip
-    assert {cell: in_chunks(*cell, 64, False, 4) for cell in cells} == cells
-    assert not in_chunks(2048, 1, 65, True, 4)
+    assert {cell: attention.in_chunks(*cell, 64, False, 4) for cell in cells} == cells
+    assert not attention.in_chunks(2048, 1, 65, True, 4)
 
 
 def test_long_causal_rows_are_cut_where_their_programs_fill_the_gpu_once():
@@ -130,7 +120,7 @@ def test_long_causal_rows_are_cut_where_their_programs_fill_the_gpu_once():
            (64, 4096, 2): True, (64, 4096, 3): False, (128, 4096, 4): True, (128, 4096, 5): False,
            (128, 2048, 4): True, (128, 2048, 5): False, (32, 16384, 1): True, (32, 8192, 3): False,
            (32, 32768, 1): True, (16, 32769, 1): False}  # fmt: skip
-    found = {(d, n, heads): in_chunks(n, heads, d, True, 2) for d, n, heads in cut}
+    found = {(d, n, heads): attention.in_chunks(n, heads, d, True, 2) for d, n, heads in cut}
     assert found == cut
 
 
@@ -140,8 +130,8 @@ def test_few_tokens_are_one_launch_where_each_program_has_a_multiprocessor():
            (128, 128, 33, 64): True, (128, 128, 34, 64): False, (1, 1, 66, 65): True,
            (256, 256, 4, 128): True, (256, 256, 5, 128): False,
            (257, 1, 1, 128): False}  # fmt: skip
-    assert {cell: in_one_launch(*cell, 2) for cell in one} == one
-    assert not in_one_launch(128, 128, 1, 64, 4)
+    assert {cell: attention.in_one_launch(*cell, 2) for cell in one} == one
+    assert not attention.in_one_launch(128, 128, 1, 64, 4)
 
 
 def test_parts_of_chunks_go_before_the_backward():
@@ -191,6 +181,6 @@ def test_no_training_step_has_chunks():
 
 def test_impossible_sizes_are_refused():
     one = [1] * 5
-    refused("allowed are forward", tiled_l2_bytes, "sideways", *one, True, 2, 1, 1)
-    refused("Bq is 0", tiled_l2_bytes, "forward", *one, True, 2, 0, 1)
+    refused("allowed are forward", attention.tiled_l2_bytes, "sideways", *one, True, 2, 1, 1)
+    refused("Bq is 0", attention.tiled_l2_bytes, "forward", *one, True, 2, 0, 1)
     refused("allowed are forward", tiled_memory, *one, 2, "sideways")

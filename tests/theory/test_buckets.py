@@ -4,17 +4,8 @@ import pytest
 import torch
 
 from a2lib.model import TransformerLM
-from a2lib.theory.buckets import (
-    Gradient,
-    arrivals,
-    best_size,
-    block_by_block,
-    curve,
-    fill,
-    gradients,
-    overhead_s,
-    simulate,
-)
+from a2lib.theory import buckets
+from a2lib.theory.buckets import Gradient, best_size, curve, fill, overhead_s, simulate
 from a2lib.theory.latency import Line
 from a2lib.theory.transformer import SIZES, Shape, parameter_count
 
@@ -59,12 +50,12 @@ def test_gradients_are_the_models_in_the_order_of_a_backward():
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(lambda p: arrived.append(p.numel()))
     model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
-    assert [one.elements for one in gradients(shape)] == arrived
+    assert [one.elements for one in buckets.gradients(shape)] == arrived
     for name in ("small", "xl25"):
-        made = gradients(SIZES[name])
+        made = buckets.gradients(SIZES[name])
         assert sum(one.elements for one in made) == parameter_count(SIZES[name])
         assert sum(one.share for one in made) == pytest.approx(1)
-    assert arrivals([Gradient(1, 0.25), Gradient(1, 0.75)], 4.0) == [1.0, 4.0]
+    assert buckets.arrivals([Gradient(1, 0.25), Gradient(1, 0.75)], 4.0) == [1.0, 4.0]
 
 
 def test_the_curve_goes_through_its_points():
@@ -74,8 +65,8 @@ def test_the_curve_goes_through_its_points():
 
 
 def test_a_compiled_block_makes_its_gradients_at_once():
-    made = gradients(Shape(8, 16, 2, 2, vocab_size=11))
-    each = arrivals(made, 3.0)
-    found = block_by_block(each, 2)
+    made = buckets.gradients(Shape(8, 16, 2, 2, vocab_size=11))
+    each = buckets.arrivals(made, 3.0)
+    found = buckets.block_by_block(each, 2)
     assert found[:2] == each[:2] and found[-1] == each[-1]
     assert set(found[2:11]) == {each[10]} and set(found[11:20]) == {each[19]} and len(found) == 21

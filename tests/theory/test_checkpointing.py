@@ -12,16 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from a2lib.measure import snapshot as memory
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.model.checkpointing import KEPT, strategy
-from a2lib.theory.memory.checkpointing import (
-    ATTENTION,
-    BLOCK,
-    FFN,
-    BlockBytes,
-    cost,
-    plan,
-    selective_kept,
-    selective_peak,
-)
+from a2lib.theory.memory import checkpointing
+from a2lib.theory.memory.checkpointing import ATTENTION, BLOCK, FFN, BlockBytes, cost, plan
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.strategy_time import repeated_work
 from a2lib.theory.transformer import Shape, block_parameter_count
@@ -78,7 +70,7 @@ def test_bytes_and_parts_that_cannot_be():
     for sizes in ((0, 1, 1), (2, 1, 3), (1, 3, 2), (1, 1, 1, -1)):
         refused("allowed are 0 < input <= saved <= peak", BlockBytes, *sizes)
     refused("allowed are block and tuples", cost, plan("half", 2), UNIT)
-    refused("allowed are linear, products, attention", selective_kept, "softmax", STEP)
+    refused("allowed are linear, products", checkpointing.selective_kept, "softmax", STEP)
 
 
 # On the model: four blocks, of which attention's scores are the largest tensors.
@@ -144,8 +136,8 @@ def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
     want["half"] = cost(plan("half", n), UNIT, halves=halves, fresh_gradients=fresh)
     want = {name: (one.kept, one.peak) for name, one in want.items()}
     for ops in KEPT:
-        peak = selective_peak(ops, replace(STEP, fresh=fresh), block)
-        want[f"selective:{ops}"] = n * selective_kept(ops, STEP), peak
+        peak = checkpointing.selective_peak(ops, replace(STEP, fresh=fresh), block)
+        want[f"selective:{ops}"] = n * checkpointing.selective_kept(ops, STEP), peak
     for name, (kept, peak) in want.items():
         found = measured(path, n, strategy(name, n), fresh)
         assert found == (kept + output, peak), name
@@ -159,5 +151,5 @@ def test_recomputed_operations_are_those_of_the_model():
             strategy(name, SHAPE.num_layers)(modules, x).sum().backward()
         counts[name] = counter.get_total_flops()
         again = counts[name] - counts["none"]
-        assert again == repeated_work(name, SHAPE, BATCH, CONTEXT).operations, name
+        assert again == repeated_work(name, STEP).operations, name
         assert (again > 0) == (name not in ("none", "selective:products"))

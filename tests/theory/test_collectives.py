@@ -41,13 +41,6 @@ def test_formulas_are_the_handouts_and_the_other_ring_is_slower_by_half_the_devi
     assert sympy.simplify(slower - N / 2) == 0
 
 
-@pytest.mark.parametrize("n", [2, 3, 6])
-def test_an_all_to_all_sends_what_is_for_others(n):
-    size = 60
-    sent = sum(size // n for other in range(n) if other != 0)
-    assert collectives.all_to_all_s(size, n, 4.0) == pytest.approx(sent / 4.0)
-
-
 def test_what_is_not_positive_or_of_unequal_lengths_is_refused():
     positive = "allowed are numbers above 0"
     refused(positive, collectives.all_gather_s, 0, 2, 1)

@@ -9,7 +9,7 @@ from a2lib.attention import attention_reference
 from a2lib.measure.inductor import read
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.attention import EAGER
-from a2lib.theory.compiling import PASSES, WRITTEN, attention_kernels, break_even, moves
+from a2lib.theory.compiling import PASSES, WRITTEN, attention_kernels, moves
 from a2lib.theory.step_kernels import compiled_step, eager_step, fused_step
 from a2lib.theory.transformer import Shape
 
@@ -85,11 +85,6 @@ def test_eager_with_a_mask_by_hand(pass_, matrices, masks):
     assert {k.flops for k in products} == {2 * N * N * D}
     assert moved(kernels) == 4 * N * N * matrices + N * N * masks + 2 * len(products) * N * D * 4
     assert moves("eager", "causal", pass_) == matrices
-
-
-def test_break_even_by_value():
-    assert break_even(3000, 5, 2) == 1000
-    assert break_even(3000, 2, 2) is None and break_even(3000, 2, 5) is None
 
 
 def test_unknown_names_are_refused_with_those_there_are():

@@ -5,15 +5,8 @@ import itertools
 import pytest
 from refusals import refused
 
-from a2lib.theory.memory.keeping import (
-    PRODUCTS,
-    BlockPlan,
-    Result,
-    block_always,
-    block_results,
-    choose,
-    working_bytes,
-)
+from a2lib.theory.memory import keeping
+from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan, Result, choose
 from a2lib.theory.transformer import SIZES, Shape
 
 EIGHT, TOKENS = SIZES["8B"], 32_768
@@ -56,7 +49,8 @@ def test_no_choice_computes_less_again(blocks, times):
 
 def test_the_8b_model_on_two_gpus():
     """A residual-stream tensor of a rank has 2^28 bytes, one of the FFN's width 721,420,288."""
-    always, results = block_always(EIGHT, TOKENS), block_results(EIGHT, TOKENS, 700e12)
+    always = keeping.block_always(EIGHT, TOKENS)
+    results = keeping.block_results(EIGHT, TOKENS, 700e12)
     assert always == (2**28,) * 3 + (2**22,)
     assert [one.bytes for one in results] == [2**28] * 3 + [721_420_288] * 2
     each = [one.ms / one.bytes for one in results]
@@ -95,9 +89,9 @@ def test_what_is_alive_beside():
     small = Shape(8, 16, 1, 1, 10)  # u is 64 bytes, g 128, a table 80 numbers
     loss, block = 4 * 80 + 2 * 2 * 10 * 2 + 2 * 64, 2 * 80 * 2 + 4 * 128 + 8 * 64
     beside = 2 * 80 * 2 + max(loss, block) + 12 * (4 * 64 + 3 * 128)
-    assert working_bytes(small, 4, 2) == beside and loss < block
+    assert keeping.working_bytes(small, 4, 2) == beside and loss < block
 
 
 def test_what_is_none_is_one_line():
-    refused("flops is 0", block_results, EIGHT, TOKENS, 0)
-    refused("tokens is 0", block_always, EIGHT, 0)
+    refused("flops is 0", keeping.block_results, EIGHT, TOKENS, 0)
+    refused("tokens is 0", keeping.block_always, EIGHT, 0)

@@ -3,17 +3,11 @@
 import pytest
 from refusals import refused
 
+from a2lib.theory import sharding
 from a2lib.theory.collectives import run_all_reduce
 from a2lib.theory.memory.step import WORKSPACE, StepMemory, asked
-from a2lib.theory.sharding import (
-    MOMENTS,
-    STATE,
-    UPDATE_BYTES,
-    Held,
-    pipelined_s,
-    sent,
-    zero_stage_1_bytes,
-)
+from a2lib.theory.memory.tape import OPTIMIZER
+from a2lib.theory.sharding import MOMENTS, UPDATE_BYTES, Held, pipelined_s, sent
 from a2lib.theory.transformer import SIZES, Shape, parameter_count
 
 SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
@@ -43,10 +37,10 @@ def test_sharding_divides_the_state_alone(ranks):
     assert max(part.state()) <= whole.state()[0] / ranks + largest
     for moment in MOMENTS:
         mine, theirs = part.at(moment), whole.at(moment)
-        assert {k: v for k, v in mine.items() if k != STATE} == {
-            k: v for k, v in theirs.items() if k != STATE
+        assert {k: v for k, v in mine.items() if k != OPTIMIZER} == {
+            k: v for k, v in theirs.items() if k != OPTIMIZER
         }
-        assert (mine[STATE] > 0) == (moment == "after")
+        assert (mine[OPTIMIZER] > 0) == (moment == "after")
     assert whole.peak() - part.peak() == whole.state()[0] - max(part.state())
 
 
@@ -72,7 +66,7 @@ def test_bytes_sent_are_those_of_rings_run_step_by_step():
 
 
 def test_the_paper_divides_12_of_16_bytes():
-    assert [zero_stage_1_bytes(n) for n in (1, 2, 4, 64)] == [16, 10, 7, 4.1875]
+    assert [sharding.zero_stage_1_bytes(n) for n in (1, 2, 4, 64)] == [16, 10, 7, 4.1875]
 
 
 def simulated(update_s, gather_s, chunks):

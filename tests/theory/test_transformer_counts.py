@@ -11,19 +11,8 @@ from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.theory.transformer import (
-    PRESETS,
-    PUBLISHED,
-    SIZES,
-    GroupedShape,
-    Shape,
-    active_parameter_count,
-    forward_flops,
-    forward_flops_by_part,
-    named_size,
-    parameter_count,
-    step_flops,
-)
+from a2lib.theory import transformer
+from a2lib.theory.transformer import PRESETS, PUBLISHED, SIZES, GroupedShape, Shape, parameter_count
 
 # The handouts' models, counted once by hand.
 LISTED = {
@@ -53,7 +42,7 @@ def shapes(draw):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_named_sizes_have_the_listed_parameters(name):
-    shape = named_size(name)
+    shape = transformer.named_size(name)
     model = TransformerLM.from_size(name, 16, device="meta")
     assert model.shape == shape
     assert sum(p.numel() for p in model.parameters()) == parameter_count(shape) == LISTED[name]
@@ -69,10 +58,10 @@ def test_operations_are_those_a_counter_sees(shape, batch, context):
     with FlopCounterMode(display=False) as backward:
         cross_entropy(logits, tokens).backward()
     counted = forward.get_total_flops()
-    assert counted == forward_flops(shape, batch, context)
-    assert counted + backward.get_total_flops() == step_flops(shape, batch, context)
+    assert counted == transformer.forward_flops(shape, batch, context)
+    assert counted + backward.get_total_flops() == transformer.step_flops(shape, batch, context)
     by_module = {name: sum(c.values()) for name, c in forward.get_flop_counts().items()}
-    parts = forward_flops_by_part(shape, batch, context)
+    parts = transformer.forward_flops_by_part(shape, batch, context)
     layers = range(shape.num_layers)
 
     def flops_of(*names):
@@ -114,7 +103,7 @@ def latent_block(shape, x):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_have_the_parameters_of_their_released_weights(name):
-    shape = named_size(name, PRESETS)
+    shape = transformer.named_size(name, PRESETS)
     assert parameter_count(shape) == RELEASED[name]
     x = torch.empty(1, 4, shape.d_model, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -123,7 +112,7 @@ def test_published_models_have_the_parameters_of_their_released_weights(name):
     head = 2 * 4 * shape.vocab_size * shape.d_model
     routed = (shape.num_layers - shape.dense) * 2 * 4 * shape.d_model * shape.experts
     total = shape.num_layers * counter.get_total_flops() + routed + head
-    assert forward_flops(shape, 1, 4) == total
+    assert transformer.forward_flops(shape, 1, 4) == total
 
 
 def test_of_experts_a_token_meets_a_few():
@@ -133,10 +122,10 @@ def test_of_experts_a_token_meets_a_few():
     attention = d * 1536 + 1536 * 128 * 192 + d * 576 + 512 * 128 * 256 + 128 * 128 * d
     block = attention + 2 * d + 1536 + 512
     met = 61 * block + 3 * 3 * d * 18_432 + 58 * (9 * expert + 256 * d + 256) + 2 * 129_280 * d + d
-    assert active_parameter_count(shape) == met == 37_552_297_472
+    assert transformer.active_parameter_count(shape) == met == 37_552_297_472
     assert parameter_count(shape) - met == 58 * 248 * expert
     for dense in (SIZES["8B"], PUBLISHED["Llama-3-8B"]):
-        assert active_parameter_count(dense) == parameter_count(dense)
+        assert transformer.active_parameter_count(dense) == parameter_count(dense)
     for wrong, words in (
         ({"top_k": 2}, "top_k 2 of 0 experts"), ({"experts": 4}, "d_ff 64 of 0 + 0 experts"),
         ({"experts": 4, "top_k": 2, "shared": 1}, "d_ff 64 of 2 + 1 experts"),
@@ -150,7 +139,7 @@ def test_a_tied_head_has_no_parameters_and_as_many_operations():
     apart = GroupedShape(12, 20, 2, 6, 17, num_kv_heads=2)
     tied = GroupedShape(12, 20, 2, 6, 17, num_kv_heads=2, tied=True)
     assert parameter_count(apart) - parameter_count(tied) == 12 * 17
-    assert forward_flops(apart, 2, 4) == forward_flops(tied, 2, 4)
+    assert transformer.forward_flops(apart, 2, 4) == transformer.forward_flops(tied, 2, 4)
     sizes = (12, 20, 2, 6, 17)
     assert parameter_count(GroupedShape(*sizes)) == parameter_count(Shape(*sizes))
 
@@ -161,7 +150,7 @@ def test_sizes_must_be_positive_integers(name, wrong):
     good = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 8}
     refused(f"{name} is .*; allowed are positive integers", Shape, **{**good, name: wrong})
     for sizes in ((wrong, 4), (4, wrong)):
-        refused("allowed are positive integers", forward_flops, Shape(**good), *sizes)
+        refused("allowed are positive integers", transformer.forward_flops, Shape(**good), *sizes)
 
 
 def test_heads_that_do_not_fit_and_names_that_are_none():
@@ -170,5 +159,5 @@ def test_heads_that_do_not_fit_and_names_that_are_none():
     six = functools.partial(GroupedShape, 12, 8, 1, 6)
     refused("num_kv_heads 4 does not divide num_heads 6; it must", six, num_kv_heads=4)
     refused("num_kv_heads is 0; allowed are positive integers", six, num_kv_heads=0)
-    refused("allowed are small, medium, large, xl25, 2.7B, 8B, 10B", named_size, "huge")
-    refused("'xl' is xl25 in the 2025 handout, 2.7B in that of 2026", named_size, "xl")
+    refused("allowed are small, medium, large, xl25, 2.7B, 8B, 10B", transformer.named_size, "huge")
+    refused("'xl' is xl25 in the 2025 handout, 2.7B in that of 2026", transformer.named_size, "xl")

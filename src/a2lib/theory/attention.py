@@ -96,17 +96,11 @@ def tiled_l2_bytes(
     owner, own = KERNELS[kernel]
     owned, streamed, length = (Bq, Bk, n_queries) if owner == "queries" else (Bk, Bq, n_keys)
     row, sums = head_dim * element_bytes, 0 if owner == "queries" else 4 * (2 + head_dim)
-    streams = _visits(n_queries, n_keys, causal, Bq, Bk) * streamed * (2 * row + sums)
+    # Pairs of tiles of one head in which some query sees some key (key j if j <= i).
+    query_tiles, key_tiles = -(-n_queries // Bq), -(-n_keys // Bk)
+    seen = [-(-(tile + 1) * Bq // Bk) if causal else key_tiles for tile in range(query_tiles)]
+    streams = sum(min(key_tiles, n) for n in seen) * streamed * (2 * row + sums)
     return batch * heads * (streams + -(-length // owned) * owned * own * row)
-
-
-def _visits(n_queries: int, n_keys: int, causal: bool, Bq: int, Bk: int) -> int:
-    """Pairs of tiles of one head in which some query sees some key (key j if j <= i)."""
-    key_tiles = -(-n_keys // Bk)
-    query_tiles = -(-n_queries // Bq)
-    if not causal:
-        return query_tiles * key_tiles
-    return sum(min(key_tiles, -(-(tile + 1) * Bq // Bk)) for tile in range(query_tiles))
 
 
 def tiled_memory(

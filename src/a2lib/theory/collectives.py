@@ -21,20 +21,16 @@ def positive(**given) -> None:
 
 def all_gather_s(size, n, bandwidth):
     """Seconds of a ring all-gather that ends with ``size`` bytes on each of ``n`` devices, which
-    send ``bandwidth`` bytes a second. Raises ValueError unless all are above 0."""
+    send ``bandwidth`` bytes a second; of a reduce-scatter, which is its rounds in reverse; and of
+    an all-to-all, in which each sends an equal part of its ``size`` bytes to every other, over a
+    switch or links between all pairs. Raises ValueError unless all are above 0."""
     positive(size=size, n=n, bandwidth=bandwidth)
     return (n - 1) * size / (n * bandwidth)
 
 
-def reduce_scatter_s(size, n, bandwidth):
-    """Seconds of a ring reduce-scatter of ``size`` bytes on each device: the all-gather's rounds
-    in reverse, so as long as it."""
-    return all_gather_s(size, n, bandwidth)
-
-
 def all_reduce_s(size, n, bandwidth):
     """Seconds of a ring all-reduce of ``size`` bytes: a reduce-scatter, then an all-gather."""
-    return reduce_scatter_s(size, n, bandwidth) + all_gather_s(size, n, bandwidth)
+    return 2 * all_gather_s(size, n, bandwidth)
 
 
 def copied_bytes(elements, n, width, sent):
@@ -55,14 +51,6 @@ def alternate_all_reduce_s(size, n, bandwidth):
     """Seconds of the handout's other ring: whole tensors go round, N - 1 rounds of ``size``."""
     positive(size=size, n=n, bandwidth=bandwidth)
     return (n - 1) * size / bandwidth
-
-
-def all_to_all_s(size, n, bandwidth):
-    """Seconds in which each device sends an equal part of its ``size`` bytes to every other.
-
-    Needs a switch, or links between all pairs: on a ring parts pass through devices between.
-    """
-    return all_gather_s(size, n, bandwidth)
 
 
 class RingRun:

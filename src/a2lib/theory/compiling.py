@@ -11,14 +11,8 @@ tiled attention; on a GPU in float32 only where products may use TF32, as that a
                  heads   plain with a dimension of heads, (batch, 1, N, d): the recognised one
 """
 
-from a2lib.theory.attention import (
-    EAGER,
-    OF_MASK,
-    VECTORS,
-    attention_bytes,
-    attention_flops,
-    tensor_bytes,
-)
+from a2lib.theory import attention
+from a2lib.theory.attention import EAGER, OF_MASK, VECTORS
 from a2lib.theory.products import check_name, check_sizes, matmul_flops
 from a2lib.theory.roofline import Kernel
 
@@ -42,7 +36,7 @@ def attention_kernels(
     _check(implementation, written, pass_)
     check_sizes(batch=batch, n=n, d=d, element_bytes=element_bytes)
     if implementation == "compile" and written == "heads":
-        return [tiled_kernel(pass_, batch, 1, n, n, d, False, element_bytes)]
+        return [tiled_kernel(pass_, batch, 1, n, d, False, element_bytes)]
     sizes = dict.fromkeys(VECTORS, batch * n * d * element_bytes)
     sizes |= {"mask": n * n, "queries": 0, "keys": 0, "": 0}
 
@@ -58,21 +52,14 @@ def attention_kernels(
 
 
 def tiled_kernel(
-    pass_: str,
-    batch: int,
-    heads: int,
-    n_queries: int,
-    n_keys: int,
-    head_dim: int,
-    causal: bool,
-    element_bytes: int,
+    pass_: str, batch: int, heads: int, n: int, d: int, causal: bool, element_bytes: int
 ) -> Kernel:
     """A pass of tiled attention as one kernel that moves each tensor once."""
-    sizes = batch, heads, n_queries, n_keys, head_dim
-    query, key, lse = tensor_bytes(*sizes, element_bytes)
+    sizes = batch, heads, n, n, d
+    query, key, lse = attention.tensor_bytes(*sizes, element_bytes)
     written = query + lse if pass_ == "forward" else query + 2 * key
-    read = attention_bytes(*sizes, element_bytes, pass_) - written
-    flops = attention_flops(*sizes, causal, pass_)
+    read = attention.attention_bytes(*sizes, element_bytes, pass_) - written
+    flops = attention.attention_flops(*sizes, causal, pass_)
     return Kernel(pass_, "attention", f"tiled {pass_}", read, written, flops)
 
 
@@ -85,12 +72,6 @@ def moves(implementation: str, written: str, pass_: str) -> int:
     kernels = eager_kernels(implementation, written, pass_)
     names = [name for _, *moved, _ in kernels for name in ",".join(moved).split(",") if name]
     return sum(name not in (*VECTORS, *OF_MASK) for name in names)
-
-
-def break_even(extra: float, eager: float, compiled: float) -> float | None:
-    """Calls after which compiling, which took ``extra`` ms, has paid, where a call takes so many ms
-    eager and ``compiled``; None where it never does."""
-    return extra / (eager - compiled) if compiled < eager else None
 
 
 def eager_kernels(implementation: str, written: str, pass_: str) -> list[tuple[str, ...]]:

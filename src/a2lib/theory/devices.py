@@ -11,8 +11,6 @@ from a2lib.theory.memory.step import WORKSPACE
 from a2lib.theory.products import check_name
 
 FROM_ZERO = ("latency", "workspace")
-# cuBLAS's for the thread of the forward and for that of the backward, from Hopper on.
-WORKSPACES = 2.0 * WORKSPACE
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,8 @@ class Device:
 
 
 # bf16 operations/s, bytes, bytes/s of memory, of fast links, of the network; devices of a node;
-# fp32 operations/s
-HOPPER = {"fp32": 66.9e12, "workspace": WORKSPACES}
+# fp32 operations/s, and cuBLAS's workspaces for the threads of forward and backward, from Hopper on
+HOPPER = {"fp32": 66.9e12, "workspace": 2.0 * WORKSPACE}
 DEVICES = {
     "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, **HOPPER),
     "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, **HOPPER),

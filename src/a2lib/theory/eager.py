@@ -103,32 +103,25 @@ class Eager:
 
 
 def longest(
-    batch: int,
-    d: int,
-    causal: bool,
-    capacity: int,
-    pass_: str,
-    *,
-    step: int = 1,
-    how: str = "tensors",
+    batch: int, d: int, causal: bool, room: int, pass_: str, *, step: int = 1, how: str = "tensors"
 ) -> int:
-    """The longest sequence, a multiple of ``step``, whose pass in fp32 fits ``capacity`` bytes; 0
-    for none.
+    """The longest sequence, a multiple of ``step``, whose pass in fp32 fits ``room`` bytes; 0 for
+    none.
 
     ``pass_`` is "forward" or "backward", which needs its forward too. By ``how`` what fits are the
     "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
     tensors of "tiled" attention. Raises ValueError as ``Eager``, or for another ``how``.
     """
-    check_sizes(capacity=capacity, step=step)
+    check_sizes(room=room, step=step)
     check_name("how", how, HOW)
 
     def fits(n: int) -> bool:
         if how == "tiled":
-            return tiled_total(batch, n, d, pass_) <= capacity
+            return tiled_total(batch, n, d, pass_) <= room
         shape = Eager(batch, n, d, causal)
         if how == "blocks":
-            return allocator.fits(capacity, shape.history(pass_))
-        return max(sum(live.values()) for live in shape.history(pass_)) <= capacity
+            return allocator.fits(room, shape.history(pass_))
+        return max(sum(live.values()) for live in shape.history(pass_)) <= room
 
     return step * largest(lambda n: fits(n * step))
 

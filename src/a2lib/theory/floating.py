@@ -58,10 +58,8 @@ class Format:
         return rounded
 
 
-FP16 = Format("fp16", 11, -14, 15)
-BF16 = Format("bf16", 8, -126, 127)
-FP32 = Format("fp32", 24, -126, 127)
-FORMATS = {f.name: f for f in (FP32, FP16, BF16)}
+FORMATS = {"fp32": Format("fp32", 24, -126, 127), "fp16": Format("fp16", 11, -14, 15)}
+FORMATS |= {"bf16": Format("bf16", 8, -126, 127)}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ links; sequence parallelism's are those of Korthikanti et al., 2022.
 from typing import NamedTuple, Self
 
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.collectives import all_gather_s, all_to_all_s
+from a2lib.theory.collectives import all_gather_s
 from a2lib.theory.jobs import Job, score_bytes
 from a2lib.theory.other_axes import ring_attention_bytes
 from a2lib.theory.products import matmul_flops
@@ -107,14 +107,10 @@ def block_flops(job: Job, rows: float, checkpointing: str) -> float:
     # Each query meets half of the whole sequence, whichever part of it the device has; eager's
     # meets all of it, and keeps what flash computes again.
     flash = job.attention == "flash"
-    scores = attention_flops(
-        1, shape.num_heads, rows, job.context, shape.head_dim, flash, "forward"
-    )
-    again = {
-        "none": 0,
-        "selective": scores,
-        "block": products + scores - matmul_flops(rows, shape.d_ff, shape.d_model),
-    }
+    sizes = 1, shape.num_heads, rows, job.context, shape.head_dim
+    scores = attention_flops(*sizes, flash, "forward")
+    last = matmul_flops(rows, shape.d_ff, shape.d_model)
+    again = {"none": 0, "selective": scores, "block": products + scores - last}
     return (3 - job.frozen) * products + (3.5 if flash else 3) * scores + again[checkpointing]
 
 
@@ -196,8 +192,8 @@ def _routed(job: Job, layout: Layout, rows: float, mixtures: float) -> Seconds:
     nodes = min(shape.top_k, shape.nodes or shape.top_k, n // k)
     late = messages * job.device.latency
     return Seconds(
-        all_to_all_s(size * shape.top_k, k, job.device.link) + late * (k > 1),
-        all_to_all_s(size * nodes, n // k, job.device.network) + late * (n > k),
+        all_gather_s(size * shape.top_k, k, job.device.link) + late * (k > 1),
+        all_gather_s(size * nodes, n // k, job.device.network) + late * (n > k),
     )
 
 

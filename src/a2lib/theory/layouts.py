@@ -16,19 +16,11 @@ DeepSeek-AI, 2024. The formulas of each axis are those of parallelism.py and oth
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from a2lib.theory import stages
 from a2lib.theory.jobs import OPTIMIZERS, Job
 from a2lib.theory.layout_time import times
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
-from a2lib.theory.stages import (
-    Layout,
-    Stage,
-    block_weights,
-    shards,
-    stage_blocks,
-    stages,
-    tokens,
-    weights,
-)
+from a2lib.theory.stages import Layout, Stage
 from a2lib.theory.transformer import forward_flops_by_part, more_of_experts
 
 AXES = ("data", "tensor", "pipeline", "context")
@@ -133,7 +125,7 @@ def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
     m, chunks, expert = layout.microbatches, layout.chunks, layout.expert
     for axis in AXES:
         yield from of_axis(job, axis, getattr(layout, axis))
-    p, blocks = layout.pipeline, stage_blocks(job.shape.num_layers, layout.pipeline)[1]
+    p, blocks = layout.pipeline, stages.stage_blocks(job.shape.num_layers, layout.pipeline)[1]
     sequences = job.batch // layout.data
     if sequences % m:
         yield (
@@ -152,7 +144,8 @@ def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
             f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; "
             f"allowed are 2 stages or more, in one piece, and from {least} micro-batches on"
         )
-    for name, whole in (("experts", job.shape.experts), ("data x context", layout.shards)):
+    same = layout.data * layout.context  # devices that have the same weights, or parts of them
+    for name, whole in (("experts", job.shape.experts), ("data x context", same)):
         if expert > 1 and (whole % expert or not whole):
             yield f"expert {expert} does not divide {name} {whole}; it must"
     if expert > 1 and layout.sharding == "hsdp":
@@ -180,7 +173,7 @@ def of_axis(job: Job, axis: str, size: int) -> Iterator[str]:
     for name, whole in cut_by_axis(job)[axis].items():
         if whole % size:
             yield f"{axis} {size} does not divide {name} {whole}; it must"
-    spread = stage_blocks(layers, size) if axis == "pipeline" else (layers,)
+    spread = stages.stage_blocks(layers, size) if axis == "pipeline" else (layers,)
     if spread is None:
         yield (
             f"pipeline {size} does not divide num_layers {layers}, nor up to three more, in "
@@ -210,10 +203,9 @@ def evaluate(job: Job, layout: Layout) -> Plan:
 
 def timed(job: Job, layout: Layout, moment: str, held: dict[str, float]) -> Plan:
     """``evaluate`` of a layout that was checked and whose ``memory`` is known."""
-    floor, expected, serial, busy = times(job, layout)
-    share = flops_share(job, layout, floor)
-    bound = max(busy, key=busy.get)
-    return Plan(layout, held, moment, floor, expected, serial, busy, bound, share)
+    *ends, busy = times(job, layout)
+    share = flops_share(job, layout, ends[0])
+    return Plan(layout, held, moment, *ends, busy, max(busy, key=busy.get), share)
 
 
 def flops_share(job: Job, layout: Layout, seconds: float) -> float:
@@ -227,7 +219,7 @@ def flops_share(job: Job, layout: Layout, seconds: float) -> float:
 
 def memory(job: Job, layout: Layout) -> tuple[str, dict[str, float]]:
     """The fullest moment of a step on the fullest device, and its bytes by component."""
-    every = stages(job, layout)
+    every = stages.stages(job, layout)
     if len(every) == 3 and every[1].blocks == every[0].blocks:
         every = every[::2]  # the second holds less than the first
     moments = [moment for stage in every for moment in _stage_memory(job, layout, stage)]
@@ -240,19 +232,19 @@ def _stage_memory(job: Job, layout: Layout, stage: Stage) -> list[tuple[str, dic
     With one micro-batch gradients come as activations go, each block leaving G and freeing A. That
     is linear in the blocks, so one of its ends is the fullest, or the logits before it.
     """
-    shape, t, rows, n = job.shape, layout.tensor, layout.rows, shards(job, layout)
+    shape, t, rows, n = job.shape, layout.tensor, layout.rows, stages.shards(job, layout)
     first, last, blocks = stage.first, stage.last, stage.blocks
-    own, sharding = weights(job, layout, stage), layout.sharding
+    own, sharding = stages.weights(job, layout, stage), layout.sharding
     fsdp, bf16, element = sharding in ("fsdp", "hsdp"), job.precision == "bf16", job.element
     # Experts are cut by their own devices first, so that n of all have as much of each.
-    share = (1 if layout.expert == 1 else weights(job, layout, stage, 1) / own) / n
+    share = (1 if layout.expert == 1 else stages.weights(job, layout, stage, 1) / own) / n
     stream = job.residual * shape.d_model
-    table, block = shape.vocab_size * shape.d_model / t, block_weights(shape, t)
+    table, block = shape.vocab_size * shape.d_model / t, stages.block_weights(shape, t)
     most = block + more_of_experts(shape, layout.expert) if blocks > stage.dense else block
     largest = max(most, table if first or last else 0)
     head = table + shape.d_model if last else 0
     bare = table if first and not (last and shape.tied) else 0  # an embedding that is no head
-    many = tokens(job, layout)
+    many = stages.tokens(job, layout)
     whole, cut, scores = job.saved
     mask = job.context**2 if job.attention == "eager" else 0
     without = many * (whole / rows + cut / t)
@@ -310,14 +302,10 @@ def _stage_memory(job: Job, layout: Layout, stage: Stage) -> list[tuple[str, dic
 def cut_by_axis(job: Job) -> dict[str, dict[str, int]]:
     """What the size of each axis must divide, by name."""
     shape = job.shape
+    tensor = {"num_heads": shape.num_heads, "num_kv_heads": shape.kv_heads, "d_ff": shape.d_ff}
     return {
         "data": {"batch": job.batch},
-        "tensor": {
-            "num_heads": shape.num_heads,
-            "num_kv_heads": shape.kv_heads,
-            "d_ff": shape.d_ff,
-            "vocab_size": shape.vocab_size,
-        },
+        "tensor": tensor | {"vocab_size": shape.vocab_size},
         "pipeline": {},  # whose sizes are those of stage_blocks
         "context": {"context length": job.context},
     }

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive, reduce_scatter_s
+from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.products import check_name, check_sizes
 from a2lib.theory.transformer import SIZES
@@ -74,12 +74,9 @@ class Cost:
 
 def data_parallel(layer: Layer, n) -> dict[str, Cost]:
     """Forward and backward with ``n`` replicas: the gradients are all-reduced in the backward."""
-    return {
-        "forward": _cost(layer, FORWARD_PRODUCTS, n),
-        "backward": _cost(
-            layer, BACKWARD_PRODUCTS, n, data_s=all_reduce_s(layer.weight_bytes, n, layer.bandwidth)
-        ),
-    }
+    forward = _cost(layer, FORWARD_PRODUCTS, n)
+    reduce = all_reduce_s(layer.weight_bytes, n, layer.bandwidth)
+    return {"forward": forward, "backward": _cost(layer, BACKWARD_PRODUCTS, n, data_s=reduce)}
 
 
 def fully_sharded(layer: Layer, n) -> dict[str, Cost]:
@@ -109,12 +106,11 @@ def fully_sharded_tensor_parallel(layer: Layer, n_fsdp, n_tp) -> dict[str, Cost]
     positive(n_fsdp=n_fsdp, n_tp=n_tp)
     weights, activations = layer.weight_bytes / n_tp, layer.activation_bytes / n_fsdp
     gather = all_gather_s(weights, n_fsdp, layer.bandwidth)
-    scatter = reduce_scatter_s(weights, n_fsdp, layer.bandwidth)
     reduce = all_reduce_s(activations, n_tp, layer.bandwidth)
     n = n_fsdp * n_tp
     return {
         "forward": _cost(layer, FORWARD_PRODUCTS, n, data_s=gather, tensor_s=reduce),
-        "backward": _cost(layer, BACKWARD_PRODUCTS, n, data_s=gather + scatter, tensor_s=reduce),
+        "backward": _cost(layer, BACKWARD_PRODUCTS, n, data_s=2 * gather, tensor_s=reduce),
     }
 
 
@@ -244,13 +240,8 @@ def brute_force(layer: Layer, shared: bool) -> tuple[int, int]:
 
 # The example of the command and of the book: the FFN of the 8B model and the tokens of one step
 # of the 2026 leaderboard, on an H200.
-EXAMPLE = Layer(
-    tokens=2 * 32_768,
-    d_model=SIZES["8B"].d_model,
-    d_ff=SIZES["8B"].d_ff,
-    flops=DEVICES["H200"].flops,
-    bandwidth=DEVICES["H200"].link,
-)
+_SHAPE, _ON = SIZES["8B"], DEVICES["H200"]
+EXAMPLE = Layer(2 * 32_768, _SHAPE.d_model, _SHAPE.d_ff, flops=_ON.flops, bandwidth=_ON.link)
 
 
 def _cost(layer: Layer, products: int, n, **seconds) -> Cost:

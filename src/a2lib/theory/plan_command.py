@@ -9,32 +9,19 @@ import json
 from dataclasses import asdict, fields, replace
 
 from a2lib.command import Number, Parser, Whole, add_name, add_number
-from a2lib.theory.devices import DEVICES, Device, named_device
+from a2lib.theory import layouts, transformer
+from a2lib.theory.devices import DEVICES, named_device
 from a2lib.theory.jobs import ACTIVATIONS, ATTENTIONS, EFFICIENCY, OPTIMIZERS, Job
-from a2lib.theory.layouts import (
-    ASSUMPTIONS,
-    HIDDEN,
-    SCHEDULES,
-    SHARDINGS,
-    STRATEGIES,
-    Layout,
-    Plan,
-    evaluate,
-    flops_share,
-)
+from a2lib.theory.layouts import ASSUMPTIONS, HIDDEN, Layout, Plan, evaluate, flops_share
 from a2lib.theory.memory.tensors import PRECISIONS
 from a2lib.theory.planner import MOST_COUNTED, largest_batch, search
-from a2lib.theory.transformer import (
-    PRESETS,
-    GroupedShape,
-    Shape,
-    active_parameter_count,
-    named_size,
-    parameter_count,
-)
+from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size
 
 MOST_DEVICES, MOST_SEQUENCES = 2**20, 2**24
-# Option -> the least and largest value, and what it is.
+# Option -> the least and largest value, and what it is; of a size that is a field of a shape by the
+# same name or by that of RENAMED.
+RENAMED = {"layers": "num_layers", "heads": "num_heads", "kv_heads": "num_kv_heads"}
+RENAMED |= {"vocab": "vocab_size"}
 SIZES = {
     "d-model": (1, 2**20, "its width"),
     "d-ff": (1, 2**24, "width of its FFN"),
@@ -61,13 +48,10 @@ HELD = {
     "chunks": (1, 10**5, "pieces of the model on a device, interleaved"),
     "expert": (1, MOST_DEVICES, "devices that a block's experts are cut over"),
 }
-NAMED = {"schedule": SCHEDULES, "sharding": SHARDINGS, "checkpointing": STRATEGIES}
-CHOICES = {
-    "precision": PRECISIONS,
-    "attention": ATTENTIONS,
-    "optimizer": OPTIMIZERS,
-    "activations": ACTIVATIONS,
-}
+NAMED = {"schedule": layouts.SCHEDULES, "sharding": layouts.SHARDINGS}
+NAMED |= {"checkpointing": layouts.STRATEGIES}
+CHOICES = {"precision": PRECISIONS, "attention": ATTENTIONS, "optimizer": OPTIMIZERS}
+CHOICES |= {"activations": ACTIVATIONS}
 SHOWN = ("devices", "batch", "context", *CHOICES, "efficiency", "frozen")
 OF_PLAN = ("moment", "step_s", "expected_s", "serial_s", "bound", "flops_share")
 EPILOG = """\
@@ -113,11 +97,8 @@ def parser() -> Parser:
         prog="python -m a2lib.theory plan", description=__doc__.partition("\n\n")[2], epilog=EPILOG
     )
     made.add_argument("--json", action="store_true", help="one JSON object in place of a table")
-    made.add_argument(
-        "--as-given",
-        action="store_true",
-        help="no search: the layout given, 1 along what is not and fsdp, whether or not it fits",
-    )
+    words = "no search: the layout given, 1 along what is not and fsdp, whether or not it fits"
+    made.add_argument("--as-given", action="store_true", help=words)
     sizes = made.add_argument_group("model", "a size, and what is to be different of it; 0 is none")
     add_name(sizes, "--size", ", ".join(PRESETS), "8B")
     for name, (least, most, words) in SIZES.items():
@@ -157,7 +138,10 @@ def main(arguments: list[str]) -> int:
     made = parser()
     given = made.parse_args(arguments)
     try:
-        values = vars(given) | {"shape": _shape(given), "device": _device(given)}
+        on = named_device(given.device)
+        link = on.link if given.bandwidth is None else given.bandwidth
+        on = replace(on, link=link, latency=given.latency_us / 1e6)
+        values = vars(given) | {"shape": _shape(given), "device": on}
         job = Job(**{field.name: values[field.name] for field in fields(Job)})
         held, hidden = _held(given), _hidden(given.hidden)
         if given.as_given:
@@ -176,12 +160,9 @@ def main(arguments: list[str]) -> int:
 def as_object(job: Job, plan: Plan) -> dict:
     """Job and plan for JSON: bytes, seconds, shares."""
     shape, tokens = job.shape, job.batch * job.context
-    model = {
-        **asdict(shape),
-        "num_kv_heads": shape.kv_heads,
-        "parameters": parameter_count(shape),
-        "active_parameters": active_parameter_count(shape),
-    }
+    model = asdict(shape) | {"num_kv_heads": shape.kv_heads}
+    model["parameters"] = transformer.parameter_count(shape)
+    model["active_parameters"] = transformer.active_parameter_count(shape)
     found = {name: value for name, value in vars(job).items() if name in SHOWN}
     return {
         "model": model,
@@ -206,11 +187,8 @@ def table(job: Job, plan: Plan) -> str:
     """The same in lines."""
     found = as_object(job, plan)
     link, latency = job.device.link / 1e9, 1e6 * job.device.latency
-    seconds = {
-        "all but tensor, context, expert": plan.expected_s,
-        "all": plan.step_s,
-        "nothing": plan.serial_s,
-    }
+    seconds = {"all but tensor, context, expert": plan.expected_s}
+    seconds |= {"all": plan.step_s, "nothing": plan.serial_s}
     lines = [
         f"model    {_pairs(found['model'])}",
         f"training {_pairs({name: found[name] for name in SHOWN})}",
@@ -257,31 +235,15 @@ def _hidden(text: str) -> str | float:
     return share
 
 
-def _device(given: argparse.Namespace) -> Device:
-    device = named_device(given.device)
-    link = device.link if given.bandwidth is None else given.bandwidth
-    return replace(device, link=link, latency=given.latency_us / 1e6)
-
-
 def _shape(given: argparse.Namespace) -> Shape:
-    renamed = {
-        "layers": "num_layers",
-        "heads": "num_heads",
-        "kv_heads": "num_kv_heads",
-        "vocab": "vocab_size",
-    }
-    names = [name.replace("-", "_") for name in SIZES]
-    changed = {renamed.get(name, name): getattr(given, name) for name in names}
-    changed = {name: value for name, value in changed.items() if value is not None}
+    said = {name: getattr(given, name) for name in (option.replace("-", "_") for option in SIZES)}
+    changed = {RENAMED.get(name, name): size for name, size in said.items() if size is not None}
     changed |= {"tied": True} if given.tied else {}
     return GroupedShape(**(asdict(named_size(given.size, PRESETS)) | changed))
 
 
 def _held(given: argparse.Namespace) -> dict[str, int | str]:
-    values = {
-        **vars(given),
-        "context": given.context_parallel,
-        "sequence": False if given.no_sequence_parallel else None,
-    }
+    sequence = False if given.no_sequence_parallel else None
+    values = vars(given) | {"context": given.context_parallel, "sequence": sequence}
     names = (field.name for field in fields(Layout))
     return {name: values[name] for name in names if values[name] is not None}

@@ -14,21 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache, lru_cache
 
+from a2lib.theory import layouts
 from a2lib.theory.layout_time import least_waited, stage_flops, waiting
-from a2lib.theory.layouts import (
-    AXES,
-    SCHEDULES,
-    STRATEGIES,
-    Job,
-    Layout,
-    Plan,
-    check,
-    cut_by_axis,
-    least_microbatches,
-    memory,
-    of_axis,
-    timed,
-)
+from a2lib.theory.layouts import Job, Layout, Plan, memory
 from a2lib.theory.products import check_name, largest
 from a2lib.theory.stages import stage_blocks, stages
 
@@ -62,8 +50,8 @@ def search(
         check_name("fixed", name, allowed)
     # With 1 for what is free, so it refuses what no search can mend; these need others' sizes.
     late = ("chunks", "expert", "schedule")
-    check(job, Layout(**{name: value for name, value in fixed.items() if name not in late}))
-    check_name("schedule", fixed.get("schedule", "1f1b"), SCHEDULES)
+    layouts.check(job, Layout(**{name: value for name, value in fixed.items() if name not in late}))
+    check_name("schedule", fixed.get("schedule", "1f1b"), layouts.SCHEDULES)
     best = key = None
     least, counted = math.inf, 0
     meshes, tried = _meshes(job, fixed, across)
@@ -94,7 +82,7 @@ def search(
             if sum(held.values()) > job.memory:
                 continue
             counted += TIMED
-            plan = timed(job, layout, moment, held)
+            plan = layouts.timed(job, layout, moment, held)
             this = _rank(plan, hidden)
             if key is None or this < key:
                 best, key = plan, this
@@ -119,7 +107,7 @@ def search(
 def largest_batch(job: Job, layout: Layout) -> int:
     """The most sequences of a step that fit on a layout of this ``data`` and ``microbatches``, 0 if
     one for each of these does not. Raises ValueError as ``evaluate``, for the job's own batch."""
-    check(job, layout)
+    layouts.check(job, layout)
     unit = layout.data * layout.microbatches
 
     def fits(k: int) -> bool:
@@ -187,18 +175,18 @@ def _divisors(n: int) -> list[int]:
 def _sizes(job: Job, axis: str, across: bool) -> list[int]:
     """All sizes of an axis that keep its rules, and of tensor those within a node."""
     layers = job.shape.num_layers
-    cut = [math.gcd(*cut_by_axis(job)[axis].values())]
+    cut = [math.gcd(*layouts.cut_by_axis(job)[axis].values())]
     wholes = range(layers, layers + 4) if axis == "pipeline" else cut
     most = job.devices if axis != "tensor" or across else min(job.devices, job.device.node)
     found = {k for n in wholes for k in _divisors(n) if k <= most}
-    return sorted(k for k in found if not any(of_axis(job, axis, k)))
+    return sorted(k for k in found if not any(layouts.of_axis(job, axis, k)))
 
 
 def _meshes(
     job: Job, fixed: dict, across: bool = False
 ) -> tuple[list[tuple[int, int, int, int]], bool]:
     """Sizes of the four axes, and whether those are all."""
-    lists = [[fixed[axis]] if axis in fixed else _sizes(job, axis, across) for axis in AXES]
+    lists = [[fixed[axis]] if axis in fixed else _sizes(job, axis, across) for axis in layouts.AXES]
     if fixed.get("schedule", "1f1b") != "1f1b":
         lists[2] = [p for p in lists[2] if p > 1]
     most, tried = 8 * MOST_MESHES, True
@@ -250,7 +238,8 @@ def _values(fixed: dict, name: str, free: tuple) -> tuple:
 
 
 def _strategies(job: Job) -> tuple[str, ...]:
-    return STRATEGIES if job.attention == "eager" else ("none", "block")  # flash keeps no scores
+    # flash keeps no scores
+    return layouts.STRATEGIES if job.attention == "eager" else ("none", "block")
 
 
 def _chunks(job: Job, fixed: dict, stages: int, microbatches: int) -> list[int]:
@@ -272,18 +261,15 @@ def _least_memory(job: Job, fixed: dict, mesh: tuple[int, ...]) -> Iterator[Layo
     takes more, nor does a stage in one piece, nor experts on more devices, and of several
     micro-batches the most take least."""
     counts, experts = _microbatches(job, fixed, mesh), _experts(job, fixed, mesh)
-    for m in sorted({*counts[:1], *counts[-1:]}):
-        strategy = fixed.get("checkpointing", "block")
-        for sharding in _values(fixed, "sharding", SEARCHED):
-            for chunks in _chunks(job, fixed, mesh[2], m)[-1:]:
-                expert = experts[:1] if sharding == "hsdp" else experts[-1:]
-                for n in expert:
-                    if n == 1 or sharding != "hsdp":
-                        yield _layout(fixed, mesh, m, sharding, strategy, chunks, n)
+    strategy, shardings = fixed.get("checkpointing", "block"), _values(fixed, "sharding", SEARCHED)
+    for m, sharding in itertools.product(sorted({*counts[:1], *counts[-1:]}), shardings):
+        cuts = [n for n in experts if n == 1] if sharding == "hsdp" else experts
+        for cut in itertools.product(_chunks(job, fixed, mesh[2], m)[-1:], cuts[-1:]):
+            yield _layout(fixed, mesh, m, sharding, strategy, *cut)
 
 
 def _microbatches(job: Job, fixed: dict, mesh: tuple[int, ...]) -> list[int]:
     """Numbers of micro-batches that keep the rules, of a zero-bubble pipeline's too."""
-    least = least_microbatches(fixed.get("schedule", "1f1b"), mesh[2])
+    least = layouts.least_microbatches(fixed.get("schedule", "1f1b"), mesh[2])
     found = _divisors(job.batch // mesh[0])
     return [m for m in found if m >= least and m == fixed.get("microbatches", m)]

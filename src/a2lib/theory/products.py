@@ -1,6 +1,7 @@
 """Operations of a matrix product, the widths of numbers, the checks that every count makes, and a
 search by halves."""
 
+import bisect
 from collections.abc import Callable, Iterable
 
 WIDE, NARROW, INDEX = 4, 2, 8  # bytes of fp32, of bf16, of an id or a place (int64)
@@ -22,13 +23,10 @@ def check_sizes(**sizes: int) -> None:
 def largest(fits: Callable[[int], bool]) -> int:
     """The largest whole number that ``fits``, 0 where 1 does not; none above one that does not may
     fit."""
-    low, high = 0, 1
+    high = 1
     while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+        high *= 2
+    return bisect.bisect_left(range(high), True, high // 2 + 1, key=lambda n: not fits(n)) - 1
 
 
 def check_name(what: str, name: object, allowed: Iterable[str]) -> None:

@@ -16,9 +16,6 @@ from a2lib.theory.products import check_name
 from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size, step_flops
 
 GPT = "GPT"
-UNITS = ("s", "TFLOP/s", "tokens/s a device")
-# What such trainings leave free: they fill their devices.
-HEADROOM = 0.03
 
 
 @dataclass(frozen=True)
@@ -41,23 +38,23 @@ class Training:
 
 def training(row: Mapping[str, object]) -> Training:
     """The training of a row. Raises ValueError, in one line, as ``Job`` and ``evaluate``, and for
-    another unit than ``UNITS``."""
+    another unit than s, TFLOP/s and tokens/s a device."""
     axes = ("data", "tensor", "pipeline", "microbatches", "chunks", "expert")
     names = ("sharding", "checkpointing", "schedule")
     devices, batch, tokens = (int(row[name]) for name in ("devices", "batch", "context"))
     on, attention = named_device(str(row["device"])), str(row["attention"])
-    job = Job(_shape(row), on, devices, batch, tokens, HEADROOM, "bf16", attention)
-    job = replace(job, activations="fused")
+    job = Job(_shape(row), on, devices, batch, tokens, attention=attention, activations="fused")
+    job = replace(job, headroom=0.03)  # such trainings fill their devices
     layout = Layout(
         context=int(row["context_parallel"]),
         **{name: int(row[name]) for name in axes},
         **{name: str(row[name]) for name in names},
     )
     value, unit = float(row["value"]), str(row["unit"])
-    check_name("unit", unit, UNITS)
     tokens = job.batch * job.context / layout.devices
     flops = step_flops(job.shape, job.batch, job.context, causal=True) / layout.devices
     seconds = {"s": value, "TFLOP/s": flops / value / 1e12, "tokens/s a device": tokens / value}
+    check_name("unit", unit, seconds)
     return Training(str(row["run"]), job, layout, seconds[unit])
 
 

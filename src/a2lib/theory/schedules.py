@@ -7,6 +7,7 @@ computation and its links, or the stages of a pipeline.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.other_axes import check_pipeline
@@ -210,8 +211,5 @@ def held_by_stage(timeline: Timeline, stage: int, stages: int) -> int:
         if kind_of == "F" and int(piece) % stages == stage:
             last = timeline.end.get("W" + name[1:], timeline.end["B" + name[1:]])
             changes += [(start, 1), (last, -1)]
-    held = most = 0
-    for _, change in sorted(changes):  # what is given back at a moment goes first
-        held += change
-        most = max(most, held)
-    return most
+    # What is given back at a moment goes first.
+    return max(accumulate(change for _, change in sorted(changes)), default=0)

@@ -25,19 +25,17 @@ from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import WORKSPACE, peak
-from a2lib.theory.memory.tape import OPTIMIZER
+from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.products import check_name, check_sizes
 
-PARAMETERS, GRADIENTS, STATE, REST = "parameters", "gradients", "optimizer state", "rest"
+REST = "rest"
 MOMENTS = ("init", "before", "after")
 # Parts in which the update and the exchange of our optimizer follow each other. More of them expose
 # less of the update u and cost the overhead o of a message each: least at sqrt(u / o), about here.
 CHUNKS = 8
 # Read of a weight, its gradient and both moments; written, all but the gradient: fp32.
 UPDATE_BYTES = 28
-# Of ZeRO's mixed precision: 16-bit weights and gradients, and K.
-ZERO_STATE = 12
 
 
 def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
@@ -86,11 +84,11 @@ class Held:
         takes workspaces with its first products; ValueError for another moment."""
         check_name("moment", moment, MOMENTS)
         standing, size = self.step.standing(), sum(self.step.parameters().values())
-        rest = standing["parameters"] - size + standing["other"]
+        rest = standing[PARAMETERS] - size + standing[OTHER]
         return {
             PARAMETERS: size,
             GRADIENTS: 0 if moment == "init" else size,
-            STATE: max(self.state()) if moment == "after" else 0,
+            OPTIMIZER: max(self.state()) if moment == "after" else 0,
             # The loss is held until the step is over.
             REST: rest + (0 if moment == "init" else 2 * WORKSPACE + 4),
         }
@@ -107,7 +105,7 @@ def zero_stage_1_bytes(ranks: int) -> float:
     """Bytes a parameter on each rank by the paper: 16-bit weights and gradients, K / N of the
     rest."""
     positive(ranks=ranks)
-    return 4 + ZERO_STATE / ranks
+    return 4 + 12 / ranks
 
 
 def sent(scheme: str, size, ranks) -> dict:

@@ -39,11 +39,6 @@ class Layout:
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
-    def shards(self) -> int:
-        """Devices that have the same weights, or parts of them: those of data and of context."""
-        return self.data * self.context
-
-    @property
     def rows(self) -> int:
         """Devices that the residual stream's tokens are cut over beside context's."""
         return self.tensor if self.sequence else 1

@@ -113,7 +113,7 @@ def _fused(
 
     def attend(pass_: str) -> None:
         heads, d = shape.num_heads, shape.head_dim
-        kernels = [tiled_kernel(pass_, batch, heads, context, context, d, True, narrow)]
+        kernels = [tiled_kernel(pass_, batch, heads, context, d, True, narrow)]
         if compiled:
             sizes = batch * heads, context, d, narrow
             kernels = attention_kernels("compile", "causal", pass_, *sizes)

@@ -7,17 +7,14 @@ tiled attention is taken as operations, since its scores move no bytes.
 What the checkpoint itself costs the host is not in it.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
 from a2lib.theory.memory.checkpointing import OPS, BlockBytes, cost, parsed, plan
 from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.roofline import Kernel
-from a2lib.theory.transformer import Shape
 
-EAGER = "eager"
 # What the last product of either half makes, and the sum behind it. No gradient needs the FFN's.
 OUTPUT, LAST = ("out", "y0"), ("down", "x1")
 
@@ -45,40 +42,30 @@ class Work:
         return Work(times * self.flops, times * self.bytes, times * self.score_flops)
 
 
-def forward_work(
-    shape: Shape, batch: int, context: int, attention: str = EAGER, precision: str = "fp32"
-) -> Work:
-    """Of a whole forward, the head's product among it. ``attention`` is eager or any other;
-    ``precision`` and errors as ``StepMemory``."""
-    kernels = _forward(shape, batch, context, attention, precision)
-    return sum((_of(kernel) for kernel in kernels), Work())
+def forward_work(step: StepMemory) -> Work:
+    """Of the whole forward of a step, the head's product among it."""
+    return sum((_of(kernel) for kernel in replace(step, mode="forward").kernels()), Work())
 
 
-def repeated_work(
-    strategy: str,
-    shape: Shape,
-    batch: int,
-    context: int,
-    attention: str = EAGER,
-    precision: str = "fp32",
-) -> Work:
-    """Of what backward repeats under a strategy of ``a2lib.model.checkpointing``, of all blocks.
+def repeated_work(strategy: str, step: StepMemory) -> Work:
+    """Of what the backward of a step repeats under a strategy of ``a2lib.model.checkpointing``, of
+    all blocks.
 
     Eager ``attention`` computes every score, any other (``flash``) the half that its mask leaves.
     ``half`` ends before the last product of either half, any other checkpoint around blocks before
-    that of the FFN. Raises ValueError as ``parsed`` and ``StepMemory``.
+    that of the FFN. Raises ValueError as ``parsed``.
     """
-    name, ops = parsed(strategy, shape.num_layers)
-    runs = cut = shape.num_layers
+    layers = step.shape.num_layers
+    name, ops = parsed(strategy, layers)
+    runs = cut = layers
     without = OUTPUT if name == "half" else ()
     if name == "selective":
         without = OPS[ops] if ops != "attention" else ("tiled",)
     elif name != "half":
-        found = cost(plan(strategy, shape.num_layers), BlockBytes(1, 1, 1))
+        found = cost(plan(strategy, layers), BlockBytes(1, 1, 1))
         runs, cut = int(found.runs), int(found.cut)
     less = dict.fromkeys(without, runs) | dict.fromkeys(LAST, cut)
-    block = _block(shape, batch, context, attention, precision)
-    return sum(((runs - less.get(made, 0)) * work for made, work in block.items()), Work())
+    return sum(((runs - less.get(made, 0)) * work for made, work in _block(step).items()), Work())
 
 
 def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: float) -> float:
@@ -95,21 +82,14 @@ def milliseconds(work: Work, forward: Work, ms_forward: float, bytes_per_s: floa
 
 
 @lru_cache(maxsize=64)
-def _block(shape: Shape, batch: int, context: int, attention: str, precision: str) -> dict:
+def _block(step: StepMemory) -> dict[str, Work]:
     """The work of one block's forward by the kernels' names."""
-    two, found = dataclasses.replace(shape, num_layers=2), {}
-    for kernel in _forward(two, batch, context, attention, precision):
+    two, found = replace(step, mode="forward", shape=replace(step.shape, num_layers=2)), {}
+    for kernel in two.kernels():
         if kernel.count == 2:
-            one = _of(dataclasses.replace(kernel, count=1))
+            one = _of(replace(kernel, count=1))
             found[kernel.name] = found.get(kernel.name, Work()) + one
     return found
-
-
-def _forward(
-    shape: Shape, batch: int, context: int, attention: str, precision: str
-) -> list[Kernel]:
-    how = precision.replace("tf32", "fp32"), EAGER if attention == EAGER else "flash"
-    return StepMemory(shape, batch, context, "forward", *how).kernels()
 
 
 def _of(kernel: Kernel) -> Work:

@@ -17,7 +17,6 @@ from functools import cached_property
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.products import check_sizes, matmul_flops
 
-VOCAB_SIZE = 10_000
 LATENT = ("head_size", "q_rank", "kv_rank", "rope")
 
 
@@ -33,7 +32,7 @@ class Shape:
     d_ff: int
     num_layers: int
     num_heads: int
-    vocab_size: int = VOCAB_SIZE
+    vocab_size: int = 10_000
     # Of a ``GroupedShape`` alone.
     num_kv_heads, tied = None, False
     experts = top_k = shared = dense = nodes = 0
@@ -227,9 +226,8 @@ def forward_flops_by_part(
     """
     check_sizes(batch=batch, context=context)
     tokens, layers = batch * context, shape.num_layers
-    scores = attention_flops(
-        batch, shape.num_heads, context, context, shape.head_dim, causal, "forward"
-    )
+    sizes = batch, shape.num_heads, context, context, shape.head_dim
+    scores = attention_flops(*sizes, causal, "forward")
     routed = (layers - shape.dense) * 2 * tokens * shape.router
     return {
         "projections": layers * 2 * tokens * shape.attention_matrices,

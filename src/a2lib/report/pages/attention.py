@@ -40,11 +40,10 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ``multiplies`` and ``floor``, the least time of its matrix multiplies and of all of it, ms."""
     rows = rows[(rows["batch"] == BATCH) & (rows["dtype"] == "fp32")].reset_index(drop=True)
     rate, bandwidth = ceilings(rows_of("ceiling")).get("fp32"), copy_bandwidth(rows_of("ceiling"))
+    about = rows[["implementation", "pass", "seq_len", "head_dim", "causal"]]
     found = [
         _theory(*one, rate, bandwidth) if name == "eager" else {}
-        for name, *one in rows[
-            ["implementation", "pass", "seq_len", "head_dim", "causal"]
-        ].itertuples(index=False, name=None)
+        for name, *one in about.itertuples(index=False, name=None)
     ]
     return rows.assign(
         gpu=np.fmin(rows["ms"].astype(float), rows["ms_graph"].astype(float)),
@@ -58,11 +57,8 @@ def shape(n: int = LENGTHS[-1], d: int = 64, causal: bool = False) -> Eager:
 
 def _theory(pass_, n, d, causal, rate, bandwidth) -> dict:
     one = shape(n, d, causal)
-    found = {
-        "matrix": one.matrix,
-        "held": sum(one.inputs(pass_).values()),
-        "added": one.peak(pass_),
-    }
+    held = sum(one.inputs(pass_).values())
+    found = {"matrix": one.matrix, "held": held, "added": one.peak(pass_)}
     if rate and bandwidth:
         least = floor(one.kernels(pass_), rate * 1e12, bandwidth * 1e12)
         found |= {"multiplies": least["products"].ms, "floor": least["total"].ms}
@@ -72,12 +68,8 @@ def _theory(pass_, n, d, causal, rate, bandwidth) -> dict:
 def saved(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Eager's rows with ``counted``, the bytes of the tensor that theory says are saved."""
     rows = rows[(rows["implementation"] == "eager") & (rows["status"] == "ok")]
-    return rows.assign(
-        counted=[
-            shape(r.seq_len, r.head_dim, r.causal).saved().get(r.tensor, 0)
-            for r in rows.itertuples()
-        ]
-    )
+    cases = [(shape(r.seq_len, r.head_dim, r.causal), r.tensor) for r in rows.itertuples()]
+    return rows.assign(counted=[one.saved().get(tensor, 0) for one, tensor in cases])
 
 
 def over_time(one: Eager) -> Chart:

@@ -70,30 +70,29 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return found
 
 
-def _at(row) -> tuple:
+def _step(row) -> StepMemory:
     shape = dataclasses.replace(SIZES[row.model], num_layers=int(row.layers))
-    return shape, int(row.batch), int(row.context), row.attention
+    precision = "bf16" if row.precision == "bf16" else "fp32"  # TF32 changes no byte
+    how = {"precision": precision, "attention": row.attention, "fresh": row.gradients == "fresh"}
+    return StepMemory(shape, int(row.batch), int(row.context), **how)
 
 
 def _theory(row) -> dict:
-    at, fresh = _at(row), row.gradients == "fresh"
-    precision = "bf16" if row.precision == "bf16" else "fp32"  # TF32 changes no byte
-    state = state_bytes(at[0])
-    step = StepMemory(*at[:3], precision=precision, attention=row.attention, fresh=fresh)
-    memory = strategy_memory(step, row.strategy)
-    repeated = repeated_work(row.strategy, *at, row.precision)
+    step = _step(row)
+    state = state_bytes(step.shape)
+    _, peak = strategy_memory(step, row.strategy)
     return {
-        "held": state.total - (state.gradients if fresh else 0),
-        "peak": memory.peak,
-        "again": repeated.operations / forward_work(*at, row.precision).operations,
+        "held": state.total - (state.gradients if step.fresh else 0),
+        "peak": peak,
+        "again": repeated_work(row.strategy, step).operations / forward_work(step).operations,
     }
 
 
 def _beyond(row, ms_forward: float, rate: float) -> float:
     """What a strategy computes again more than one block at a time does, in ms."""
-    forward = forward_work(*_at(row), row.precision)
+    step = _step(row)
     this, block = (
-        milliseconds(repeated_work(s, *_at(row), row.precision), forward, ms_forward, rate * 1e12)
+        milliseconds(repeated_work(s, step), forward_work(step), ms_forward, rate * 1e12)
         for s in (row.strategy, "block")
     )
     return this - block

@@ -11,11 +11,9 @@ from a2lib.theory.latency import Line, fit, wire_share
 
 HANDOUT = (1 << 20, 10 << 20, 100 << 20, 1 << 30)  # bytes
 LOOKS = Looks(
-    {
-        "queued": Look("NCCL queued", "#d55e00", "o", ours=True, short="queued"),
-        "isolated": Look("NCCL isolated", "#0072b2", "^", short="isolated"),
-        "gloo": Look("gloo", "#808080", "s"),
-    }
+    queued=Look("NCCL queued", "#d55e00", "o", ours=True, short="queued"),
+    isolated=Look("NCCL isolated", "#0072b2", "^", short="isolated"),
+    gloo=Look("gloo", "#808080", "s"),
 )
 
 
@@ -26,11 +24,8 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
         int(r.size) * wire_share(r.operation, int(r.world_size)) / 1e6 for r in rows.itertuples()
     ]
     backends = rows["backend"].map({"nccl": "NCCL, {} GPUs", "gloo": "gloo, {} processes"})
-    return rows.assign(
-        bus=sent / rows["ms"],
-        bus_queued=sent / rows["ms_queued"],
-        ranks=[b.format(n) for b, n in zip(backends, rows["world_size"], strict=True)],
-    )
+    ranks = [b.format(n) for b, n in zip(backends, rows["world_size"], strict=True)]
+    return rows.assign(bus=sent / rows["ms"], bus_queued=sent / rows["ms_queued"], ranks=ranks)
 
 
 def queued(rows: pd.DataFrame, operation: str = "all_reduce") -> tuple[list, list]:
@@ -62,13 +57,9 @@ def bandwidth(figure, rows: pd.DataFrame):
     """Bus bandwidth against size: queued and isolated by NCCL, and gloo between two."""
     sums = pick(rows, operation="all_reduce", dtype="fp32", world_size=2)
     nccl, gloo = pick(sums, backend="nccl"), pick(sums, backend="gloo")
-    shown = pd.concat(
-        [
-            nccl.assign(way="queued", rate=nccl["bus_queued"]),
-            nccl.assign(way="isolated", rate=nccl["bus"]),
-            gloo.assign(way="gloo", rate=gloo["bus"]),
-        ]
-    )
+    queued = nccl.assign(way="queued", rate=nccl["bus_queued"])
+    isolated = nccl.assign(way="isolated", rate=nccl["bus"])
+    shown = pd.concat([queued, isolated, gloo.assign(way="gloo", rate=gloo["bus"])])
     line = fitted(rows)
     ax = figure.subplots()
     ends = lines(ax, shown, "size", "rate", "way", LOOKS)

@@ -58,12 +58,8 @@ def devices(figure):
     none = XXL.least_devices(0)
     ax.plot(0, none, "o", color=style.COLOURS[0], clip_on=False)
     label(ax, f"{none}", (0, none), (4, 8), fontweight="bold")
-    ax.set(
-        xlim=(0, 11_400),
-        ylim=(0, 680),
-        xlabel="tokens whose activations are held",
-        ylabel="least devices of 95 GB",
-    )
+    ax.set(xlim=(0, 11_400), ylim=(0, 680), xlabel="tokens whose activations are held")
+    ax.set_ylabel("least devices of 95 GB")
     ax.set_xticks([0, 2500, 5000, 7500, 10_000], ["0", "2,500", "5,000", "7,500", "10,000"])
 
 

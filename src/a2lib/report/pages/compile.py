@@ -7,7 +7,7 @@ from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import label, lines, reference
 from a2lib.report.style import COLOURS, Look, Looks, chart
 from a2lib.report.traces import kernels
-from a2lib.theory.compiling import attention_kernels, break_even, moves
+from a2lib.theory.compiling import attention_kernels, moves
 from a2lib.theory.roofline import floor
 
 LENGTHS = (256, 1024, 4096, 8192, 16384)
@@ -59,7 +59,7 @@ def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     rows["gain"] = base["ms"] / rows["ms"]
     extra = rows["ms_cold"] - base["ms_cold"]
     rows["pays"] = [
-        break_even(e, b, c) if e > 0 and b > 0 else None
+        e / (b - c) if e > 0 and c < b else None
         for e, b, c in zip(extra, base["ms"], rows["ms"], strict=True)
     ]
     return rows

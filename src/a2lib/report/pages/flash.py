@@ -8,16 +8,7 @@ from a2lib.report.metrics import OURS, by_graph
 from a2lib.report.page import one, pick
 from a2lib.report.style import COLOURS, DIM, Look, Looks, chart
 from a2lib.report.units import count, ms, percent
-from a2lib.theory.attention import (
-    attention_bytes,
-    attention_flops,
-    cut_in_chunks,
-    in_one_sweep,
-    keys_per_chunk,
-    n_chunks_of,
-    tiled_l2_bytes,
-    tiled_memory,
-)
+from a2lib.theory import attention
 from a2lib.theory.memory.allocator import ROUND, SMALL
 
 PART = "compiled_backward"  # its forward is ours, which makes it no peer
@@ -65,12 +56,10 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         "one head",
         np.where(rows["heads"] * rows["head_dim"] == 2048, "paper", "board"),
     )
-    sizes = [
-        [int(v) for v in row]
-        for row in rows[["batch", "heads", "seq_len", "seq_len", "head_dim"]].to_numpy()
-    ]
+    sizes = rows[["batch", "heads", "seq_len", "seq_len", "head_dim"]].astype(int)
+    sizes = sizes.to_numpy().tolist()
     flops = [
-        attention_flops(*s, bool(c), p)
+        attention.attention_flops(*s, bool(c), p)
         for s, c, p in zip(sizes, rows["causal"], rows["pass"], strict=True)
     ]
     found["tflops"] = np.array(flops) / found["ms"].astype(float) / 1e9
@@ -79,18 +68,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     split = ours & (rows["dtype"] == "fp32")
     widths = rows["dtype"].map(BYTES)
     tensors = [
-        tiled_memory(
-            *s,
-            b,
-            p,
-            one_sweep=n and in_one_sweep(s[3], s[0] * s[1], s[4], b),
-            query_chunks=o and cut_in_chunks(*s[2:4], s[0] * s[1], s[4], bool(masked), b),
-            key_chunks=_key_chunks(*s[2:4], s[0] * s[1], bool(masked), b) if o else 0,
-            terms=t,
-        ).values()
-        for s, b, p, masked, n, o, t in zip(
-            sizes, widths, rows["pass"], rows["causal"], new, ours, split, strict=True
-        )
+        _tensors(*one).values()
+        for one in zip(sizes, widths, rows["pass"], rows["causal"], new, ours, split, strict=True)
     ]
     found["expected"] = [sum(sizes) for sizes in tensors]
     # A block is not cut where at most SMALL would be left of it. What is a multiple of ROUND here
@@ -98,20 +77,21 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     found["rounded"] = [
         SMALL * sum(size > SMALL and size % ROUND > 0 for size in sizes) for sizes in tensors
     ]
-    squares = [
-        s[0] * s[1] * s[2] ** 2 * BYTES[d] for s, d in zip(sizes, rows["dtype"], strict=True)
-    ]
+    squares = [s[0] * s[1] * s[2] ** 2 * b for s, b in zip(sizes, widths, strict=True)]
     found["matrices"] = (found["peak_bytes"].astype("Float64") - found["expected"]) / squares
     peers = found[~found["implementation"].isin((OURS, PART))].dropna(subset=["ms"])
     peers = peers.sort_values("ms").drop_duplicates(SHAPE)[[*SHAPE, "implementation", "ms"]]
-    return found.merge(
-        peers.rename(columns={"implementation": "peer", "ms": "best"}), "left", SHAPE
-    )
+    peers = peers.rename(columns={"implementation": "peer", "ms": "best"})
+    return found.merge(peers, "left", SHAPE)
 
 
-def _key_chunks(n_queries, n_keys, n_heads, causal, element_bytes):
-    keys = keys_per_chunk(n_queries, n_keys, n_heads, causal, element_bytes)
-    return n_chunks_of(keys, n_queries, n_keys, causal) if keys else 0
+def _tensors(sizes, width, pass_, causal, new, ours, terms) -> dict[str, int]:
+    batch, heads, *n, d = sizes
+    sweep = new and attention.in_one_sweep(n[1], batch * heads, d, width)
+    chunks = ours and attention.cut_in_chunks(*n, batch * heads, d, bool(causal), width)
+    keys = attention.keys_per_chunk(*n, batch * heads, bool(causal), width) if ours else 0
+    parts = attention.n_chunks_of(keys, *n, bool(causal)) if keys else 0
+    return attention.tiled_memory(*sizes, width, pass_, sweep, chunks, parts, terms)
 
 
 def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -152,7 +132,7 @@ def l2_bytes(pass_: str, head_dim: int) -> int:
     """L2 traffic of the kernel of ours that makes a pass, causal bf16, at BOARD."""
     Bq, Bk = TILES[head_dim][pass_]
     sizes = BOARD | {"head_dim": head_dim}
-    return tiled_l2_bytes(pass_, **sizes, causal=True, element_bytes=2, Bq=Bq, Bk=Bk)
+    return attention.tiled_l2_bytes(pass_, **sizes, causal=True, element_bytes=2, Bq=Bq, Bk=Bk)
 
 
 def rates() -> dict[str, float]:
@@ -171,9 +151,9 @@ def floors(pass_: str) -> dict[str, float]:
     """ms that each limit alone takes at BOARD: for the multiplies that a pass cannot do without, an
     exponential for each score below the diagonal, and each tensor once."""
     amounts = {
-        "tensor cores": attention_flops(**BOARD, causal=True, pass_=pass_),
+        "tensor cores": attention.attention_flops(**BOARD, causal=True, pass_=pass_),
         "exponentials": BOARD["heads"] * BOARD["n_queries"] ** 2 / 2,
-        "device memory": attention_bytes(**BOARD, element_bytes=2, pass_=pass_),
+        "device memory": attention.attention_bytes(**BOARD, element_bytes=2, pass_=pass_),
     }
     return {limit: amounts[limit] / rate for limit, rate in rates().items()}
 

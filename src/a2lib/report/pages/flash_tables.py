@@ -6,18 +6,8 @@ import pandas as pd
 from a2lib.report import data
 from a2lib.report.metrics import OURS, ceilings, copy_bandwidth
 from a2lib.report.page import LEVEL, one, pick
-from a2lib.report.pages.flash import (
-    BOARD,
-    COUNTED,
-    LOOKS,
-    OWN,
-    PASSES,
-    THEIRS,
-    floors,
-    l2_bytes,
-    rates,
-    sheet,
-)
+from a2lib.report.pages import flash
+from a2lib.report.pages.flash import BOARD, COUNTED, LOOKS, OWN, PASSES, THEIRS
 from a2lib.report.style import STATUS
 from a2lib.report.units import count, digits, ms, percent, quantity, tflops
 from a2lib.theory.attention import attention_bytes, tiled_memory
@@ -44,11 +34,11 @@ def latency(rows: pd.DataFrame, index: list[str], value: str = "ms") -> pd.DataF
 def limits(measured: dict) -> pd.DataFrame:
     """The time of each limit by itself at the leaderboard's shape, and what was measured; by pass,
     a row of ``measured`` each."""
-    per_ms = rates()
+    per_ms = flash.rates()
     units = {"tensor cores": "TFLOP/s", "exponentials": "T/s"}
     lines = [
         [limit, quantity(rate / 1e9, units.get(limit, "TB/s"), 3)]
-        + [ms(floors(p)[limit], 3) for p in OWN]
+        + [ms(flash.floors(p)[limit], 3) for p in OWN]
         for limit, rate in per_ms.items()
     ]
     lines.append(["**measured**", "", *(f"**{ms(measured[p].ms, 3)}**" for p in OWN)])
@@ -63,7 +53,7 @@ def at_board(rows: pd.DataFrame) -> pd.DataFrame:
     rate = pick(rows, pass_="end_to_end").set_index("implementation")["tflops"].loc[wide.index]
     cells = wide.map(lambda v: digits(v, 3)).rename(columns=PASSES)
     cells["TFLOP/s"] = [digits(r, 3) for r in rate]
-    cells["of the peak"] = [percent(r / sheet("bf16_dense")) for r in rate]
+    cells["of the peak"] = [percent(r / flash.sheet("bf16_dense")) for r in rate]
     cells = cells.rename(index=LOOKS.short).rename_axis("GPU time, ms")
     return cells.rename_axis(columns=None).reset_index()
 
@@ -130,7 +120,7 @@ def counters(counted: pd.DataFrame) -> pd.DataFrame:
         once = attention_bytes(**BOARD | {"head_dim": d}, element_bytes=2, pass_=pass_)
         lines.append(
             [f"{COUNTED[r['implementation']]}, {pass_}", d, digits(r["l2_bytes"] / 1e9, 3)]
-            + [digits(l2_bytes(pass_, d) / 1e9, 3) if r["implementation"] == OURS else "·"]
+            + [digits(flash.l2_bytes(pass_, d) / 1e9, 3) if r["implementation"] == OURS else "·"]
             + [digits(r["device_bytes"] / 1e9, 3), digits(once / 1e9, 3)]
             + [percent(r["tensor"] / 100), percent(r["exp"] / 100)]
         )
@@ -144,11 +134,11 @@ def plain_operations(ceiling: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for r in pick(ceiling.dropna(subset=["ms"]), operation="matmul").itertuples():
         rate = 2 * r.size**3 / r.ms / 1e9
-        share = percent(rate / sheet(stated[r.dtype]))
+        share = percent(rate / flash.sheet(stated[r.dtype]))
         name = f"{r.dtype} multiply of {r.size} × {r.size}"
         lines.append([name, tflops(rate, 3), quantity(r.sm_mhz, "MHz", 4), share])
     copy = copy_bandwidth(ceiling)
-    share = percent(copy / sheet("memory_bandwidth"))
+    share = percent(copy / flash.sheet("memory_bandwidth"))
     lines.append(["device copy, read plus written", quantity(copy, "TB/s", 3), "·", share])
     return pd.DataFrame(lines, columns=["operation", "measured", "clock", "of the data sheet"])
 

@@ -46,12 +46,9 @@ def _traced(row) -> dict:
     late = table[(table["slack_ms"] < 0) & (table["waited_ms"] > MARK_MS)]
     ends = table.groupby("pass")["compute_end_ms"].max()
     own = table[table["unit"] != "root"].groupby("pass")
-    found = {
-        "gathers": len(table),
-        "in_time": len(table) - len(late),
-        "stood": late["waited_ms"].sum(),
-        **{f"{name}_ms": ends[name] for name in PASSES},
-    }
+    n, stood = len(table), late["waited_ms"].sum()
+    found = {"gathers": n, "in_time": n - len(late), "stood": stood}
+    found |= {f"{name}_ms": ends[name] for name in PASSES}
     for name, few in own:
         found[f"gather_{name}"] = (few["gather_end_ms"] - few["gather_start_ms"]).median()
         found[f"block_{name}"] = (few["compute_end_ms"] - few["compute_start_ms"]).median()

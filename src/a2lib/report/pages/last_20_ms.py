@@ -5,14 +5,8 @@ import pandas as pd
 
 from a2lib.report import plots
 from a2lib.report.page import one, pick
-from a2lib.report.pages.benchmark import (
-    FAST,
-    NARROW,
-    PHASES,
-    TITLES,
-    model_flops_utilisation,
-    spread,
-)
+from a2lib.report.pages import benchmark
+from a2lib.report.pages.benchmark import FAST, NARROW, PHASES, TITLES, spread
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import digits, ms, percent, span
 
@@ -33,7 +27,7 @@ def energy(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows = rows.copy()
     rows["watts"] = 1e3 * rows["joules"] / rows["ms_mean"]
     rows["ms_limit"] = 1e3 * rows["joules"] / rows["power_limit_w"]
-    rows["mfu"] = model_flops_utilisation(rows, rows["ms_mean"])
+    rows["mfu"] = benchmark.model_flops_utilisation(rows, rows["ms_mean"])
     for name, (way, mode) in STEPS.items():
         same = (rows[["mode", *way]] == pd.Series({"mode": mode, **way})).all(axis=1)
         rows.loc[same, "step"] = name

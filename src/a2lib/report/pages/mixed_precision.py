@@ -18,11 +18,8 @@ CAST_BYTES = 6  # autocast reads a weight in fp32 and writes it in bf16, in ever
 
 def loop(total: str, addend: str, terms: int = 1000) -> Loop:
     """The handout's loop of these formats."""
-    return next(
-        one
-        for one in handout_loops()
-        if (one.sum, one.addend, one.terms, one.cast) == (total, addend, terms, False)
-    )
+    of = total, addend, terms, False
+    return next(x for x in handout_loops() if (x.sum, x.addend, x.terms, x.cast) == of)
 
 
 def sums(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
@@ -73,11 +70,8 @@ def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
     rates, bandwidth = ceilings(ceiling), copy_bandwidth(ceiling)
     shape = SIZES[model]
     tokens = BATCH * CONTEXT
-    elements = {
-        "residual": tokens * shape.d_model,
-        "hidden": tokens * shape.d_ff,
-        "scores": BATCH * shape.num_heads * CONTEXT**2,
-    }
+    elements = {"residual": tokens * shape.d_model, "hidden": tokens * shape.d_ff}
+    elements["scores"] = BATCH * shape.num_heads * CONTEXT**2
     moved = 4 * shape.num_layers * sum(TRAVERSALS[k] * n for k, n in elements.items())
     casts = CAST_BYTES * (parameter_count(shape) - shape.vocab_size * shape.d_model)
     flops = forward_flops(shape, BATCH, CONTEXT)

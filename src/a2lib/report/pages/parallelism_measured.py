@@ -38,11 +38,8 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     slower than C, messages slower than W, and both at once; ``hidden``, the share of the shorter of
     multiplies and messages that ran beside the longer."""
     sizes = rows["mesh"].str.split("x", expand=True).astype(int)
-    rows = rows.assign(
-        along_data=sizes[0],
-        along_tensor=sizes[1],
-        share=rows["ms_communication"] / rows["ms_without"],
-    )
+    share = rows["ms_communication"] / rows["ms_without"]
+    rows = rows.assign(along_data=sizes[0], along_tensor=sizes[1], share=share)
     added = {}
     for _, group in rows.groupby(["backend", "world_size"]):
         layer = inputs(group)

@@ -29,16 +29,6 @@ class OutOfMemory(MemoryError):
         self.wanted = wanted
 
 
-class _Block:
-    """A stretch of a segment, between its neighbours there."""
-
-    __slots__ = ("size", "place", "free", "before", "after")
-
-    def __init__(self, size: int, place: tuple[int, int], before=None, after=None):
-        self.size, self.place, self.free = size, place, True
-        self.before, self.after = before, after
-
-
 class Allocator:
     """A device of ``capacity`` bytes, all of it free.
 
@@ -49,74 +39,67 @@ class Allocator:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.reserved = self.allocated = self.peak = 0
-        # (size, place) of each free block, smallest first, the earlier segment before.
-        self._free: list[tuple[int, tuple[int, int]]] = []
-        self._at: dict[tuple[int, int], _Block] = {}
-        self._held: dict[str, tuple[int, _Block | None]] = {}
-        self._segments = 0
+        self._segments: list[int] = []  # their sizes
+        # (size, segment, begin) of each free block, smallest first, the earlier segment before; and
+        # each by (segment, begin), and by (segment, end).
+        self._free: list[tuple[int, int, int]] = []
+        self._begins: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._ends: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._held: dict[str, tuple[int, int, int] | tuple[int]] = {}
 
     def allocate(self, name: str, size: int) -> None:
         """Make the tensor ``name``. Raises OutOfMemory."""
         size = rounded(size)
-        block = None
-        if size > SMALL:
-            block = self._best(size) or self._segment(size)
-            rest = block.size - size
-            if rest > SMALL:
-                start, offset = block.place
-                block.size = size
-                after = _Block(rest, (start, offset + size), block, block.after)
-                if block.after is not None:
-                    block.after.before = after
-                block.after = after
-                self._put(after)
-            block.free, size = False, block.size
-        self._held[name] = size, block
-        self.allocated += size
+        self._held[name] = held = self._block(size) if size > SMALL else (size,)
+        self.allocated += held[0]
         self.peak = max(self.peak, self.allocated)
 
     def free(self, name: str) -> None:
         """Drop the tensor ``name``, and merge its block with free neighbours."""
-        size, block = self._held.pop(name, (0, None))
+        size, *place = self._held.pop(name, (0,))
         self.allocated -= size
-        if block is None:
+        if not place:
             return
-        block.free = True
-        for other in (block.after, block.before):
-            if other is not None and other.free:
-                self._take(other)
-                first, second = (block, other) if other is block.after else (other, block)
-                first.size += second.size
-                first.after = second.after
-                if second.after is not None:
-                    second.after.before = first
-                block = first
-        self._put(block)
+        segment, begin = place
+        if after := self._begins.get((segment, begin + size)):
+            size += self._take(after)
+        if before := self._ends.get((segment, begin)):
+            begin -= before[0]
+            size += self._take(before)
+        self._put(size, segment, begin)
 
-    def _best(self, size: int) -> _Block | None:
-        at = bisect.bisect_left(self._free, (size, (0, 0)))
-        return self._at.pop(self._free.pop(at)[1]) if at < len(self._free) else None
+    def _block(self, size: int) -> tuple[int, int, int]:
+        """A block for a tensor: the smallest that holds it, or the begin of a new segment."""
+        at = bisect.bisect_left(self._free, (size,))
+        found, segment, begin = self._free[at] if at < len(self._free) else self._segment(size)
+        self._take((found, segment, begin))
+        if found - size <= SMALL:
+            return found, segment, begin
+        self._put(found - size, segment, begin + size)
+        return size, segment, begin
 
-    def _put(self, block: _Block) -> None:
-        bisect.insort(self._free, (block.size, block.place))
-        self._at[block.place] = block
+    def _put(self, *block: int) -> tuple[int, int, int]:
+        size, segment, begin = block
+        bisect.insort(self._free, block)
+        self._begins[segment, begin] = self._ends[segment, begin + size] = block
+        return block
 
-    def _take(self, block: _Block) -> None:
-        del self._free[bisect.bisect_left(self._free, (block.size, block.place))]
-        del self._at[block.place]
+    def _take(self, block: tuple[int, int, int]) -> int:
+        size, segment, begin = block
+        del self._free[bisect.bisect_left(self._free, block)]
+        del self._begins[segment, begin], self._ends[segment, begin + size]
+        return size
 
-    def _segment(self, size: int) -> _Block:
+    def _segment(self, size: int) -> tuple[int, int, int]:
         taken = BUFFER if size < MIDDLE else -(-size // ROUND) * ROUND
         if self.reserved + taken > self.capacity:
-            idle = [b for b in self._at.values() if b.before is None and b.after is None]
-            for block in idle:
-                self.reserved -= block.size
-                self._take(block)
+            for block in [one for one in self._free if one[0] == self._segments[one[1]]]:
+                self.reserved -= self._take(block)
         if self.reserved + taken > self.capacity:
             raise OutOfMemory(taken, self.capacity - self.reserved)
         self.reserved += taken
-        self._segments += 1
-        return _Block(taken, (self._segments, 0))
+        self._segments.append(taken)
+        return self._put(taken, len(self._segments) - 1, 0)
 
 
 def fits(capacity: int, moments: Iterable[Mapping[str, int]]) -> bool:

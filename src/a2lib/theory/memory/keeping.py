@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 
+from a2lib.theory.collectives import positive
 from a2lib.theory.products import check_sizes, matmul_flops
 from a2lib.theory.transformer import Shape
 
@@ -58,18 +59,12 @@ def block_results(
     shape: Shape, tokens: int, flops: float, element_bytes: int = 2
 ) -> tuple[Result, ...]:
     """The five products of a block, at ``flops`` operations a second."""
-    if not flops > 0:
-        raise ValueError(f"flops is {flops!r}; allowed are numbers above 0")
-    widths = dict.fromkeys(ATTENTION_PRODUCTS, shape.d_model) | dict.fromkeys(
-        FFN_PRODUCTS, shape.d_ff
-    )
+    positive(flops=flops)
+    d = shape.d_model
+    widths = dict.fromkeys(PRODUCTS, d) | dict.fromkeys(FFN_PRODUCTS, shape.d_ff)
     return tuple(
-        Result(
-            name,
-            tokens * width * element_bytes,
-            1e3 * matmul_flops(tokens, width, shape.d_model) / flops,
-        )
-        for name, width in widths.items()
+        Result(name, tokens * n * element_bytes, 1e3 * matmul_flops(tokens, n, d) / flops)
+        for name, n in widths.items()
     )
 
 

@@ -1,8 +1,8 @@
 """A training step's operations: what each reads and makes, and the tensors whose last use it is.
 
 The forward's last uses are those of Python, and end what autograd has not saved; the backward's end
-the rest. What is made and dropped is the step's memory (``played``). On CUDA each is also a kernel,
-which moves what it reads and what it makes (``launched``); an operator that launches two is two (a
+the rest. What is made and dropped is the step's memory (``events``). On CUDA each is also a kernel,
+which moves what it reads and what it makes (``kernels``); an operator that launches two is two (a
 mask copies first, the softmax's backward multiplies first, a scattered gradient is cleared first,
 what is joined along a fifth dimension is copied part by part). Names stand for tensors, several
 apart by spaces; where several are made, of what each is stands apart by commas.
@@ -10,12 +10,10 @@ apart by spaces; where several are made, of what each is stands apart by commas.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from a2lib.theory.memory.tape import Event, Tape
+from a2lib.theory.memory.tape import Tape
 from a2lib.theory.products import INDEX, WIDE
-from a2lib.theory.roofline import Kernel
 
 if TYPE_CHECKING:
     from a2lib.theory.memory.tensors import StepMemory
@@ -27,21 +25,13 @@ OF_NARROW = ("attn.output_proj", "ffn.w2")
 FIRST_PRODUCTS = ("0a/q0", "lm_head.grad", "last/dw16", "last/added")
 
 
-@lru_cache(maxsize=8)  # what is asked of a step comes one after another
-def played(step: StepMemory) -> tuple[Event, ...]:
-    """The events of a step, from its beginning until all that it made, but the state, is gone."""
-    return _Step(step).events()
+class Operations(Tape):
+    """A step from its beginning until all that it made, but the state, is gone; with ``blocks`` a
+    step of one block, and its kernels as of one of so many.
 
-
-def launched(step: StepMemory, blocks: int) -> list[Kernel]:
-    """``StepMemory.kernels`` of a ``step`` of one block as of one of so many ``blocks``."""
-    return _Step(step, blocks).kernels
-
-
-class _Step(Tape):
-    """Sizes in bytes: ``u`` of the residual stream in float32, ``un`` in the width of products,
-    ``gn`` of the FFN's hidden, ``s`` and ``sn`` of the scores, ``qn`` and ``kn`` of queries and of
-    keys, ``rows`` of a number a token."""
+    Sizes in bytes: ``u`` of the residual stream in float32, ``un`` in the width of products, ``gn``
+    of the FFN's hidden, ``s`` and ``sn`` of the scores, ``qn`` and ``kn`` of queries and of keys,
+    ``rows`` of a number a token."""
 
     def __init__(self, step: StepMemory, blocks: int = 0) -> None:
         super().__init__(step.mode != "inference", blocks)

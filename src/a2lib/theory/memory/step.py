@@ -14,6 +14,7 @@ checkpoints are those of ``strategies.py``.
 import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from a2lib.theory.memory.allocator import Allocator
 from a2lib.theory.memory.operations import FIRST_PRODUCTS
@@ -42,15 +43,14 @@ class Peak:
 def peak(step: StepMemory, phase: str | None = None) -> Peak:
     """The peak of what tensors hold, of the whole step or of one phase. Raises ValueError, naming
     those there are, for a phase that the step does not have."""
-    total, most, at = 0, -1, -1
-    for number, event in enumerate(step.events()):
-        total += event.bytes if event.made else -event.bytes
-        if total > most and event.made and phase in (None, event.phase):
-            most, at = total, number
-    if at < 0:
-        check_name("phase", phase, dict.fromkeys(e.phase for e in step.events() if e.phase))
+    events = step.events()
+    totals = list(accumulate(e.bytes if e.made else -e.bytes for e in events))
+    allowed = (i for i, e in enumerate(events) if e.made and phase in (None, e.phase))
+    at = max(allowed, key=totals.__getitem__, default=None)
+    if at is None:
+        check_name("phase", phase, dict.fromkeys(e.phase for e in events if e.phase))
     now, live = step.standing(), {}
-    for event in step.events()[: at + 1]:
+    for event in events[: at + 1]:
         now[event.category] += event.bytes if event.made else -event.bytes
         if event.made:
             live[event.name] = event.bytes

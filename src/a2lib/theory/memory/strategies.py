@@ -14,16 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from a2lib.theory.memory.checkpointing import (
-    ATTENTION,
-    FFN,
-    BlockBytes,
-    cost,
-    parsed,
-    plan,
-    selective_kept,
-    selective_peak,
-)
+from a2lib.theory.memory import checkpointing
+from a2lib.theory.memory.checkpointing import ATTENTION, FFN, BlockBytes, cost, parsed, plan
 from a2lib.theory.memory.tensors import StepMemory
 
 HALVES = (ATTENTION, FFN)
@@ -43,16 +35,6 @@ class Moment:
     half: str
     kernel: str
     bytes: int
-
-
-@dataclass(frozen=True)
-class StrategyMemory:
-    """Bytes beyond what is there between steps: ``kept`` after forward and loss, ``peak`` of
-    forward and backward. ``where`` is blocks, head or embedding, whichever is highest."""
-
-    kept: int
-    peak: int
-    where: str
 
 
 @dataclass(frozen=True)
@@ -124,22 +106,18 @@ def block_bytes(step: StepMemory) -> tuple[BlockBytes, dict[str, BlockBytes]]:
     return BlockBytes(entry, saved, peak, gradients), halves
 
 
-def strategy_memory(step: StepMemory, strategy: str = "none") -> StrategyMemory:
-    """What forward and backward of a step take under a strategy of ``a2lib.model.checkpointing``.
-    Errors as ``parsed``."""
+def strategy_memory(step: StepMemory, strategy: str) -> tuple[int, int]:
+    """Bytes beyond what is there between steps, kept after forward and loss and at the peak of
+    forward and backward, under a strategy of ``a2lib.model.checkpointing``. The peak is that of the
+    blocks, of the head or of the embedding, whichever is highest. Errors as ``parsed``."""
     block, halves = block_bytes(step)
     one, layers = _played(step), step.shape.num_layers
     name, ops = parsed(strategy, layers)
     if name == "selective":
-        kept = layers * selective_kept(ops, step)
-        peak = selective_peak(ops, step, block)
+        kept = layers * checkpointing.selective_kept(ops, step)
+        peak = checkpointing.selective_peak(ops, step, block)
     else:
         found = cost(plan(strategy, layers), block, halves=halves, fresh_gradients=step.fresh)
         kept, peak = found.kept, found.peak
-    ends = {
-        "blocks": peak + one.left,
-        "head": kept + one.head_peak,
-        "embedding": layers * block.gradients * step.fresh + one.embedding,
-    }
-    where = max(ends, key=ends.get)
-    return StrategyMemory(kept + one.head, ends[where], where)
+    last = layers * block.gradients * step.fresh + one.embedding
+    return kept + one.head, max(peak + one.left, kept + one.head_peak, last)

@@ -7,10 +7,11 @@ matrix of scores for a moment. ``step.py`` has what follows.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 from a2lib.theory.attention import cut_in_chunks, in_one_sweep, tiled_memory
-from a2lib.theory.memory.operations import launched, played
+from a2lib.theory.memory.operations import Operations
 from a2lib.theory.memory.tape import CATEGORIES, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Event
 from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes
 from a2lib.theory.roofline import Kernel
@@ -62,11 +63,8 @@ class StepMemory:
         """Name -> bytes of what the library's attention makes in a pass, on a Hopper GPU."""
         s, n, size = self.shape, self.context, 2 if self.precision == "bf16" else WIDE
         heads, d = self.batch * s.num_heads, s.head_dim
-        forms = {
-            "one_sweep": in_one_sweep(n, heads, d, size),
-            "query_chunks": cut_in_chunks(n, n, heads, d, True, size),
-        }
-        return tiled_memory(1, heads, n, n, d, size, pass_, terms=size == WIDE, **forms)
+        forms = in_one_sweep(n, heads, d, size), cut_in_chunks(n, n, heads, d, True, size)
+        return tiled_memory(1, heads, n, n, d, size, pass_, *forms, terms=size == WIDE)
 
     def parameters(self) -> dict[str, int]:
         """Name -> bytes of each parameter, in the order of the state dict."""
@@ -113,8 +111,13 @@ class StepMemory:
     def kernels(self) -> list[Kernel]:
         """What the step launches on CUDA, but for the optimizer's, each with the name of the tensor
         that it makes; of tiled attention its forward alone, "tiled"."""
-        return launched(self.of_a_block(self.mode), self.shape.num_layers)
+        return Operations(self.of_a_block(self.mode), self.shape.num_layers).kernels
 
     def events(self) -> tuple[Event, ...]:
         """The step from its beginning until all that it made, but the state, is dropped."""
-        return played(self)
+        return _events(self)
+
+
+@lru_cache(maxsize=8)  # what is asked of a step comes one after another
+def _events(step: StepMemory) -> tuple[Event, ...]:
+    return Operations(step).events()

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from a2lib.benchmark.ranges import Ranges, annotate
-from a2lib.benchmark.stopwatch import Stopwatch
+from a2lib.benchmark.ranges import Ranges, Stopwatch, annotate
 from a2lib.benchmark.workload import Workload
 from a2lib.model import TransformerLM, cross_entropy
 

@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from a2lib.benchmark.config import Config
-from a2lib.benchmark.needs import too_large
+from a2lib.benchmark.config import Config, too_large
 from a2lib.benchmark.result import Result
 from a2lib.benchmark.run import check_here, run
 from a2lib.command import Parser, Whole, add_name, add_number, output

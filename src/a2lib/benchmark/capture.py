@@ -9,9 +9,11 @@ addresses as when they were captured; inputs are static (a new batch would be co
 import contextlib
 import dataclasses
 
+from a2lib.benchmark.ranges import Stopwatch
 from a2lib.benchmark.result import StepTimes
-from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.benchmark.workload import Workload
+from a2lib.errors import UnsupportedError
+from a2lib.measure.failures import classify
 from a2lib.measure.graphs import CudaGraphs
 
 
@@ -26,7 +28,8 @@ class CapturedSteps:
     every gradient must come back finite (see ``CudaGraphs.capture``).
 
     ``times`` has those of the first replay. Raises what the capture raised, with the process made
-    fit for further work, or graphs.Unusable where it is not.
+    fit for further work, or graphs.Unusable where it is not; UnsupportedError, with the reason,
+    where only the capture refuses the step.
     """
 
     def __init__(self, workload: Workload, stopwatch: Stopwatch, graphs: CudaGraphs, first: str):
@@ -39,9 +42,12 @@ class CapturedSteps:
         try:
             with stopwatch.ranges("capture"):
                 self._graph = graphs.capture(lambda: self._work, 0, first_replay)
-        except Exception:
+        except Exception as error:
             graphs.mend()
-            raise
+            if not isinstance(error, RuntimeError) or classify(error)[0] != "error":
+                raise
+            # The step before ran, so what fails here is the capture or its first replay.
+            raise UnsupportedError(f"no CUDA graph of this step: {error}") from error
 
     def _work(self) -> list:
         """The step's work; what each replay has to write: loss or logits, and the gradients."""

@@ -1,12 +1,17 @@
-"""What is measured: one dataclass, whose fields are the command's options as well."""
+"""What is measured: one dataclass, whose fields are the command's options as well; and what it takes at
+least of a device's memory, counted before it is tried."""
 
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from a2lib.measure import memory
 from a2lib.theory import roofline
-from a2lib.theory.transformer import SIZES, Shape, named_size
+from a2lib.theory.memory import tensors
+from a2lib.theory.memory.step import peak
+from a2lib.theory.roofline import NARROW
+from a2lib.theory.transformer import SIZES, Shape, named_size, parameter_count
 
 # The phases of a step in each mode, in order; each is timed apart.
 PHASES = {
@@ -17,7 +22,7 @@ PHASES = {
     "overlapped-step": ("forward", "loss", "backward", "optimizer"),
 }
 MODES = tuple(PHASES)
-PRECISIONS = (*roofline.PRECISIONS, roofline.NARROW)
+PRECISIONS = (*roofline.PRECISIONS, NARROW)
 DEVICES = ("cuda", "cpu")
 RANGES = ("none", "phases", "modules")
 WEIGHTS = ("drawn", "zero")
@@ -203,3 +208,37 @@ def _check(field: dataclasses.Field, value: Any) -> None:
             raise ValueError(f"{field.name} {value!r}: allowed are {allowed}")
     elif not isinstance(value, str) or not value:
         raise ValueError(f"{field.name} is {value!r}; allowed is text")
+
+
+def least_bytes(config: Config, device: str = "cpu") -> int:
+    """Bytes of tensors at the peak of a step, never more than there will be.
+
+    Eager steps without checkpoints: every tensor, as ``a2lib.theory.memory.step`` has them, an
+    attention that keeps no scores as ``flash``. Others: weights, gradients and the optimizer's
+    state, or the weights and the logits.
+    """
+    known = not (config.compile or config.compile_blocks) and config.checkpointing == "none"
+    if known and config.autocast_cache and config.mode in tensors.MODES and config.precision != NARROW:
+        step = tensors.StepMemory(
+            config.shape,
+            config.batch,
+            config.context,
+            config.mode,
+            config.precision if config.precision == "bf16" else "fp32",
+            "eager" if config.attention == "eager" else "flash",
+            cuda=device == "cuda",
+        )
+        return peak(step).total
+    narrow = config.precision == NARROW
+    element = 2 if narrow else 4
+    weights = element * parameter_count(config.shape)
+    gradients = weights if "backward" in config.phases and not config.overlaps else 0
+    # AdamW's moments, and fp32 masters of 16-bit weights; the tables and norms are fp32 as it is.
+    state = 8 * parameter_count(config.shape) if "optimizer" in config.phases else 0
+    logits = 2 * config.batch * config.context * config.shape.vocab_size
+    return weights + max(gradients + state, logits)
+
+
+def too_large(config: Config, device: str) -> str:
+    """Why the configuration will not fit, in words; "" where it may."""
+    return memory.too_little(device, least_bytes(config, device), "at least")

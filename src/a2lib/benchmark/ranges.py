@@ -1,4 +1,5 @@
-"""NVTX ranges by phase, by module and inside eager attention, forward and backward.
+"""NVTX ranges by phase, by module and inside eager attention, forward and backward; and the time of
+each phase, by the device's clock and by the host's.
 
 A profiler files a kernel under the range in which it was launched, and on a GPU backward launches
 from a thread of its own, outside every range of the main one. So each annotated part carries a pair
@@ -8,8 +9,13 @@ between parts (sums of gradients that meet, RoPE) is in the range of the module 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from a2lib.benchmark.result import StepTimes
+from a2lib.measure import synchronize
+from a2lib.measure.clock import Mark
 
 
 class RecordFunctions:
@@ -51,6 +57,52 @@ class Ranges:
                 yield
             finally:
                 self._nvtx.range_pop()
+
+
+class Stopwatch:
+    """Times one step after another.
+
+        with stopwatch.step("step 0") as done:
+            with stopwatch.phase("forward"):
+                ...
+        (times,) = done                            # StepTimes
+
+    A step begins and ends with an idle device. Its phases are queued without waiting, and CUDA
+    events around each take its time on the device. ``where`` says in words what is being done.
+    """
+
+    def __init__(self, device: str, ranges: Ranges):
+        self.device, self.ranges = device, ranges
+        self.where = "building the model"
+        self._phases: dict[str, tuple[Mark, Mark]] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[list[StepTimes]]:
+        """A list that has the step's times once it is over; ``name`` is its range."""
+        done: list[StepTimes] = []
+        self._phases = {}
+        self._name = self.where = name
+        synchronize(self.device)
+        with self.ranges(name):
+            start = time.perf_counter()
+            yield done
+            synchronize(self.device)
+            wall_ms = (time.perf_counter() - start) * 1e3
+        done.append(self._times(wall_ms))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.where = f"{self._name}, {name}"
+        with self.ranges(name):
+            start = Mark(self.device)
+            yield
+            self._phases[name] = start, Mark(self.device)
+
+    def _times(self, wall_ms: float) -> StepTimes:
+        ms = {name: start.ms_until(end) for name, (start, end) in self._phases.items()}
+        host_ms = {name: start.host_ms_until(end) for name, (start, end) in self._phases.items()}
+        marks = list(self._phases.values())
+        return StepTimes(ms, host_ms, marks[0][0].ms_until(marks[-1][1]), wall_ms)
 
 
 def annotate(model, nvtx) -> None:

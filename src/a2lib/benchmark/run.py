@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from a2lib.benchmark.config import Config
-from a2lib.benchmark.ranges import Ranges, RecordFunctions
+from a2lib.benchmark.ranges import Ranges, RecordFunctions, Stopwatch
 from a2lib.benchmark.result import Result
-from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.measure import synchronize
-from a2lib.measure.failures import outcome
+from a2lib.measure.failures import classify
 from a2lib.measure.snapshot import Recorder
 
 NOTE_LENGTH = 300
@@ -96,8 +95,8 @@ def _measure(
         result.status, result.note = "interrupted", f"in {stopwatch.where}"
         raise
     except Exception as error:
-        status = outcome(error)
-        if status is None:
+        status, _ = classify(error)
+        if status == "error":
             raise
         text = " ".join(str(error).split())
         result.status, result.note = status, f"in {stopwatch.where}: {text}"[:NOTE_LENGTH]
@@ -108,6 +107,7 @@ def _run_steps(
 ) -> None:
     import torch
 
+    from a2lib.benchmark.capture import CapturedSteps
     from a2lib.benchmark.workload import Workload
     from a2lib.measure.graphs import CudaGraphs
 
@@ -132,7 +132,7 @@ def _run_steps(
             stack.enter_context(_counting(result))
         step = workload.step
         if graphs is not None:
-            captured = _capture(workload, stopwatch, graphs, f"warmup {config.warmup - 1}")
+            captured = CapturedSteps(workload, stopwatch, graphs, f"warmup {config.warmup - 1}")
             stack.callback(captured.close)
             result.warmup.append(captured.times)
             step = captured.step
@@ -145,23 +145,6 @@ def _run_steps(
             before_step(i)
             result.steps.append(step(stopwatch, f"step {i}"))
         before_step(config.steps)
-
-
-def _capture(workload, stopwatch: Stopwatch, graphs, first: str):
-    """The step captured; UnsupportedError, with the reason, where only the capture refuses it."""
-    from a2lib.attention import UnsupportedError
-    from a2lib.benchmark.capture import CapturedSteps
-    from a2lib.measure.graphs import Unusable
-
-    try:
-        return CapturedSteps(workload, stopwatch, graphs, first)
-    except Unusable:
-        raise
-    except RuntimeError as error:
-        if outcome(error) is not None:
-            raise
-        # The step before ran, so what fails here is the capture or its first replay.
-        raise UnsupportedError(f"no CUDA graph of this step: {error}") from error
 
 
 def _nvtx(config: Config):

@@ -1,18 +1,16 @@
 """What is timed: a model, a batch, an optimizer, and one step of them in phases."""
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from a2lib.benchmark.config import Config
-from a2lib.benchmark.ranges import annotate
+from a2lib.benchmark.ranges import Stopwatch, annotate
 from a2lib.benchmark.result import StepTimes
-from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW
 from a2lib.paths import quote_torch
@@ -95,7 +93,10 @@ class Workload:
     def work(self, phase: Callable[[str], AbstractContextManager]) -> Tensor:
         """What one step computes, each part in the context ``phase(name)``; the loss, or the logits
         in a mode without one."""
-        with self._context():
+        narrow = self.config.precision in ("bf16", NARROW)
+        how = {"enabled": narrow, "cache_enabled": self.config.autocast_cache}
+        graph = torch.no_grad() if self.config.mode == "inference" else nullcontext()
+        with graph, torch.autocast(self.device, torch.bfloat16, **how):
             with phase("forward"):
                 output = self.forward(self.token_ids)
             if "loss" in self.config.phases:
@@ -122,24 +123,8 @@ class Workload:
     def with_loss(self, times: StepTimes, loss: Tensor | None) -> StepTimes:
         """``times`` with the loss, if it is finite, and with the bytes that are now allocated."""
         value = math.nan if loss is None else loss.item()
-        finite = math.isfinite(value)  # JSON has no NaN
-        times = dataclasses.replace(times, loss=value if finite else None)
+        known = {"loss": value if math.isfinite(value) else None}  # JSON has no NaN
         if self.device == "cuda":
-            times = dataclasses.replace(
-                times,
-                allocated_bytes=torch.cuda.memory_allocated(),
-                reserved_bytes=torch.cuda.memory_reserved(),
-            )
-        return times
-
-    @contextlib.contextmanager
-    def _context(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            if self.config.mode == "inference":
-                stack.enter_context(torch.no_grad())
-            if self.config.precision in ("bf16", NARROW):
-                cache = self.config.autocast_cache
-                stack.enter_context(
-                    torch.autocast(self.device, torch.bfloat16, cache_enabled=cache)
-                )
-            yield
+            known["allocated_bytes"] = torch.cuda.memory_allocated()
+            known["reserved_bytes"] = torch.cuda.memory_reserved()
+        return dataclasses.replace(times, **known)

@@ -159,7 +159,7 @@ def median_step(found: Trace) -> list[Kernel]:
 
     Raises TraceError where the trace names no step.
     """
-    steps = sorted(found.steps().values(), key=lambda kernels: busy(kernels).busy_ns)
+    steps = sorted(found.steps().values(), key=lambda kernels: busy(kernels)[1])
     if not steps:
         raise TraceError("the trace names no step")
     return steps[(len(steps) - 1) // 2]

@@ -71,8 +71,11 @@ class Kernel:
 
     @property
     def part(self) -> str:
-        """The same for every block: see ``part_of``."""
-        return part_of(self.range)
+        """The range's name without the block's number: "layers.3.attn.q_proj.bwd" -> "attn.q_proj";
+        a block itself is "block"."""
+        name = self.range.removesuffix(".bwd")
+        inside = re.fullmatch(r"layers\.\d+(?:\.(.+))?", name)
+        return name if inside is None else inside[1] or "block"
 
     @property
     def phase(self) -> str:
@@ -116,14 +119,6 @@ class Trace:
             if kernel.step:
                 found[kernel.step].append(kernel)
         return dict(found)
-
-
-def part_of(name: str) -> str:
-    """A range's name without the block's number: "layers.3.attn.q_proj.bwd" -> "attn.q_proj"; a
-    block itself is "block"."""
-    name = name.removesuffix(".bwd")
-    inside = re.fullmatch(r"layers\.\d+(?:\.(.+))?", name)
-    return name if inside is None else inside[1] or "block"
 
 
 def attribute(kernels: Iterable[Kernel], spans: list[Span]) -> None:

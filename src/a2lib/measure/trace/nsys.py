@@ -37,11 +37,9 @@ def read_nsys(path: str | Path) -> Trace:
     Correlation ids are numbers of one process; launches are found by both. Raises TraceError, in
     one line, for a file that is no such export, lacks a column, or holds no kernel.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as base:
+        where = f"{Path(path).absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(where, uri=True)) as base:
             return _read(base)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None

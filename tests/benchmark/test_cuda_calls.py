@@ -26,7 +26,7 @@ def test_the_order_of_everything(tiny, calls):
     }  # fmt: skip
     (found,) = result.steps
     assert (found.allocated_bytes, found.reserved_bytes) == (100, 200)
-    assert {"cuda", "cudnn"} <= set(result.versions)
+    assert {"cuda", "cudnn"} <= set(result.as_dict()["versions"])
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt()])

@@ -1,5 +1,5 @@
-"""What is measured: one dataclass, whose fields are the command's options as well; and what it takes at
-least of a device's memory, counted before it is tried."""
+"""What is measured: one dataclass, whose fields are the command's options as well; and what it takes
+at least of a device's memory, counted before it is tried."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from typing import Any
 
 from a2lib.measure import memory
 from a2lib.theory import roofline
-from a2lib.theory.memory import tensors
 from a2lib.theory.memory.step import peak
+from a2lib.theory.memory.tensors import MODES as COUNTED
+from a2lib.theory.memory.tensors import StepMemory
 from a2lib.theory.roofline import NARROW
 from a2lib.theory.transformer import SIZES, Shape, named_size, parameter_count
 
@@ -142,8 +143,6 @@ class Config:
                     "keep_gradients: a captured step makes its gradients; allowed with capture is "
                     "to leave it out"
                 )
-            if self.device == "cpu":
-                raise ValueError("capture needs a CUDA device; allowed on cpu is to leave it out")
         if self.nvtx == "modules":
             if self.compile or self.compile_blocks:
                 raise ValueError("nvtx 'modules' is lost in a compiled graph; allowed is 'phases'")
@@ -218,8 +217,8 @@ def least_bytes(config: Config, device: str = "cpu") -> int:
     state, or the weights and the logits.
     """
     known = not (config.compile or config.compile_blocks) and config.checkpointing == "none"
-    if known and config.autocast_cache and config.mode in tensors.MODES and config.precision != NARROW:
-        step = tensors.StepMemory(
+    if known and config.autocast_cache and config.mode in COUNTED and config.precision != NARROW:
+        step = StepMemory(
             config.shape,
             config.batch,
             config.context,

@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from a2lib.benchmark.config import Config
 from a2lib.measure.runs import versions
@@ -56,17 +55,6 @@ class Summary:
     max_ms: float
     n: int
 
-    @classmethod
-    def from_samples(cls, samples: Sequence[float]) -> Self:
-        return cls(
-            statistics.fmean(samples),
-            statistics.stdev(samples) if len(samples) > 1 else None,
-            statistics.median(samples),
-            min(samples),
-            max(samples),
-            len(samples),
-        )
-
 
 @dataclass
 class Result:
@@ -89,11 +77,6 @@ class Result:
     memory: dict[str, int] = field(default_factory=dict)
 
     @property
-    def versions(self) -> dict[str, str]:
-        """Those of the code that this process runs, as they were when they were first asked for."""
-        return _versions()
-
-    @property
     def parameters(self) -> int:
         return parameter_count(self.config.shape)
 
@@ -112,7 +95,12 @@ class Result:
         samples = {name: [step.ms[name] for step in self.steps] for name in self.steps[0].ms}
         samples["total"] = [step.total_ms for step in self.steps]
         samples["wall"] = [step.wall_ms for step in self.steps]
-        return {name: Summary.from_samples(values) for name, values in samples.items()}
+        found = {}
+        for name, ms in samples.items():
+            std = statistics.stdev(ms) if len(ms) > 1 else None
+            mean, median = statistics.fmean(ms), statistics.median(ms)
+            found[name] = Summary(mean, std, median, min(ms), max(ms), len(ms))
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as JSON holds it."""
@@ -127,7 +115,7 @@ class Result:
             "warmup": [dataclasses.asdict(step) for step in self.warmup],
             "steps": [dataclasses.asdict(step) for step in self.steps],
             "memory": self.memory,
-            "versions": self.versions,
+            "versions": _versions(),
         }
 
     def table(self) -> str:
@@ -172,7 +160,7 @@ class Result:
         return lines
 
 
-# Starts git and nvidia-smi, which most processes that measure need not.
+# As they were when first asked for; it starts git and nvidia-smi, which most processes need not.
 _versions = functools.cache(versions)
 
 

@@ -93,10 +93,12 @@ class Workload:
     def work(self, phase: Callable[[str], AbstractContextManager]) -> Tensor:
         """What one step computes, each part in the context ``phase(name)``; the loss, or the logits
         in a mode without one."""
-        narrow = self.config.precision in ("bf16", NARROW)
-        how = {"enabled": narrow, "cache_enabled": self.config.autocast_cache}
         graph = torch.no_grad() if self.config.mode == "inference" else nullcontext()
-        with graph, torch.autocast(self.device, torch.bfloat16, **how):
+        cast = nullcontext()
+        if self.config.precision in ("bf16", NARROW):
+            cache = self.config.autocast_cache
+            cast = torch.autocast(self.device, torch.bfloat16, cache_enabled=cache)
+        with graph, cast:
             with phase("forward"):
                 output = self.forward(self.token_ids)
             if "loss" in self.config.phases:

@@ -1,5 +1,5 @@
-"""Running nsys and ncu, with a script in their place: what they are asked, what comes of it, and what
-is said where they fail."""
+"""Running nsys and ncu, with a script in their place: what they are asked, what comes of it, and
+what is said where they fail."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""What is measured: one dataclass, whose fields are the command's options as well; and what it takes
-at least of a device's memory, counted before it is tried."""
+"""What is measured: one dataclass, whose fields are the command's options as well; and what it
+takes at least of a device's memory, counted before it is tried."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Config:
     ``a2lib.benchmark.check_here`` does so for what cannot be on this machine.
     """
 
-    size: str = _option("small", f"a model by name: {', '.join(SIZES)}", choices=tuple(SIZES))
+    size: str = _option("small", f"a model by name: {', '.join(SIZES)}")
     d_model: int | None = _option(None, "in place of the size's own", minimum=1, maximum=2**17)
     d_ff: int | None = _option(None, "in place of the size's own", minimum=1, maximum=2**19)
     num_layers: int | None = _option(None, "in place of the size's own", minimum=1, maximum=10**4)
@@ -128,39 +128,33 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
-        if self.compile and self.compile_blocks:
-            raise ValueError("compile and compile_blocks exclude each other; allowed is one")
-        if self.capture:
-            if self.warmup < 2:
-                raise ValueError(
-                    f"warmup is {self.warmup}; allowed with capture are whole numbers of at least "
-                    "2, a step before the capture and the first replay"
-                )
-            if self.nvtx == "modules":
-                raise ValueError("nvtx 'modules' is lost in a replay; allowed is 'phases'")
-            if self.keep_gradients:
-                raise ValueError(
-                    "keep_gradients: a captured step makes its gradients; allowed with capture is "
-                    "to leave it out"
-                )
-        if self.nvtx == "modules":
-            if self.compile or self.compile_blocks:
-                raise ValueError("nvtx 'modules' is lost in a compiled graph; allowed is 'phases'")
-            if self.checkpointing != "none":
-                raise ValueError(
-                    "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; "
-                    "allowed here is 'phases'"
-                )
+        modules, compiled = self.nvtx == "modules", self.compile or self.compile_blocks
+        for refused, words in (
+            (self.compile and self.compile_blocks,
+             "compile and compile_blocks exclude each other; allowed is one"),
+            (self.capture and self.warmup < 2,
+             f"warmup is {self.warmup}; allowed with capture are whole numbers of at least 2, a "
+             "step before the capture and the first replay"),
+            (self.capture and modules, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
+            (self.capture and self.keep_gradients,
+             "keep_gradients: a captured step makes its gradients; allowed with capture is to "
+             "leave it out"),
+            (modules and compiled,
+             "nvtx 'modules' is lost in a compiled graph; allowed is 'phases'"),
+            (modules and self.checkpointing != "none",
+             "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; allowed "
+             "here is 'phases'"),
+            (self.cuda_profiler and self.torch_profile is not None,
+             "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"),
+        ):  # fmt: skip
+            if refused:
+                raise ValueError(words)
         for name in ("memory_history", "torch_profile"):
             path = getattr(self, name)
             if path is not None and not Path(path).parent.is_dir():
                 raise ValueError(f"{name} {path!r}: no such folder")
             if path is not None and Path(path).is_dir():
                 raise ValueError(f"{name} {path!r} is a folder; allowed is a file")
-        if self.cuda_profiler and self.torch_profile is not None:
-            raise ValueError(
-                "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"
-            )
         self.shape  # noqa: B018  raises for sizes that do not fit each other
 
     @property
@@ -199,8 +193,6 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     elif isinstance(field.default, bool):
         if not isinstance(value, bool):
             raise ValueError(f"{field.name} is {value!r}; allowed are True and False")
-    elif field.name == "size":
-        named_size(value)
     elif "choices" in rules:
         if value not in rules["choices"]:
             allowed = ", ".join(rules["choices"])

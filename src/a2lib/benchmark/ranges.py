@@ -11,7 +11,7 @@ between parts (sums of gradients that meet, RoPE) is in the range of the module 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from a2lib.benchmark.result import StepTimes
 from a2lib.measure import synchronize
@@ -43,20 +43,16 @@ class Ranges:
     ``phase(name)``, if given, is a context that every range is in as well (``Recorder.phase``).
     """
 
-    def __init__(self, nvtx=None, phase: Callable[[str], AbstractContextManager] | None = None):
+    def __init__(self, nvtx=None, phase: Callable[[str], AbstractContextManager] = nullcontext):
         self._nvtx, self._phase = nvtx, phase
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        with nullcontext() if self._phase is None else self._phase(name):
-            if self._nvtx is None:
-                yield
-                return
-            self._nvtx.range_push(name)
-            try:
-                yield
-            finally:
-                self._nvtx.range_pop()
+        with self._phase(name), ExitStack() as stack:
+            if self._nvtx is not None:
+                self._nvtx.range_push(name)
+                stack.callback(self._nvtx.range_pop)
+            yield
 
 
 class Stopwatch:

@@ -35,9 +35,7 @@ class StepTimes:
     def time_of(self, phase: str) -> float:
         """The time of a phase by the device's clock, of the whole "step" by that, or by the host's
         as "wall", in ms."""
-        if phase == "step":
-            return self.total_ms
-        return self.wall_ms if phase == "wall" else self.ms[phase]
+        return {**self.ms, "step": self.total_ms, "wall": self.wall_ms}[phase]
 
     def host_of(self, phase: str) -> float:
         """What the host took to issue a phase, or the whole "step", in ms."""

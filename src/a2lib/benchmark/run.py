@@ -87,7 +87,7 @@ def _measure(
 ) -> None:
     """Fill ``result``. Once it has returned only the recorder holds the model."""
     nvtx = _nvtx(config)
-    ranges = Ranges(nvtx, recorder.phase if recorder else None)
+    ranges = Ranges(nvtx, recorder.phase if recorder else contextlib.nullcontext)
     stopwatch = Stopwatch(result.device, ranges)
     try:
         _run_steps(config, result, stopwatch, nvtx, recorder, before_step)

@@ -151,7 +151,6 @@ def _extend(kernels: list[Kernel], spans: list[Span]) -> None:
     for kernel in sorted(kernels, key=lambda k: k.launch.start_ns):
         now = kernel.launch.start_ns
         while following < len(spans) and spans[following].start_ns <= now:
-            stack = [s for s in stack if s.end_ns > spans[following].start_ns]
             stack.append(spans[following])
             following += 1
         stack = [s for s in stack if s.end_ns > now]

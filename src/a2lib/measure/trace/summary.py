@@ -1,5 +1,5 @@
-"""Of a table of kernels: time by name, what could not be filed, and the rows of two small tables; of
-each phase of each step: how long the GPU was at it, and what the host did meanwhile.
+"""Of a table of kernels: time by name, what could not be filed, and the rows of two small tables;
+of each phase of each step: how long the GPU was at it, and what the host did meanwhile.
 
     for step, phases in phase_times(read("report.sqlite")).items():
         phases["forward"].span_ns, phases["step"].range_ns

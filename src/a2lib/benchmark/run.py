@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from a2lib.benchmark.ranges import Ranges, RecordFunctions, Stopwatch
 from a2lib.benchmark.result import Result
 from a2lib.measure import synchronize
 from a2lib.measure.failures import classify
+from a2lib.measure.memory import free_memory
 from a2lib.measure.snapshot import Recorder
 
 NOTE_LENGTH = 300
@@ -78,7 +78,12 @@ def run(
                 recorder = stack.enter_context(Recorder(config.memory_history, result.device))
             _measure(config, result, recorder, before_step or (lambda step: None))
     finally:
-        _release(config, result.device)
+        # The next run in this process has the memory, and no graph of this one.
+        if config.compile or config.compile_blocks:
+            torch._dynamo.reset()
+        # A device that an error broke refuses this too, and that error is the one to show.
+        with contextlib.suppress(RuntimeError):
+            free_memory(result.device)
     return result
 
 
@@ -86,7 +91,11 @@ def _measure(
     config: Config, result: Result, recorder: Recorder | None, before_step: Callable
 ) -> None:
     """Fill ``result``. Once it has returned only the recorder holds the model."""
-    nvtx = _nvtx(config)
+    import torch
+
+    nvtx = None
+    if config.nvtx != "none":
+        nvtx = torch.cuda.nvtx if config.torch_profile is None else RecordFunctions()
     ranges = Ranges(nvtx, recorder.phase if recorder else contextlib.nullcontext)
     stopwatch = Stopwatch(result.device, ranges)
     try:
@@ -145,16 +154,6 @@ def _run_steps(
             before_step(i)
             result.steps.append(step(stopwatch, f"step {i}"))
         before_step(config.steps)
-
-
-def _nvtx(config: Config):
-    if config.nvtx == "none":
-        return None
-    if config.torch_profile is not None:
-        return RecordFunctions()
-    import torch
-
-    return torch.cuda.nvtx
 
 
 @contextlib.contextmanager
@@ -226,16 +225,3 @@ def _counting(result: Result) -> Iterator[None]:
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
             "total_bytes": torch.cuda.get_device_properties().total_memory,
         }
-
-
-def _release(config: Config, device: str) -> None:
-    """Give back what the run held, so that the next one in this process has the memory."""
-    import torch
-
-    gc.collect()
-    if config.compile or config.compile_blocks:
-        torch._dynamo.reset()
-    if device == "cuda":
-        # A device that an error broke refuses this too, and that error is the one to show.
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.empty_cache()

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from a2lib.measure.sections import COMMON, FLAGS, INTEGERS, RESULTS, SECTIONS, notebooks
+from a2lib.measure.sections import COMMON, FLAGS, INTEGERS, RESULTS, SECTIONS
 from a2lib.paths import ROOT
 
 # A table of data/README.md: its section, and its rows as (column, " (key)" or "", meaning).
@@ -42,4 +42,5 @@ def test_a_column_means_the_same_and_is_of_one_kind_everywhere():
 
 def test_make_runs_the_notebooks_of_the_registry():
     """Its wildcard is over notebooks/."""
-    assert sorted(notebooks()) == sorted(p.stem for p in (ROOT / "notebooks").glob("*.ipynb"))
+    found = {s.notebook for s in SECTIONS.values()}
+    assert found == {p.stem for p in (ROOT / "notebooks").glob("*.ipynb")}

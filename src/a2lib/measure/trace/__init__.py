@@ -20,14 +20,7 @@ from a2lib.measure.trace.chrome import read_chrome
 from a2lib.measure.trace.classes import KINDS
 from a2lib.measure.trace.kernels import Kernel, Trace, TraceError
 from a2lib.measure.trace.nsys import read_nsys
-from a2lib.measure.trace.summary import (
-    STEP,
-    busy,
-    coverage,
-    kernel_rows,
-    phase_times,
-    strip_rows,
-)
+from a2lib.measure.trace.summary import STEP, busy, coverage, kernel_rows, phase_times, strip_rows
 
 __all__ = [
     "KINDS",

@@ -70,13 +70,12 @@ class Stopwatch:
     def __init__(self, device: str, ranges: Ranges):
         self.device, self.ranges = device, ranges
         self.where = "building the model"
-        self._phases: dict[str, tuple[Mark, Mark]] = {}
 
     @contextmanager
     def step(self, name: str) -> Iterator[list[StepTimes]]:
         """A list that has the step's times once it is over; ``name`` is its range."""
         done: list[StepTimes] = []
-        self._phases = {}
+        self._phases: dict[str, tuple[Mark, Mark]] = {}
         self._name = self.where = name
         synchronize(self.device)
         with self.ranges(name):
@@ -84,7 +83,10 @@ class Stopwatch:
             yield done
             synchronize(self.device)
             wall_ms = (time.perf_counter() - start) * 1e3
-        done.append(self._times(wall_ms))
+        ms = {name: start.ms_until(end) for name, (start, end) in self._phases.items()}
+        host_ms = {name: start.host_ms_until(end) for name, (start, end) in self._phases.items()}
+        marks = list(self._phases.values())
+        done.append(StepTimes(ms, host_ms, marks[0][0].ms_until(marks[-1][1]), wall_ms))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -93,12 +95,6 @@ class Stopwatch:
             start = Mark(self.device)
             yield
             self._phases[name] = start, Mark(self.device)
-
-    def _times(self, wall_ms: float) -> StepTimes:
-        ms = {name: start.ms_until(end) for name, (start, end) in self._phases.items()}
-        host_ms = {name: start.host_ms_until(end) for name, (start, end) in self._phases.items()}
-        marks = list(self._phases.values())
-        return StepTimes(ms, host_ms, marks[0][0].ms_until(marks[-1][1]), wall_ms)
 
 
 def annotate(model, nvtx) -> None:

@@ -121,10 +121,13 @@ class Result:
         config = self.config.resolved()
         shape = ("d_model", "d_ff", "num_layers", "num_heads")
         sizes = ", ".join(f"{name} {config[name]}" for name in shape)
+        how = "compiled" if self.config.compile else "eager"
+        how = "blocks compiled" if self.config.compile_blocks else how
+        how += ", captured (one replay is one step)" if self.config.capture else ""
         lines = [
             f"{config['size'] or 'no named size'}: {self.parameters:,} parameters ({sizes})",
             f"{config['mode']}, batch {config['batch']}, context {config['context']}, "
-            f"{config['precision']}, {self._how()}, attention {config['attention']}, "
+            f"{config['precision']}, {how}, attention {config['attention']}, "
             f"checkpointing {config['checkpointing']}",
             f"{self.device_name or self.device}; {len(self.warmup)} warm-up and {len(self.steps)} "
             "measured steps",
@@ -138,12 +141,6 @@ class Result:
         if self.status != "ok":
             lines += ["", f"{self.status}: {self.note}"]
         return "\n".join(lines)
-
-    def _how(self) -> str:
-        config = self.config
-        how = "compiled" if config.compile else "eager"
-        how = "blocks compiled" if config.compile_blocks else how
-        return how + (", captured (one replay is one step)" if config.capture else "")
 
     def _times(self) -> list[str]:
         summary = self.summary()

@@ -158,19 +158,24 @@ class PhaseTimes:
 def phase_times(trace: Trace) -> dict[str, dict[str, PhaseTimes]]:
     """Step -> phase -> its times, and those of the whole ``STEP``; {} where no step is named."""
     on_cpu = trace.source == "chrome, cpu"
+    waits = () if on_cpu else trace.waits
     found = {}
     for step, kernels in trace.steps().items():
         (around, *_) = [span for span in trace.spans if span.name == step]
+        inside = [
+            s
+            for s in trace.spans
+            if s.thread == around.thread
+            and around.start_ns <= s.start_ns
+            and s.end_ns <= around.end_ns
+        ]
         phases = {}
-        for phase in (*PHASES, STEP):
-            if phase == STEP:
-                mine, ranges = kernels, [around]
-            else:
-                mine = [k for k in kernels if k.phase == phase]
-                ranges = [s for s in trace.spans if s.name == phase and _inside(s, around)]
+        for phase in PHASES:
+            mine = [k for k in kernels if k.phase == phase]
+            ranges = [s for s in inside if s.name == phase]
             if mine and ranges:
-                phases[phase] = _times(mine, ranges, () if on_cpu else trace.waits, on_cpu)
-        found[step] = phases
+                phases[phase] = _times(mine, ranges, waits, on_cpu)
+        found[step] = phases | {STEP: _times(kernels, [around], waits, on_cpu)}
     return found
 
 
@@ -195,8 +200,3 @@ def _times(
         waiting_ns=sum(w.duration_ns for w in waited),
         queued_ns=statistics.median(queued) if queued else 0,
     )
-
-
-def _inside(span: Span, around: Span) -> bool:
-    same = span.thread == around.thread
-    return same and around.start_ns <= span.start_ns and span.end_ns <= around.end_ns

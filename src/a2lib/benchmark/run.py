@@ -116,8 +116,7 @@ def _run_steps(
 ) -> None:
     import torch
 
-    from a2lib.benchmark.capture import CapturedSteps
-    from a2lib.benchmark.workload import Workload
+    from a2lib.benchmark.workload import CapturedSteps, Workload
     from a2lib.measure.graphs import CudaGraphs
 
     graphs = None

@@ -8,6 +8,8 @@ of samples, and cannot alternate between implementations.
 
 Such a time holds the GPU's own work, and the host's time to issue it as far as the flush does not
 hide it. ``Timing.ms_host`` is the second by itself, ``a2lib.measure.graphs`` measures the first.
+
+What several ranks do together is timed from where all of them are idle (``from_rest``).
 """
 
 import contextlib
@@ -15,11 +17,13 @@ import dataclasses
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from a2lib.measure.clock import Clock
+from a2lib.measure.device import synchronize
 from a2lib.measure.failures import detached
 from a2lib.measure.sections import Section
 
@@ -221,3 +225,38 @@ def median_reading(readings: Sequence[float | None]) -> int | None:
     """The median of the readings that succeeded, to the whole number; None where none did."""
     known = [reading for reading in readings if reading is not None]
     return round(statistics.median(known)) if known else None
+
+
+def meet(device: str) -> None:
+    """All ranks at rest, from where they start together; collective."""
+    import torch.distributed as dist
+
+    synchronize(device)
+    dist.barrier()
+    synchronize(device)
+
+
+def from_rest(run: Callable[[], object], device: str) -> float:
+    """Milliseconds of one call by the host's clock, from where all ranks are idle to where this
+    one is again; every rank calls it."""
+    meet(device)
+    start = time.perf_counter_ns()
+    run()
+    synchronize(device)
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
+    """Of times that each rank took of the same calls: each call's longest."""
+    return Timing.from_samples([max(times) for times in zip(*by_rank, strict=True)])
+
+
+def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The columns of what the ranks took by themselves: of their medians the least, the median and
+    the most."""
+    own = [statistics.median(times) for times in by_rank]
+    return {
+        "ms_rank_min": min(own),
+        "ms_rank_median": statistics.median(own),
+        "ms_rank_max": max(own),
+    }

@@ -257,7 +257,7 @@ def test_a_summary_by_value_and_a_rate_of_its_mean(tiny, monkeypatch):
 
 def test_out_of_memory_of_the_command(tiny_arguments, monkeypatch, capsys):
     """An embedding of 2 TiB, all that the process may have; were it not known beforehand."""
-    monkeypatch.setattr(command, "too_large", lambda *_: "")
+    monkeypatch.setattr(command.memory, "too_little", lambda *_: "")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (2**41, hard))
     try:

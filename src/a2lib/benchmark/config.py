@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from a2lib.measure import memory
 from a2lib.theory import roofline
 from a2lib.theory.memory.step import peak
 from a2lib.theory.memory.tensors import MODES as COUNTED
@@ -228,8 +227,3 @@ def least_bytes(config: Config, device: str = "cpu") -> int:
     state = 8 * parameter_count(config.shape) if "optimizer" in config.phases else 0
     logits = 2 * config.batch * config.context * config.shape.vocab_size
     return weights + max(gradients + state, logits)
-
-
-def too_large(config: Config, device: str) -> str:
-    """Why the configuration will not fit, in words; "" where it may."""
-    return memory.too_little(device, least_bytes(config, device), "at least")

@@ -12,7 +12,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from a2lib.measure.trace.kernels import WAIT, Kernel, Launch, Span, Trace, TraceError, assembled
+from a2lib.measure.trace.kernels import WAIT, Kernel, Span, Trace, TraceError, assembled
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -71,9 +71,9 @@ def _read(base: sqlite3.Connection) -> Trace:
     words = dict(rows("StringIds", "id", "value"))
     launches, waits = {}, []
     for start, end, correlation, tid, name_id in rows(RUNTIME, *_NEEDED[RUNTIME], "nameId"):
-        call = Launch((tid & _PROCESS, tid), start, end - start)
+        call = Span(words.get(name_id, ""), (tid & _PROCESS, tid), start, end)
         launches[tid & _PROCESS, correlation] = call
-        if WAIT in words.get(name_id, ""):
+        if WAIT in call.name:
             waits.append(call)
     kernels = []
     for table in (KERNELS, MEMCPY, MEMSET):

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.measure.trace.classes import OTHER, shorten
-from a2lib.measure.trace.kernels import PHASES, Kernel, Launch, Span, Trace, covered_ns
+from a2lib.measure.trace.kernels import PHASES, Kernel, Span, Trace, covered_ns
 
 STEP = "step"  # the whole of one
 HOST = "host"
@@ -110,8 +110,7 @@ def strip_rows(
     for k in kernels:
         # An operator on a CPU is its own launch.
         if k.launch is not None and k.launch.start_ns != k.start_ns:
-            start = k.launch.start_ns
-            pieces.append((start, start + k.launch.duration_ns, HOST, k))
+            pieces.append((k.launch.start_ns, k.launch.end_ns, HOST, k))
     found: list[list] = []
     last: dict[str, list] = {}  # stream -> its last row, the only one that may grow
     for start, end, stream, k in sorted(pieces, key=lambda piece: piece[:3]):
@@ -180,23 +179,19 @@ def phase_times(trace: Trace) -> dict[str, dict[str, PhaseTimes]]:
 
 
 def _times(
-    kernels: list[Kernel], ranges: list[Span], waits: Iterable[Launch], on_cpu: bool
+    kernels: list[Kernel], ranges: list[Span], waits: Iterable[Span], on_cpu: bool
 ) -> PhaseTimes:
     span_ns, busy_ns = busy(kernels)
     # A replayed graph is one launch of many kernels.
     launches = set() if on_cpu else {k.launch for k in kernels if k.launch is not None}
-    queued = [
-        max(0, k.start_ns - k.launch.start_ns - k.launch.duration_ns)
-        for k in kernels
-        if k.launch in launches
-    ]
+    queued = [max(0, k.start_ns - k.launch.end_ns) for k in kernels if k.launch in launches]
     waited = [w for w in waits for r in ranges if r.start_ns <= w.start_ns < r.end_ns]
     return PhaseTimes(
         kernels=len(kernels),
         span_ns=span_ns,
         busy_ns=busy_ns,
         range_ns=sum(r.end_ns - r.start_ns for r in ranges),
-        launching_ns=sum(launch.duration_ns for launch in launches),
-        waiting_ns=sum(w.duration_ns for w in waited),
+        launching_ns=sum(launch.end_ns - launch.start_ns for launch in launches),
+        waiting_ns=sum(w.end_ns - w.start_ns for w in waited),
         queued_ns=statistics.median(queued) if queued else 0,
     )

@@ -122,12 +122,12 @@ def annotate(model, nvtx) -> None:
             inner = f"{name}.attention"
             if module.attention is causal_attention("eager"):
                 module.attention = _eager_in_parts(inner, part)
-            module.attention = part(inner)(module.attention)
-        module.forward = part(name)(module.forward)
+            module.attention = part(inner, module.attention)
+        module.forward = part(name, module.forward)
 
 
 def _parts(nvtx):
-    """``part(name)(function)`` is the function of tensors in a range of this name, backward too."""
+    """``part(name, function)`` is the function of tensors in a range of this name, backward too."""
     from torch.autograd import Function
 
     class Begin(Function):
@@ -151,18 +151,15 @@ def _parts(nvtx):
             nvtx.range_push(f"{ctx.name}.bwd")
             return None, gradient
 
-    def part(name: str) -> Callable[[Callable], Callable]:
-        def wrap(function: Callable) -> Callable:
-            def run(*inputs):
-                with Ranges(nvtx)(name):
-                    # Where no input needs a gradient, Begin would have no backward that pops.
-                    if not any(x.requires_grad for x in inputs):
-                        return function(*inputs)
-                    return End.apply(name, function(*Begin.apply(*inputs)))
+    def part(name: str, function: Callable) -> Callable:
+        def run(*inputs):
+            with Ranges(nvtx)(name):
+                # Where no input needs a gradient, Begin would have no backward that pops.
+                if not any(x.requires_grad for x in inputs):
+                    return function(*inputs)
+                return End.apply(name, function(*Begin.apply(*inputs)))
 
-            return run
-
-        return wrap
+        return run
 
     return part
 
@@ -174,18 +171,12 @@ def _eager_in_parts(name: str, part) -> Callable:
 
     import torch
 
-    @part(f"{name}.scores")
     def scores(q, k):
         s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]))
         query = torch.arange(s.shape[-2], device=s.device)[:, None]
         return s.masked_fill(torch.arange(s.shape[-1], device=s.device) > query, float("-inf"))
 
-    @part(f"{name}.softmax")
-    def softmax(s):
-        return torch.softmax(s, dim=-1)
-
-    @part(f"{name}.values")
-    def values(p, v):
-        return p @ v
-
-    return lambda q, k, v: values(softmax(scores(q, k)), v)
+    scored = part(f"{name}.scores", scores)
+    softmax = part(f"{name}.softmax", lambda s: torch.softmax(s, dim=-1))
+    values = part(f"{name}.values", torch.matmul)
+    return lambda q, k, v: values(softmax(scored(q, k)), v)

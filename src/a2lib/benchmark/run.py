@@ -119,12 +119,10 @@ def _run_steps(
     from a2lib.benchmark.workload import CapturedSteps, Workload
     from a2lib.measure.graphs import CudaGraphs
 
-    graphs = None
-    if config.capture:
-        # The step's own kernels stand before the updates beside them, whose stream has priority 0.
-        graphs = CudaGraphs(priority=-1 if config.overlaps else 0)
     with contextlib.ExitStack() as stack:
-        if graphs is not None:
+        if config.capture:
+            # The step's own kernels stand before updates beside them, whose stream has priority 0.
+            graphs = CudaGraphs(priority=-1 if config.overlaps else 0)
             stack.enter_context(graphs.on_stream())
         with stopwatch.ranges("build"):
             workload = Workload(config, result.device, nvtx)
@@ -133,15 +131,16 @@ def _run_steps(
             recorder.watch(workload.model, workload.optimizer, modules=whole)
         for i in range(config.warmup - config.capture):
             result.warmup.append(workload.step(stopwatch, f"warmup {i}"))
-        if graphs is not None:
+        if config.capture:
             # What the allocator keeps from the steps before is not in the peak of the captured one.
             torch.cuda.empty_cache()
         if result.device == "cuda":
-            stack.enter_context(_counting(result))
+            torch.cuda.reset_peak_memory_stats()
+            stack.callback(_count_memory, result, torch.cuda.memory_allocated())
         step = workload.step
-        if graphs is not None:
+        if config.capture:
             captured = CapturedSteps(workload, stopwatch, graphs, f"warmup {config.warmup - 1}")
-            stack.callback(captured.close)
+            stack.callback(captured.graph.release)
             result.warmup.append(captured.times)
             step = captured.step
         if config.cuda_profiler:
@@ -208,19 +207,13 @@ def _is_whole(path: Path) -> bool:
         return file.read().rstrip().endswith(b"}")
 
 
-@contextlib.contextmanager
-def _counting(result: Result) -> Iterator[None]:
-    """Fill the result's memory with that of the steps inside, however they end."""
+def _count_memory(result: Result, before: int) -> None:
+    """Fill the result's memory with that of the steps since the peaks were set back."""
     import torch
 
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    try:
-        yield
-    finally:
-        result.memory = {
-            "before_bytes": before,
-            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-            "total_bytes": torch.cuda.get_device_properties().total_memory,
-        }
+    result.memory = {
+        "before_bytes": before,
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "total_bytes": torch.cuda.get_device_properties().total_memory,
+    }

@@ -152,9 +152,9 @@ class CapturedSteps:
     nothing, so a replay is the step that would have come next. In the first replay the loss and
     every gradient must come back finite (see ``CudaGraphs.capture``).
 
-    ``times`` has those of the first replay. Raises what the capture raised, with the process made
-    fit for further work, or graphs.Unusable where it is not; UnsupportedError, with the reason,
-    where only the capture refuses the step.
+    ``times`` has those of the first replay; ``graph`` is to be released. Raises what the capture
+    raised, with the process made fit for further work, or graphs.Unusable where it is not;
+    UnsupportedError, with the reason, where only the capture refuses the step.
     """
 
     def __init__(self, workload: Workload, stopwatch: Stopwatch, graphs: CudaGraphs, first: str):
@@ -166,7 +166,7 @@ class CapturedSteps:
 
         try:
             with stopwatch.ranges("capture"):
-                self._graph = graphs.capture(lambda: self._work, 0, first_replay)
+                self.graph = graphs.capture(lambda: self._work, 0, first_replay)
         except Exception as error:
             graphs.mend()
             if not isinstance(error, RuntimeError) or classify(error)[0] != "error":
@@ -190,14 +190,10 @@ class CapturedSteps:
 
     def step(self, stopwatch: Stopwatch, name: str) -> StepTimes:
         """One replay: the step's times without phases; ``host_ms`` is that of its launch."""
-        return self._timed(self._graph.replay, stopwatch, name)
+        return self._timed(self.graph.replay, stopwatch, name)
 
     def _timed(self, replay, stopwatch: Stopwatch, name: str) -> StepTimes:
         with stopwatch.step(name) as done, stopwatch.phase("replay"):
             replay()
         loss = self._output if "loss" in self._workload.config.phases else None
         return self._workload.with_loss(dataclasses.replace(done[0], ms={}), loss)
-
-    def close(self) -> None:
-        """Drop the graph and its memory."""
-        self._graph.release()

@@ -21,8 +21,9 @@ CHUNKS, FUSED = "chunks", "fused"
 @dataclass(frozen=True)
 class Way:
     """``wrapper`` shards, ``head`` is by ``CHUNKS`` under checkpoints or ``FUSED``; ``attention``
-    None is that of the step. Of a block is kept its "input"; "attention"'s results too; as many
-    products as are "fitting" the device; and, of others, as many "moved" as the link hides."""
+    None is that of the step. What ``keeps`` says stays of a block: its "input"; "attention"'s
+    results too; as many products as are "fitting" the device; and of those that are not, "moved",
+    as many as the link to the host hides."""
 
     name: str
     wrapper: str

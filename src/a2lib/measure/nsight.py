@@ -104,8 +104,9 @@ def counted(command: Sequence[str], *, timeout_s: float = 300) -> list[dict[str,
     """One dict per kernel that ``command`` ran while the profiler was on, in launch order.
 
     ``kernel`` is its name, ``device_bytes`` and ``l2_bytes`` are bytes moved, the others shares of
-    the peak in percent. Raises NsightError where ``ncu`` is missing, fails, is refused the counters
-    or takes longer than ``timeout_s`` seconds; nothing it started is left running.
+    the peak in percent. Raises NsightError where ``ncu`` is missing, fails, is refused the
+    counters, counts no kernel, has not every metric or takes longer than ``timeout_s`` seconds;
+    nothing it started is left running.
     """
     ncu = installed("ncu", NCU_PLACES)
     if ncu is None:

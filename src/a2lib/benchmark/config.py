@@ -192,6 +192,8 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     elif isinstance(field.default, bool):
         if not isinstance(value, bool):
             raise ValueError(f"{field.name} is {value!r}; allowed are True and False")
+    elif field.name == "size":
+        named_size(value)
     elif "choices" in rules:
         if value not in rules["choices"]:
             allowed = ", ".join(rules["choices"])

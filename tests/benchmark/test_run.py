@@ -11,18 +11,10 @@ import torch
 from refusals import refused
 
 from a2lib.attention import UnsupportedError
-from a2lib.benchmark import (
-    MODES,
-    PHASES,
-    Result,
-    StepTimes,
-    Summary,
-    check_here,
-    run,
-    workload,
-)
+from a2lib.benchmark import MODES, PHASES, Result, StepTimes, Summary, check_here, run, workload
 from a2lib.benchmark import __main__ as command
 from a2lib.measure import trace
+from a2lib.measure.runs import versions
 
 STEP = {
     "ms", "host_ms", "total_ms", "wall_ms", "loss", "allocated_bytes", "reserved_bytes",
@@ -289,7 +281,7 @@ def test_the_order_of_everything(tiny, calls):
     }  # fmt: skip
     (found,) = result.steps
     assert (found.allocated_bytes, found.reserved_bytes) == (100, 200)
-    assert {"cuda", "cudnn"} <= set(result.as_dict()["versions"])
+    assert {"cuda", "cudnn"} <= set(versions())
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt()])

@@ -49,7 +49,6 @@ LOST = "nvtx 'modules'.*allowed.*'phases'"
 @pytest.mark.parametrize("good, more, complaint", [
     (CAPTURED, {"warmup": 1}, "warmup is 1; allowed with capture are whole numbers of at least 2"),
     (CAPTURED, {"nvtx": "modules"}, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
-    (CAPTURED, {"device": "cpu"}, "capture needs a CUDA device; allowed on cpu is to leave it out"),
     (CAPTURED, {"keep_gradients": True}, "allowed with capture is to leave it out"),
     ({"torch_profile": "x"}, {"cuda_profiler": True}, "cuda_profiler and torch_profile exclude"),
     ({"compile_blocks": True}, {"compile": True}, "compile and compile_blocks exclude each other"),

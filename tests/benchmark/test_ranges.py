@@ -1,11 +1,12 @@
 """Which range each operation is launched in, forward and backward, with a recorder for NVTX."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from a2lib.benchmark.ranges import Ranges, annotate
-from a2lib.benchmark.stopwatch import Stopwatch
+from a2lib.benchmark.ranges import Ranges, Stopwatch, annotate
 from a2lib.benchmark.workload import Workload
 from a2lib.model import TransformerLM, cross_entropy
 
@@ -78,11 +79,7 @@ def test_every_product_lies_in_the_range_of_its_part(tokens):
         cross_entropy(logits, tokens).backward()
 
     def products(seen):
-        counts = {}
-        for operator, inside in seen:
-            if operator in PRODUCTS:
-                counts[inside] = counts.get(inside, 0) + 1
-        return counts
+        return Counter(inside for operator, inside in seen if operator in PRODUCTS)
 
     parts = [*LINEAR, "attn.attention.scores", "attn.attention.values"]
     names = [f"layers.{i}.{part}" for i in range(3) for part in parts] + ["lm_head"]
@@ -91,14 +88,10 @@ def test_every_product_lies_in_the_range_of_its_part(tokens):
     softmax = [
         (op, inside) for op, inside in launches.seen if "softmax" in op and "layer" in inside
     ]
-    assert sorted(softmax) == sorted(
-        pair
-        for i in range(3)
-        for pair in (
-            ("_softmax", f"layers.{i}.attn.attention.softmax"),
-            ("_softmax_backward_data", f"layers.{i}.attn.attention.softmax.bwd"),
-        )
-    )
+    parts = [f"layers.{i}.attn.attention.softmax" for i in range(3)]
+    want = [("_softmax", part) for part in parts]
+    want += [("_softmax_backward_data", f"{part}.bwd") for part in parts]
+    assert sorted(softmax) == sorted(want)
     assert recorder.open == []
 
 

@@ -1,4 +1,5 @@
-"""What a run gives back, and how it ends."""
+"""What a run gives back, and how it ends; what it asks of a CUDA device, in which order: a played
+device, and the model on the CPU."""
 
 import json
 import math
@@ -7,11 +8,13 @@ import weakref
 
 import pytest
 import torch
+from refusals import refused
 
 from a2lib.attention import UnsupportedError
-from a2lib.benchmark import MODES, PHASES, Result, StepTimes, Summary, run
+from a2lib.benchmark import MODES, PHASES, Result, StepTimes, Summary, check_here, run, workload
 from a2lib.benchmark import __main__ as command
 from a2lib.measure import trace
+from a2lib.measure.runs import versions
 
 STEP = {
     "ms", "host_ms", "total_ms", "wall_ms", "loss", "allocated_bytes", "reserved_bytes",
@@ -175,7 +178,9 @@ OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore
 
 
 @pytest.mark.parametrize("number, where", [(1, "warmup 0"), (3, "step 1")])
-def test_out_of_memory_is_a_result(tiny, monkeypatch, number, where):
+def test_out_of_memory_is_a_result_and_keeps_nothing_alive(tiny, built, monkeypatch, number, where):
+    models = []
+    built(lambda workload: models.append(weakref.ref(workload.model)))
     fail_at(monkeypatch, number, OOM)
     result = run(tiny())
     assert result.status == "oom"
@@ -185,6 +190,7 @@ def test_out_of_memory_is_a_result(tiny, monkeypatch, number, where):
     assert f"oom: in {where}, optimizer" in result.table()
     assert set(result.as_dict()) == TOP
     assert run(tiny()).status == "ok"
+    assert [model() for model in models] == [None, None]
 
 
 def test_an_attention_that_cannot_run_is_a_result(tiny, monkeypatch):
@@ -194,15 +200,6 @@ def test_an_attention_that_cannot_run_is_a_result(tiny, monkeypatch):
         assert result.note.startswith("in warmup 0, forward: ")
     fail_at(monkeypatch, 1, UnsupportedError("no such tile"))
     assert run(tiny()).status == "unsupported"
-
-
-def test_nothing_of_a_failed_run_stays_alive(tiny, built, monkeypatch):
-    models = []
-    built(lambda workload: models.append(weakref.ref(workload.model)))
-    fail_at(monkeypatch, 2, OOM)
-    assert run(tiny()).status == "oom"
-    assert run(tiny()).status == "ok"
-    assert [model() for model in models] == [None, None]
 
 
 def test_interrupted_in_process(tiny, tiny_arguments, monkeypatch, capsys):
@@ -252,7 +249,7 @@ def test_a_summary_by_value_and_a_rate_of_its_mean(tiny, monkeypatch):
 
 def test_out_of_memory_of_the_command(tiny_arguments, monkeypatch, capsys):
     """An embedding of 2 TiB, all that the process may have; were it not known beforehand."""
-    monkeypatch.setattr(command, "too_large", lambda *_: "")
+    monkeypatch.setattr(command.memory, "too_little", lambda *_: "")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (2**41, hard))
     try:
@@ -263,3 +260,57 @@ def test_out_of_memory_of_the_command(tiny_arguments, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["status"], found["steps"]) == ("oom", [])
     assert found["note"].startswith("in building the model: ")
+
+
+def test_the_order_of_everything(tiny, calls):
+    options = {"mode": "inference", "nvtx": "phases", "cuda_profiler": True, "steps": 1}
+    result = run(tiny(device="cuda", memory_history="x.pickle", **options))
+    step = ["synchronize", "<{} 0", "<forward", "event", "forward", "event", ">", "synchronize"]
+    step.append(">")
+    assert calls == [
+        "record", "<build", "build", ">",
+        *(call.format("warmup") for call in step),
+        "reset_peak", "profile",
+        *(call.format("step") for call in step),
+        "synchronize", "profiled", "snapshot", "recorded", "empty_cache",
+    ]  # fmt: skip
+    assert (result.device, result.device_name) == ("cuda", "NVIDIA H200")
+    assert result.memory == {
+        "before_bytes": 100, "peak_allocated_bytes": 300, "peak_reserved_bytes": 400,
+        "total_bytes": 1000,
+    }  # fmt: skip
+    (found,) = result.steps
+    assert (found.allocated_bytes, found.reserved_bytes) == (100, 200)
+    assert {"cuda", "cudnn"} <= set(versions())
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt()])
+def test_whatever_ends_a_run_the_files_are_written(tiny, calls, monkeypatch, error):
+    plain = workload.Workload.step
+
+    def step(self, stopwatch, name):
+        if name == "step 1":
+            raise error
+        return plain(self, stopwatch, name)
+
+    monkeypatch.setattr(workload.Workload, "step", step)
+    config = tiny(device="cuda", cuda_profiler=True, memory_history="x.pickle")
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            run(config)
+    else:
+        result = run(config)
+        assert (result.status, len(result.steps)) == ("oom", 1)
+        assert result.memory["peak_allocated_bytes"] == 300
+    assert calls[-4:] == ["profiled", "snapshot", "recorded", "empty_cache"]
+
+
+def test_tf32_wants_the_hardware_and_is_set(tiny, calls, built, monkeypatch):
+    seen, matmul = [], torch.backends.cuda.matmul
+    built(lambda _: seen.append((torch.get_float32_matmul_precision(), matmul.allow_tf32)))
+    for precision in ("tf32", "fp32"):
+        run(tiny(device="cuda", precision=precision, mode="inference"))
+    assert seen == [("high", True), ("highest", False)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    line = "needs a GPU from Ampere on; allowed are fp32 and bf16"
+    refused(line, check_here, tiny(device="cuda", precision="tf32"))

@@ -12,13 +12,14 @@ from refusals import refused
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.sweep import identity
 from a2lib.measure.device import has_driver
-from a2lib.measure.sections import notebooks
+from a2lib.measure.sections import SECTIONS
 
+NOTEBOOKS = sorted({s.notebook for s in SECTIONS.values()})
 TWO_GPUS = ("ddp", "fsdp", "sharded_optimizer")  # who have no sweep elsewhere
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-@pytest.mark.parametrize("name", notebooks())
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_each_row_is_asked_for_once_by_the_whole_key(name, device, gpus):
     gpus(2 if device == "cuda" else 0)
     experiment = importlib.import_module(f"a2lib.experiments.{name}").EXPERIMENT
@@ -48,7 +49,7 @@ for name in sys.argv[1:]:
 """
     own = {"A2LIB_DATA": str(tmp_path), "A2LIB_LOCKS": str(tmp_path)}
     subprocess.run(
-        [sys.executable, "-c", program, *notebooks()], env=os.environ | own, check=True, timeout=120
+        [sys.executable, "-c", program, *NOTEBOOKS], env=os.environ | own, check=True, timeout=120
     )
 
 

@@ -31,7 +31,6 @@ def no_gpu(request):
     (["--way=own_attention"], "way 'own_attention': allowed without a GPU are recomputed, "),
     (["--size=7B"], "size '7B': allowed are tiny, small, medium"),
     (["--layers=4"], "unknown --layers=4 (did you mean --num-layers?); allowed are --help, --way"),
-    (["--processes=0"], "argument --processes: 0: allowed are whole numbers from 1 to 1024"),
     (["--num-layers=100", "--size=10B"], "GB are left here; allowed is what fits: a smaller model"),
 ])  # fmt: skip
 def test_what_it_refuses_is_one_line(given, complaint, capsys):

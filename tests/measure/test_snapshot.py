@@ -53,14 +53,14 @@ def test_the_timeline_by_category():
 
 
 @pytest.mark.parametrize(
-    ("phase", "total", "at", "where"),
-    [(None, 2000, 10, "step 0/forward"), ("step 0", 2000, 10, "step 0/forward"),
-     ("forward", 2000, 10, "step 0/forward"), ("backward", 1900, 30, "step 0/backward"),
-     ("step 0/backward", 1900, 30, "step 0/backward")],
+    ("phase", "total", "where"),
+    [(None, 2000, "step 0/forward"), ("step 0", 2000, "step 0/forward"),
+     ("forward", 2000, "step 0/forward"), ("backward", 1900, "step 0/backward"),
+     ("step 0/backward", 1900, "step 0/backward")],
 )  # fmt: skip
-def test_the_peak_of_a_phase_and_what_is_alive_at_it(phase, total, at, where):
+def test_the_peak_of_a_phase_and_what_is_alive_at_it(phase, total, where):
     found = memory.peak(memory.read(FILE), phase)
-    assert (found.total, found.time_us, found.phase) == (total, at, where)
+    assert (found.total, found.phase) == (total, where)
     largest = memory.largest_rows(found, 2)
     assert [row["bytes"] for row in largest] == [1000, 600]
     assert [row["rank"] for row in largest] == [1, 2]

@@ -75,4 +75,4 @@ def test_on_the_cpu_a_second_is_what_it_is_said_to_be():
     assert 0 < sum(s.timing.n for s in seconds) <= len(calls)
     assert all(s.timing.ms > 0 for s in seconds)
     with pytest.raises(ZeroDivisionError):
-        seconds_of(lambda: 1 / 0, device="cpu", n_seconds=1)
+        seconds_of(lambda: 1 / 0, device="cpu", n_seconds=1, second_s=1, idle_s=0)

@@ -1,4 +1,5 @@
-"""The policy of timing on a clock whose calls take what the test says, and the clocks themselves.
+"""The policy of timing, of calls and of replays in turns, on a clock (and graphs) whose calls take
+what the test says, and the clocks themselves; CUDA's own graphs have tests/gpu/test_timing.py.
 
 No test asserts how long anything really took.
 """
@@ -15,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from a2lib.measure import Timing, time_call, time_many, timing
+from a2lib.measure import Timing, graphs, time_call, time_many, timing
 from a2lib.measure import clock as clocks
+from a2lib.measure.graphs import Unusable
 
 POLICY = {"warmup_ms": 25, "rep_ms": 100, "min_n": 3, "max_n": 500}
 
@@ -261,6 +263,88 @@ def test_the_clock_is_the_median_of_the_readings_that_succeeded(monkeypatch):
         monkeypatch.setattr(FakeClock, "sm_mhz", property(lambda self, left=left: left.pop(0)))
         results, _ = measure({"fn": takes(ms)})
         assert not left and results["fn"].sm_mhz == expected
+
+
+class FakeGraphs:
+    def __init__(self, unusable=False):
+        self.log, self.unusable, self.alive = [], unusable, set()
+
+    def capture(self, make, calls):
+        call = make()
+        self.log.append((call.name, calls))
+        for _ in range(calls + 1):
+            call()
+        self.alive.add(call.name)
+        return types.SimpleNamespace(replay=call, release=lambda: self.alive.discard(call.name))
+
+    def mend(self):
+        self.log.append("mend")
+        if self.unusable:
+            raise Unusable("gone")
+
+
+def maker(name, *results):
+    """A maker of a call that gives these milliseconds, or raises them, the last from there on."""
+
+    def make():
+        left = list(results)
+
+        def call():
+            result = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        call.name = name
+        return call
+
+    return make
+
+
+def replay(*makers, due=20, expected=1.0, unusable=False):
+    made = {make().name: make for make in makers}
+    fake, clock = FakeGraphs(unusable), FakeClock()
+    expected_ms = dict.fromkeys(made, expected)
+    done = graphs.time_replays(made, expected_ms, max_n=due, graphs=fake, clock=clock)
+    assert not fake.alive and clock.released
+    return done, fake, clock
+
+
+def test_all_are_captured_and_then_replayed_in_turns():
+    done, fake, clock = replay(maker("a", 1.0), maker("b", 2.0))
+    assert done.usable and list(done.results) == ["a", "b"]
+    assert done.results == {"a": Timing(1.0, 1.0, 1.0, 20), "b": Timing(2.0, 2.0, 2.0, 20)}
+    assert fake.log == [("a", 2), ("b", 2)]
+    turns = [tuple((fn.name, n) for fn, n in clock.log[i : i + 2]) for i in range(0, 20, 2)]
+    # Neither always comes behind the other.
+    assert set(turns) == {(("a", 2), ("b", 2)), (("b", 2), ("a", 2))}
+    # A long call is run once before its capture.
+    assert replay(maker("a", 1.0), expected=graphs.SHORT_MS)[1].log == [("a", 1)]
+
+
+def test_as_many_replays_are_taken_as_fit():
+    times = {"short": 0.01, "middle": 10.0, "long": 3000.0}
+    made = {name: maker(name, 1.0) for name in times}
+    done = graphs.time_replays(made, times, graphs=FakeGraphs(), clock=FakeClock())
+    counts = [done.results[name].n for name in times]
+    assert counts == [graphs.MAX_N, graphs.REP_MS / 10, graphs.MIN_N]
+
+
+@pytest.mark.parametrize("at", [0, 2, 3, 10])
+def test_a_failure_of_a_replay_is_its_own_and_the_rest_go_on(at):
+    error = MemoryError("out of memory")
+    done, fake, _ = replay(maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0))
+    assert done.usable and done.results["b"] is error and error.__traceback__ is None
+    assert done.results["a"].n == done.results["c"].n == 20
+    assert fake.log.count("mend") == 1
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_unusable_device_ends_it_and_names_the_culprit_alone(at):
+    error = RuntimeError("illegal memory access")
+    makers = maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0)
+    done, _, _ = replay(*makers, unusable=True)
+    assert not done.usable and list(done.results) == ["b"]
 
 
 @pytest.mark.gpu

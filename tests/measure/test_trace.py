@@ -14,8 +14,8 @@ from refusals import refused
 
 from a2lib.measure import trace
 from a2lib.measure.trace.classes import KINDS, kind_of, plain, shorten
-from a2lib.measure.trace.kernels import Launch, Span, attribute, covered_ns
-from a2lib.measure.trace.phases import PhaseTimes
+from a2lib.measure.trace.kernels import Span, attribute, covered_ns
+from a2lib.measure.trace.summary import PhaseTimes
 
 HERE = Path(make.__file__).parent
 BOTH = ["report.sqlite", "gpu_trace.json"]
@@ -47,8 +47,7 @@ def test_each_kernel_is_where_its_launch_was(found):
         assert (kernel.start_ns, kernel.duration_ns) == (start * 1000, duration * 1000)
         assert (kernel.phase, kernel.range, kernel.kind) == (phase, range_, kind), name
 
-
-def test_backward_is_inside_the_phase_of_the_main_thread(found):
+    # Launched by another thread, inside the phase that the main one is in.
     (in_backward,) = (k for k in found.kernels if k.range == "layers.0.attn.q_proj.bwd")
     assert in_backward.path == ("step 0", "backward", "layers.0.attn.q_proj.bwd")
     assert in_backward.part == "attn.q_proj" and in_backward.step == "step 0"
@@ -62,9 +61,8 @@ def test_what_could_not_be_filed(found):
 
 
 def test_overlap_counts_once(found):
-    busy = trace.busy(found.kernels)
-    assert (busy.span_ns, busy.busy_ns) == (925_000, 380_000)  # 100 to 1025; 400 less 20 at once
-    assert trace.busy([]).span_ns == trace.busy([]).busy_ns == 0
+    assert trace.busy(found.kernels) == (925_000, 380_000)  # 100 to 1025; 400 less 20 at once
+    assert trace.busy([]) == (0, 0)
     assert covered_ns([(7, 8), (0, 10), (30, 31), (5, 20)]) == 21  # one within, one half within
 
 
@@ -92,7 +90,7 @@ def test_each_phase_by_the_gpu_and_by_the_host(found):
     ((), "", "", ""),
 ])  # fmt: skip
 def test_phase_step_and_part_are_what_the_program_says(path, phase, step, part):
-    kernel = trace.Kernel("k", 0, "7", 0, 1, Launch((1, 1), 0, 1), path)
+    kernel = trace.Kernel("k", 0, "7", 0, 1, Span("", (1, 1), 0, 1), path)
     assert (kernel.phase, kernel.step, kernel.part) == (phase, step, part)
 
 
@@ -132,7 +130,7 @@ def test_the_sweep_agrees_with_looking_at_every_range():
     # Ranges of one thread nest; of those above, each pair that crosses is left out.
     spans = [s for s in spans if not any(
         o.start_ns < s.start_ns < o.end_ns < s.end_ns for o in spans)]  # fmt: skip
-    kernels = [trace.Kernel("k", 0, "7", 0, 1, Launch((1, 1), at, 1)) for at in range(45)]
+    kernels = [trace.Kernel("k", 0, "7", 0, 1, Span("", (1, 1), at, at + 1)) for at in range(45)]
     attribute(kernels, spans)
     for kernel in kernels:
         at = kernel.launch.start_ns
@@ -273,6 +271,7 @@ BROKEN = {
     "backwards": (broken_sqlite(f"update {KERNEL} set end = start - 1"), "ends before it starts"),
     "cut": (written((HERE / "report.sqlite").read_bytes()[:900]), "no SQLite export of Nsight"),
     "a report": (written(b"\x00\x01nsys-rep"), "neither an SQLite export nor JSON"),
+    "not exported": (written(b"\x00\x01nsys"), "what `nsys export --type sqlite x.nsys-rep` makes"),
     "packed": (written(gzip.compress(b"{}")[:-9]), "neither an SQLite export nor JSON"),
     "other JSON": (written(b'{"a": 1}'), "it lacks 'traceEvents'"),
     "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
@@ -283,18 +282,11 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_file_that_is_no_trace_is_one_line(what, tmp_path):
     write, words = BROKEN[what]
-    path = tmp_path / "x"
+    path = tmp_path / ("x.nsys-rep" if what == "not exported" else "x")
     write(path)
     raised = refused(words, trace.read, path, error=trace.TraceError)
     assert str(raised).startswith(str(path))
     assert raised._render_traceback_() == [f"TraceError: {raised}"]
-
-
-def test_a_report_that_was_not_exported_is_told_how(tmp_path):
-    path = tmp_path / "mine.nsys-rep"
-    path.write_bytes(b"\x00\x01nsys")
-    words = "nsys export --type sqlite mine.nsys-rep"
-    refused(words, trace.read, path, error=trace.TraceError)
 
 
 def test_tables_that_would_be_empty_are_missing(tmp_path):

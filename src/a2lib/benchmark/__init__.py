@@ -9,14 +9,13 @@
 Importing this needs no torch; running does.
 """
 
-from a2lib.benchmark.config import MODES, PHASES, PRECISIONS, Config
+from a2lib.benchmark.config import MODES, PHASES, Config
 from a2lib.benchmark.result import Result, StepTimes, Summary
 from a2lib.benchmark.run import check_here, run
 
 __all__ = [
     "MODES",
     "PHASES",
-    "PRECISIONS",
     "Config",
     "Result",
     "StepTimes",

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from a2lib.benchmark.config import Config
-from a2lib.benchmark.needs import too_large
+from a2lib.benchmark.config import Config, least_bytes
 from a2lib.benchmark.result import Result
 from a2lib.benchmark.run import check_here, run
 from a2lib.command import Parser, Whole, add_name, add_number, output
+from a2lib.measure import memory
 
 PROGRAM = "python -m a2lib.benchmark"
 PROGRESS_S = 10
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     config, as_json = parse(sys.argv[1:] if arguments is None else arguments)
     device = check_here(config)
-    if why := too_large(config, device):
+    if why := memory.too_little(device, least_bytes(config, device), "at least"):
         if device == "cpu":  # which would swap, or kill the process
             parser().error(why)
         print(f"{PROGRAM}: {why}; it is tried", file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""What is measured: one dataclass, whose fields are the command's options as well."""
+"""What is measured: one dataclass, whose fields are the command's options as well; and what it
+takes at least of a device's memory, counted before it is tried."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from a2lib.theory import roofline
-from a2lib.theory.transformer import SIZES, Shape, named_size
+from a2lib.theory.memory.step import peak
+from a2lib.theory.memory.tensors import MODES as COUNTED
+from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.roofline import NARROW
+from a2lib.theory.transformer import SIZES, Shape, named_size, parameter_count
 
 # The phases of a step in each mode, in order; each is timed apart.
 PHASES = {
@@ -17,7 +22,7 @@ PHASES = {
     "overlapped-step": ("forward", "loss", "backward", "optimizer"),
 }
 MODES = tuple(PHASES)
-PRECISIONS = (*roofline.PRECISIONS, roofline.NARROW)
+PRECISIONS = (*roofline.PRECISIONS, NARROW)
 DEVICES = ("cuda", "cpu")
 RANGES = ("none", "phases", "modules")
 WEIGHTS = ("drawn", "zero")
@@ -38,7 +43,7 @@ class Config:
     ``a2lib.benchmark.check_here`` does so for what cannot be on this machine.
     """
 
-    size: str = _option("small", f"a model by name: {', '.join(SIZES)}", choices=tuple(SIZES))
+    size: str = _option("small", f"a model by name: {', '.join(SIZES)}")
     d_model: int | None = _option(None, "in place of the size's own", minimum=1, maximum=2**17)
     d_ff: int | None = _option(None, "in place of the size's own", minimum=1, maximum=2**19)
     num_layers: int | None = _option(None, "in place of the size's own", minimum=1, maximum=10**4)
@@ -122,41 +127,33 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
-        if self.compile and self.compile_blocks:
-            raise ValueError("compile and compile_blocks exclude each other; allowed is one")
-        if self.capture:
-            if self.warmup < 2:
-                raise ValueError(
-                    f"warmup is {self.warmup}; allowed with capture are whole numbers of at least "
-                    "2, a step before the capture and the first replay"
-                )
-            if self.nvtx == "modules":
-                raise ValueError("nvtx 'modules' is lost in a replay; allowed is 'phases'")
-            if self.keep_gradients:
-                raise ValueError(
-                    "keep_gradients: a captured step makes its gradients; allowed with capture is "
-                    "to leave it out"
-                )
-            if self.device == "cpu":
-                raise ValueError("capture needs a CUDA device; allowed on cpu is to leave it out")
-        if self.nvtx == "modules":
-            if self.compile or self.compile_blocks:
-                raise ValueError("nvtx 'modules' is lost in a compiled graph; allowed is 'phases'")
-            if self.checkpointing != "none":
-                raise ValueError(
-                    "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; "
-                    "allowed here is 'phases'"
-                )
+        modules, compiled = self.nvtx == "modules", self.compile or self.compile_blocks
+        for refused, words in (
+            (self.compile and self.compile_blocks,
+             "compile and compile_blocks exclude each other; allowed is one"),
+            (self.capture and self.warmup < 2,
+             f"warmup is {self.warmup}; allowed with capture are whole numbers of at least 2, a "
+             "step before the capture and the first replay"),
+            (self.capture and modules, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
+            (self.capture and self.keep_gradients,
+             "keep_gradients: a captured step makes its gradients; allowed with capture is to "
+             "leave it out"),
+            (modules and compiled,
+             "nvtx 'modules' is lost in a compiled graph; allowed is 'phases'"),
+            (modules and self.checkpointing != "none",
+             "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; allowed "
+             "here is 'phases'"),
+            (self.cuda_profiler and self.torch_profile is not None,
+             "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"),
+        ):  # fmt: skip
+            if refused:
+                raise ValueError(words)
         for name in ("memory_history", "torch_profile"):
             path = getattr(self, name)
             if path is not None and not Path(path).parent.is_dir():
                 raise ValueError(f"{name} {path!r}: no such folder")
             if path is not None and Path(path).is_dir():
                 raise ValueError(f"{name} {path!r} is a folder; allowed is a file")
-        if self.cuda_profiler and self.torch_profile is not None:
-            raise ValueError(
-                "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"
-            )
         self.shape  # noqa: B018  raises for sizes that do not fit each other
 
     @property
@@ -203,3 +200,32 @@ def _check(field: dataclasses.Field, value: Any) -> None:
             raise ValueError(f"{field.name} {value!r}: allowed are {allowed}")
     elif not isinstance(value, str) or not value:
         raise ValueError(f"{field.name} is {value!r}; allowed is text")
+
+
+def least_bytes(config: Config, device: str = "cpu") -> int:
+    """Bytes of tensors at the peak of a step, never more than there will be.
+
+    Eager steps without checkpoints: every tensor, as ``a2lib.theory.memory.step`` has them, an
+    attention that keeps no scores as ``flash``. Others: weights, gradients and the optimizer's
+    state, or the weights and the logits.
+    """
+    known = not (config.compile or config.compile_blocks) and config.checkpointing == "none"
+    if known and config.autocast_cache and config.mode in COUNTED and config.precision != NARROW:
+        step = StepMemory(
+            config.shape,
+            config.batch,
+            config.context,
+            config.mode,
+            config.precision if config.precision == "bf16" else "fp32",
+            "eager" if config.attention == "eager" else "flash",
+            cuda=device == "cuda",
+        )
+        return peak(step).total
+    narrow = config.precision == NARROW
+    element = 2 if narrow else 4
+    weights = element * parameter_count(config.shape)
+    gradients = weights if "backward" in config.phases and not config.overlaps else 0
+    # AdamW's moments, and fp32 masters of 16-bit weights; the tables and norms are fp32 as it is.
+    state = 8 * parameter_count(config.shape) if "optimizer" in config.phases else 0
+    logits = 2 * config.batch * config.context * config.shape.vocab_size
+    return weights + max(gradients + state, logits)

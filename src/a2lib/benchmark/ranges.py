@@ -1,4 +1,5 @@
-"""NVTX ranges by phase, by module and inside eager attention, forward and backward.
+"""NVTX ranges by phase, by module and inside eager attention, forward and backward; and the time of
+each phase, by the device's clock and by the host's.
 
 A profiler files a kernel under the range in which it was launched, and on a GPU backward launches
 from a thread of its own, outside every range of the main one. So each annotated part carries a pair
@@ -8,8 +9,13 @@ between parts (sums of gradients that meet, RoPE) is in the range of the module 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+from a2lib.benchmark.result import StepTimes
+from a2lib.measure import synchronize
+from a2lib.measure.clock import Mark
 
 
 class RecordFunctions:
@@ -37,20 +43,58 @@ class Ranges:
     ``phase(name)``, if given, is a context that every range is in as well (``Recorder.phase``).
     """
 
-    def __init__(self, nvtx=None, phase: Callable[[str], AbstractContextManager] | None = None):
+    def __init__(self, nvtx=None, phase: Callable[[str], AbstractContextManager] = nullcontext):
         self._nvtx, self._phase = nvtx, phase
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        with nullcontext() if self._phase is None else self._phase(name):
-            if self._nvtx is None:
-                yield
-                return
-            self._nvtx.range_push(name)
-            try:
-                yield
-            finally:
-                self._nvtx.range_pop()
+        with self._phase(name), ExitStack() as stack:
+            if self._nvtx is not None:
+                self._nvtx.range_push(name)
+                stack.callback(self._nvtx.range_pop)
+            yield
+
+
+class Stopwatch:
+    """Times one step after another.
+
+        with stopwatch.step("step 0") as done:
+            with stopwatch.phase("forward"):
+                ...
+        (times,) = done                            # StepTimes
+
+    A step begins and ends with an idle device. Its phases are queued without waiting, and CUDA
+    events around each take its time on the device. ``where`` says in words what is being done.
+    """
+
+    def __init__(self, device: str, ranges: Ranges):
+        self.device, self.ranges = device, ranges
+        self.where = "building the model"
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[list[StepTimes]]:
+        """A list that has the step's times once it is over; ``name`` is its range."""
+        done: list[StepTimes] = []
+        self._phases: dict[str, tuple[Mark, Mark]] = {}
+        self._name = self.where = name
+        synchronize(self.device)
+        with self.ranges(name):
+            start = time.perf_counter()
+            yield done
+            synchronize(self.device)
+            wall_ms = (time.perf_counter() - start) * 1e3
+        ms = {name: start.ms_until(end) for name, (start, end) in self._phases.items()}
+        host_ms = {name: start.host_ms_until(end) for name, (start, end) in self._phases.items()}
+        marks = list(self._phases.values())
+        done.append(StepTimes(ms, host_ms, marks[0][0].ms_until(marks[-1][1]), wall_ms))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.where = f"{self._name}, {name}"
+        with self.ranges(name):
+            start = Mark(self.device)
+            yield
+            self._phases[name] = start, Mark(self.device)
 
 
 def annotate(model, nvtx) -> None:
@@ -78,12 +122,12 @@ def annotate(model, nvtx) -> None:
             inner = f"{name}.attention"
             if module.attention is causal_attention("eager"):
                 module.attention = _eager_in_parts(inner, part)
-            module.attention = part(inner)(module.attention)
-        module.forward = part(name)(module.forward)
+            module.attention = part(inner, module.attention)
+        module.forward = part(name, module.forward)
 
 
 def _parts(nvtx):
-    """``part(name)(function)`` is the function of tensors in a range of this name, backward too."""
+    """``part(name, function)`` is the function of tensors in a range of this name, backward too."""
     from torch.autograd import Function
 
     class Begin(Function):
@@ -107,18 +151,15 @@ def _parts(nvtx):
             nvtx.range_push(f"{ctx.name}.bwd")
             return None, gradient
 
-    def part(name: str) -> Callable[[Callable], Callable]:
-        def wrap(function: Callable) -> Callable:
-            def run(*inputs):
-                with Ranges(nvtx)(name):
-                    # Where no input needs a gradient, Begin would have no backward that pops.
-                    if not any(x.requires_grad for x in inputs):
-                        return function(*inputs)
-                    return End.apply(name, function(*Begin.apply(*inputs)))
+    def part(name: str, function: Callable) -> Callable:
+        def run(*inputs):
+            with Ranges(nvtx)(name):
+                # Where no input needs a gradient, Begin would have no backward that pops.
+                if not any(x.requires_grad for x in inputs):
+                    return function(*inputs)
+                return End.apply(name, function(*Begin.apply(*inputs)))
 
-            return run
-
-        return wrap
+        return run
 
     return part
 
@@ -130,18 +171,12 @@ def _eager_in_parts(name: str, part) -> Callable:
 
     import torch
 
-    @part(f"{name}.scores")
     def scores(q, k):
         s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]))
         query = torch.arange(s.shape[-2], device=s.device)[:, None]
         return s.masked_fill(torch.arange(s.shape[-1], device=s.device) > query, float("-inf"))
 
-    @part(f"{name}.softmax")
-    def softmax(s):
-        return torch.softmax(s, dim=-1)
-
-    @part(f"{name}.values")
-    def values(p, v):
-        return p @ v
-
-    return lambda q, k, v: values(softmax(scores(q, k)), v)
+    scored = part(f"{name}.scores", scores)
+    softmax = part(f"{name}.softmax", lambda s: torch.softmax(s, dim=-1))
+    values = part(f"{name}.values", torch.matmul)
+    return lambda q, k, v: values(softmax(scored(q, k)), v)

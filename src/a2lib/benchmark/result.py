@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from a2lib.benchmark.config import Config
 from a2lib.measure.runs import versions
@@ -36,9 +35,7 @@ class StepTimes:
     def time_of(self, phase: str) -> float:
         """The time of a phase by the device's clock, of the whole "step" by that, or by the host's
         as "wall", in ms."""
-        if phase == "step":
-            return self.total_ms
-        return self.wall_ms if phase == "wall" else self.ms[phase]
+        return {**self.ms, "step": self.total_ms, "wall": self.wall_ms}[phase]
 
     def host_of(self, phase: str) -> float:
         """What the host took to issue a phase, or the whole "step", in ms."""
@@ -55,17 +52,6 @@ class Summary:
     min_ms: float
     max_ms: float
     n: int
-
-    @classmethod
-    def from_samples(cls, samples: Sequence[float]) -> Self:
-        return cls(
-            statistics.fmean(samples),
-            statistics.stdev(samples) if len(samples) > 1 else None,
-            statistics.median(samples),
-            min(samples),
-            max(samples),
-            len(samples),
-        )
 
 
 @dataclass
@@ -89,11 +75,6 @@ class Result:
     memory: dict[str, int] = field(default_factory=dict)
 
     @property
-    def versions(self) -> dict[str, str]:
-        """Those of the code that this process runs, as they were when they were first asked for."""
-        return _versions()
-
-    @property
     def parameters(self) -> int:
         return parameter_count(self.config.shape)
 
@@ -112,7 +93,12 @@ class Result:
         samples = {name: [step.ms[name] for step in self.steps] for name in self.steps[0].ms}
         samples["total"] = [step.total_ms for step in self.steps]
         samples["wall"] = [step.wall_ms for step in self.steps]
-        return {name: Summary.from_samples(values) for name, values in samples.items()}
+        found = {}
+        for name, ms in samples.items():
+            std = statistics.stdev(ms) if len(ms) > 1 else None
+            mean, median = statistics.fmean(ms), statistics.median(ms)
+            found[name] = Summary(mean, std, median, min(ms), max(ms), len(ms))
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as JSON holds it."""
@@ -127,7 +113,7 @@ class Result:
             "warmup": [dataclasses.asdict(step) for step in self.warmup],
             "steps": [dataclasses.asdict(step) for step in self.steps],
             "memory": self.memory,
-            "versions": self.versions,
+            "versions": _versions(),
         }
 
     def table(self) -> str:
@@ -135,10 +121,13 @@ class Result:
         config = self.config.resolved()
         shape = ("d_model", "d_ff", "num_layers", "num_heads")
         sizes = ", ".join(f"{name} {config[name]}" for name in shape)
+        how = "compiled" if self.config.compile else "eager"
+        how = "blocks compiled" if self.config.compile_blocks else how
+        how += ", captured (one replay is one step)" if self.config.capture else ""
         lines = [
             f"{config['size'] or 'no named size'}: {self.parameters:,} parameters ({sizes})",
             f"{config['mode']}, batch {config['batch']}, context {config['context']}, "
-            f"{config['precision']}, {self._how()}, attention {config['attention']}, "
+            f"{config['precision']}, {how}, attention {config['attention']}, "
             f"checkpointing {config['checkpointing']}",
             f"{self.device_name or self.device}; {len(self.warmup)} warm-up and {len(self.steps)} "
             "measured steps",
@@ -153,12 +142,6 @@ class Result:
             lines += ["", f"{self.status}: {self.note}"]
         return "\n".join(lines)
 
-    def _how(self) -> str:
-        config = self.config
-        how = "compiled" if config.compile else "eager"
-        how = "blocks compiled" if config.compile_blocks else how
-        return how + (", captured (one replay is one step)" if config.capture else "")
-
     def _times(self) -> list[str]:
         summary = self.summary()
         lines = [f"{'ms':<10}{'mean':>11}{'std':>11}{'median':>11}{'min':>11}{'max':>11}"]
@@ -172,7 +155,7 @@ class Result:
         return lines
 
 
-# Starts git and nvidia-smi, which most processes that measure need not.
+# As they were when first asked for; it starts git and nvidia-smi, which most processes need not.
 _versions = functools.cache(versions)
 
 

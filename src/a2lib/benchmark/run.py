@@ -2,16 +2,15 @@
 
 import contextlib
 import errno
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from a2lib.benchmark.config import Config
-from a2lib.benchmark.ranges import Ranges, RecordFunctions
+from a2lib.benchmark.ranges import Ranges, RecordFunctions, Stopwatch
 from a2lib.benchmark.result import Result
-from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.measure import synchronize
-from a2lib.measure.failures import outcome
+from a2lib.measure.failures import classify
+from a2lib.measure.memory import free_memory
 from a2lib.measure.snapshot import Recorder
 
 NOTE_LENGTH = 300
@@ -79,7 +78,12 @@ def run(
                 recorder = stack.enter_context(Recorder(config.memory_history, result.device))
             _measure(config, result, recorder, before_step or (lambda step: None))
     finally:
-        _release(config, result.device)
+        # The next run in this process has the memory, and no graph of this one.
+        if config.compile or config.compile_blocks:
+            torch._dynamo.reset()
+        # A device that an error broke refuses this too, and that error is the one to show.
+        with contextlib.suppress(RuntimeError):
+            free_memory(result.device)
     return result
 
 
@@ -87,8 +91,12 @@ def _measure(
     config: Config, result: Result, recorder: Recorder | None, before_step: Callable
 ) -> None:
     """Fill ``result``. Once it has returned only the recorder holds the model."""
-    nvtx = _nvtx(config)
-    ranges = Ranges(nvtx, recorder.phase if recorder else None)
+    import torch
+
+    nvtx = None
+    if config.nvtx != "none":
+        nvtx = torch.cuda.nvtx if config.torch_profile is None else RecordFunctions()
+    ranges = Ranges(nvtx, recorder.phase if recorder else contextlib.nullcontext)
     stopwatch = Stopwatch(result.device, ranges)
     try:
         _run_steps(config, result, stopwatch, nvtx, recorder, before_step)
@@ -96,8 +104,8 @@ def _measure(
         result.status, result.note = "interrupted", f"in {stopwatch.where}"
         raise
     except Exception as error:
-        status = outcome(error)
-        if status is None:
+        status, _ = classify(error)
+        if status == "error":
             raise
         text = " ".join(str(error).split())
         result.status, result.note = status, f"in {stopwatch.where}: {text}"[:NOTE_LENGTH]
@@ -108,15 +116,13 @@ def _run_steps(
 ) -> None:
     import torch
 
-    from a2lib.benchmark.workload import Workload
+    from a2lib.benchmark.workload import CapturedSteps, Workload
     from a2lib.measure.graphs import CudaGraphs
 
-    graphs = None
-    if config.capture:
-        # The step's own kernels stand before the updates beside them, whose stream has priority 0.
-        graphs = CudaGraphs(priority=-1 if config.overlaps else 0)
     with contextlib.ExitStack() as stack:
-        if graphs is not None:
+        if config.capture:
+            # The step's own kernels stand before updates beside them, whose stream has priority 0.
+            graphs = CudaGraphs(priority=-1 if config.overlaps else 0)
             stack.enter_context(graphs.on_stream())
         with stopwatch.ranges("build"):
             workload = Workload(config, result.device, nvtx)
@@ -125,15 +131,16 @@ def _run_steps(
             recorder.watch(workload.model, workload.optimizer, modules=whole)
         for i in range(config.warmup - config.capture):
             result.warmup.append(workload.step(stopwatch, f"warmup {i}"))
-        if graphs is not None:
+        if config.capture:
             # What the allocator keeps from the steps before is not in the peak of the captured one.
             torch.cuda.empty_cache()
         if result.device == "cuda":
-            stack.enter_context(_counting(result))
+            torch.cuda.reset_peak_memory_stats()
+            stack.callback(_count_memory, result, torch.cuda.memory_allocated())
         step = workload.step
-        if graphs is not None:
-            captured = _capture(workload, stopwatch, graphs, f"warmup {config.warmup - 1}")
-            stack.callback(captured.close)
+        if config.capture:
+            captured = CapturedSteps(workload, stopwatch, graphs, f"warmup {config.warmup - 1}")
+            stack.callback(captured.graph.release)
             result.warmup.append(captured.times)
             step = captured.step
         if config.cuda_profiler:
@@ -145,33 +152,6 @@ def _run_steps(
             before_step(i)
             result.steps.append(step(stopwatch, f"step {i}"))
         before_step(config.steps)
-
-
-def _capture(workload, stopwatch: Stopwatch, graphs, first: str):
-    """The step captured; UnsupportedError, with the reason, where only the capture refuses it."""
-    from a2lib.attention import UnsupportedError
-    from a2lib.benchmark.capture import CapturedSteps
-    from a2lib.measure.graphs import Unusable
-
-    try:
-        return CapturedSteps(workload, stopwatch, graphs, first)
-    except Unusable:
-        raise
-    except RuntimeError as error:
-        if outcome(error) is not None:
-            raise
-        # The step before ran, so what fails here is the capture or its first replay.
-        raise UnsupportedError(f"no CUDA graph of this step: {error}") from error
-
-
-def _nvtx(config: Config):
-    if config.nvtx == "none":
-        return None
-    if config.torch_profile is not None:
-        return RecordFunctions()
-    import torch
-
-    return torch.cuda.nvtx
 
 
 @contextlib.contextmanager
@@ -227,32 +207,13 @@ def _is_whole(path: Path) -> bool:
         return file.read().rstrip().endswith(b"}")
 
 
-@contextlib.contextmanager
-def _counting(result: Result) -> Iterator[None]:
-    """Fill the result's memory with that of the steps inside, however they end."""
+def _count_memory(result: Result, before: int) -> None:
+    """Fill the result's memory with that of the steps since the peaks were set back."""
     import torch
 
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    try:
-        yield
-    finally:
-        result.memory = {
-            "before_bytes": before,
-            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-            "total_bytes": torch.cuda.get_device_properties().total_memory,
-        }
-
-
-def _release(config: Config, device: str) -> None:
-    """Give back what the run held, so that the next one in this process has the memory."""
-    import torch
-
-    gc.collect()
-    if config.compile or config.compile_blocks:
-        torch._dynamo.reset()
-    if device == "cuda":
-        # A device that an error broke refuses this too, and that error is the one to show.
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.empty_cache()
+    result.memory = {
+        "before_bytes": before,
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "total_bytes": torch.cuda.get_device_properties().total_memory,
+    }

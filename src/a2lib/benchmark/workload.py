@@ -1,18 +1,20 @@
-"""What is timed: a model, a batch, an optimizer, and one step of them in phases."""
+"""What is timed: a model, a batch, an optimizer, and one step of them in phases, or captured in a
+CUDA graph and replayed."""
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from a2lib.benchmark.config import Config
-from a2lib.benchmark.ranges import annotate
+from a2lib.benchmark.ranges import Stopwatch, annotate
 from a2lib.benchmark.result import StepTimes
-from a2lib.benchmark.stopwatch import Stopwatch
+from a2lib.errors import UnsupportedError
+from a2lib.measure.failures import classify
+from a2lib.measure.graphs import CudaGraphs
 from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW
 from a2lib.paths import quote_torch
@@ -95,7 +97,12 @@ class Workload:
     def work(self, phase: Callable[[str], AbstractContextManager]) -> Tensor:
         """What one step computes, each part in the context ``phase(name)``; the loss, or the logits
         in a mode without one."""
-        with self._context():
+        graph = torch.no_grad() if self.config.mode == "inference" else nullcontext()
+        cast = nullcontext()
+        if self.config.precision in ("bf16", NARROW):
+            cache = self.config.autocast_cache
+            cast = torch.autocast(self.device, torch.bfloat16, cache_enabled=cache)
+        with graph, cast:
             with phase("forward"):
                 output = self.forward(self.token_ids)
             if "loss" in self.config.phases:
@@ -122,24 +129,71 @@ class Workload:
     def with_loss(self, times: StepTimes, loss: Tensor | None) -> StepTimes:
         """``times`` with the loss, if it is finite, and with the bytes that are now allocated."""
         value = math.nan if loss is None else loss.item()
-        finite = math.isfinite(value)  # JSON has no NaN
-        times = dataclasses.replace(times, loss=value if finite else None)
+        known = {"loss": value if math.isfinite(value) else None}  # JSON has no NaN
         if self.device == "cuda":
-            times = dataclasses.replace(
-                times,
-                allocated_bytes=torch.cuda.memory_allocated(),
-                reserved_bytes=torch.cuda.memory_reserved(),
-            )
-        return times
+            known["allocated_bytes"] = torch.cuda.memory_allocated()
+            known["reserved_bytes"] = torch.cuda.memory_reserved()
+        return dataclasses.replace(times, **known)
 
-    @contextlib.contextmanager
-    def _context(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            if self.config.mode == "inference":
-                stack.enter_context(torch.no_grad())
-            if self.config.precision in ("bf16", NARROW):
-                cache = self.config.autocast_cache
-                stack.enter_context(
-                    torch.autocast(self.device, torch.bfloat16, cache_enabled=cache)
-                )
-            yield
+
+class CapturedSteps:
+    """Captures a step of ``workload``, replays it once, under the name ``first``, and then ``step``
+    by ``step``.
+
+    A replay launches all kernels of a step at once, so that neither Python, autograd nor the
+    optimizer takes the host's time: what remains is the GPU's. The same kernels run in the same
+    order on the same addresses as when they were captured; inputs are static (a new batch would be
+    copied into ``workload.token_ids``), gradients live in the graph's memory and are gone for the
+    host.
+
+    Everything the workload does, from its building on, belongs on the stream of ``graphs``, and it
+    has made a step before: autograd hands gradients over on the stream that first used a parameter,
+    and the optimizer's state, cuBLAS and compiled kernels are made in a first step. Capturing runs
+    nothing, so a replay is the step that would have come next. In the first replay the loss and
+    every gradient must come back finite (see ``CudaGraphs.capture``).
+
+    ``times`` has those of the first replay; ``graph`` is to be released. Raises what the capture
+    raised, with the process made fit for further work, or graphs.Unusable where it is not;
+    UnsupportedError, with the reason, where only the capture refuses the step.
+    """
+
+    def __init__(self, workload: Workload, stopwatch: Stopwatch, graphs: CudaGraphs, first: str):
+        self._workload = workload
+        stopwatch.where = "capture"
+
+        def first_replay(replay) -> None:
+            self.times = self._timed(replay, stopwatch, first)
+
+        try:
+            with stopwatch.ranges("capture"):
+                self.graph = graphs.capture(lambda: self._work, 0, first_replay)
+        except Exception as error:
+            graphs.mend()
+            if not isinstance(error, RuntimeError) or classify(error)[0] != "error":
+                raise
+            # The step before ran, so what fails here is the capture or its first replay.
+            raise UnsupportedError(f"no CUDA graph of this step: {error}") from error
+
+    def _work(self) -> list:
+        """The step's work; what each replay has to write: loss or logits, and the gradients."""
+        written = []
+
+        def phase(name: str):
+            if name == "optimizer":  # whose end drops the gradients
+                written.extend(self._workload.gradients())
+            return nullcontext()
+
+        self._output = self._workload.work(phase).detach()
+        written += [self._output, *self._workload.gradients()]
+        self._workload.drop_gradients()
+        return written
+
+    def step(self, stopwatch: Stopwatch, name: str) -> StepTimes:
+        """One replay: the step's times without phases; ``host_ms`` is that of its launch."""
+        return self._timed(self.graph.replay, stopwatch, name)
+
+    def _timed(self, replay, stopwatch: Stopwatch, name: str) -> StepTimes:
+        with stopwatch.step(name) as done, stopwatch.phase("replay"):
+            replay()
+        loss = self._output if "loss" in self._workload.config.phases else None
+        return self._workload.with_loss(dataclasses.replace(done[0], ms={}), loss)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from a2lib.benchmark import PHASES, Config
-from a2lib.benchmark.needs import least_bytes
+from a2lib.benchmark.config import least_bytes
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.measure import Section, memory
 from a2lib.theory.transformer import MODELS, SIZES, Shape, forward_flops

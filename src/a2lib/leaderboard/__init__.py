@@ -15,16 +15,15 @@ from a2lib.theory.memory.keeping import CHUNK, STAY, block_always, working_bytes
 from a2lib.theory.transformer import Shape, parameter_count, step_flops
 
 OURS, PEER = "fsdp", "fsdp2"
-# What is kept of a block: its input; attention's results too; as many products as fit the device;
-# and, of those that do not, as many as the link to the host hides.
-KEEPS = ("input", "attention", "fitting", "moved")
 CHUNKS, FUSED = "chunks", "fused"
 
 
 @dataclass(frozen=True)
 class Way:
-    """``wrapper`` shards, ``head`` is by ``CHUNKS`` under checkpoints or ``FUSED``, ``keeps`` one
-    of ``KEEPS``; ``attention`` None is that of the step."""
+    """``wrapper`` shards, ``head`` is by ``CHUNKS`` under checkpoints or ``FUSED``; ``attention``
+    None is that of the step. What ``keeps`` says stays of a block: its "input"; "attention"'s
+    results too; as many products as are "fitting" the device; and of those that are not, "moved",
+    as many as the link to the host hides."""
 
     name: str
     wrapper: str

@@ -18,7 +18,7 @@ from a2lib.leaderboard import Step
 from a2lib.leaderboard.training import Training
 from a2lib.measure import Timing, device_slug, memory, synchronize
 from a2lib.measure.clock import Clock, Mark
-from a2lib.measure.rest import meet, slowest
+from a2lib.measure.timing import meet, slowest
 from a2lib.parallel.group import everyone
 from a2lib.parallel.rank import progress
 from a2lib.theory.memory.keeping import (

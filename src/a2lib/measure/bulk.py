@@ -32,7 +32,6 @@ from a2lib.measure.table import (
 )
 
 MOST_ROWS = 2000
-FOLDER = "bulk"
 _KINDS = {"int": int, "float": float, "": str}
 # Table -> column -> int, float or str.
 TABLES: dict[str, dict[str, type]] = {
@@ -126,7 +125,7 @@ def pictures(table: str, data: Path | None = None) -> list[tuple[str, str]]:
 def _folder(table: str, data: Path | None) -> Path:
     if table not in TABLES:
         raise StoreError(f"table {table!r}: allowed are {', '.join(TABLES)}")
-    return measured(data) / FOLDER / table
+    return measured(data) / "bulk" / table
 
 
 def _place(table: str, device: str, picture: str, data: Path | None) -> Path:

@@ -1,8 +1,4 @@
-"""What an exception says about a configuration: out of memory, unsupported, or an error.
-
-``classify`` makes a row of any exception; ``outcome`` is the status of what is a result, for those
-who let other errors pass.
-"""
+"""What an exception says about a configuration: out of memory, unsupported, or an error."""
 
 import re
 import traceback
@@ -53,12 +49,6 @@ def classify(error: BaseException, warned: Iterable[str] = ()) -> tuple[str, str
     if kinds & {"OutOfResources", "NoValidChoicesError"} or "out of resource" in text:
         return "unsupported", note(f"no tile of this kernel fits the GPU: {first}")
     return "error", note(first)
-
-
-def outcome(error: BaseException) -> str | None:
-    """Whether ``error`` is "oom" or "unsupported"; None for any other."""
-    status, _ = classify(error)
-    return None if status == "error" else status
 
 
 def is_lost(error: BaseException) -> bool:

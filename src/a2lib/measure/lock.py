@@ -33,7 +33,13 @@ class DeviceLock:
     """The right to measure on the current CUDA device, or on the CPU for ``device`` "cpu"."""
 
     def __init__(self, device: str) -> None:
-        self.name, identity = _identity(device)
+        self.name, identity = "this CPU", "cpu"
+        if device != "cpu":
+            import torch
+
+            found = torch.cuda.get_device_properties(torch.cuda.current_device())
+            # What no other device of this machine has.
+            self.name, identity = f"{found.name} ({found.uuid})", slugify(f"gpu {found.uuid}")
         folder = os.environ.get("A2LIB_LOCKS") or tempfile.gettempdir()
         self.path = Path(folder) / f"a2lib-{identity}.lock"
 
@@ -80,16 +86,6 @@ def _say(file, who: str) -> None:
         file.truncate()
         file.write(who)
         file.flush()
-
-
-def _identity(device: str) -> tuple[str, str]:
-    """What to call the device, and a name that no other device of this machine has."""
-    if device == "cpu":
-        return "this CPU", "cpu"
-    import torch
-
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return f"{found.name} ({found.uuid})", slugify(f"gpu {found.uuid}")
 
 
 def _open(path: Path) -> int:

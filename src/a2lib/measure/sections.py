@@ -51,8 +51,3 @@ BULK: dict[str, str] = _FILE["bulk"]
 INTEGERS, RESULTS, FLAGS = (
     frozenset(_FILE["columns"][kind].split()) for kind in ("whole", "number", "truth")
 )
-
-
-def notebooks() -> tuple[str, ...]:
-    """The names of the notebooks that measure a section, each once."""
-    return tuple(dict.fromkeys(s.notebook for s in SECTIONS.values()))

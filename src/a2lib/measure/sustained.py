@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from a2lib.measure.clock import Clock
 from a2lib.measure.timing import Timing
 
-IDLE_S = 2.0
 # Calls are queued a batch ahead, so that the device never waits: about this long, and few enough
 # that two batches fit the launch queue.
 BATCH_MS = 50.0
@@ -36,8 +35,8 @@ def seconds_of(
     *,
     device: str,
     n_seconds: int,
-    second_s: float = 1.0,
-    idle_s: float = IDLE_S,
+    second_s: float,
+    idle_s: float,
     clock: Clock | None = None,
 ) -> list[Second]:
     """Repeat ``call`` for ``n_seconds`` seconds without pause, after ``idle_s`` seconds of rest.

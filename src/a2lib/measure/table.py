@@ -258,11 +258,6 @@ def clean(text: str) -> str:
 
 @functools.lru_cache(maxsize=65_536)
 def _places(key: Key) -> tuple[tuple, ...]:
-    return tuple(map(_place, key))
-
-
-@functools.cache
-def _place(value: str) -> tuple:
-    """Where a value of a key stands: numbers first, by their size."""
-    number = re.fullmatch(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", value, re.ASCII)
-    return (0, float(value), value) if number else (1, 0.0, value)
+    """Where the values of a key stand: numbers first, by their size."""
+    number = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", re.ASCII).fullmatch
+    return tuple((0, float(text), text) if number(text) else (1, 0.0, text) for text in key)

@@ -8,6 +8,8 @@ of samples, and cannot alternate between implementations.
 
 Such a time holds the GPU's own work, and the host's time to issue it as far as the flush does not
 hide it. ``Timing.ms_host`` is the second by itself, ``a2lib.measure.graphs`` measures the first.
+
+What several ranks do together is timed from where all of them are idle (``from_rest``).
 """
 
 import contextlib
@@ -15,11 +17,13 @@ import dataclasses
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from a2lib.measure.clock import Clock
+from a2lib.measure.device import synchronize
 from a2lib.measure.failures import detached
 from a2lib.measure.sections import Section
 
@@ -69,9 +73,8 @@ class Timing:
         several = ordered if len(ordered) > 1 else 2 * ordered  # one alone has no quantiles
         p20, _, _, p80 = statistics.quantiles(several, n=5, method="inclusive")
         ms_host = statistics.median(host) if host else None
-        mean = math.fsum(ordered) / len(ordered)
         spread = (statistics.stdev(ordered) if len(ordered) > 1 else 0) or None
-        whole = {"ms_mean": mean, "ms_std": spread, "ms_min": ordered[0]}
+        whole = {"ms_mean": statistics.fmean(ordered), "ms_std": spread, "ms_min": ordered[0]}
         n, median = len(ordered), statistics.median(ordered)
         return cls(median, p20, p80, n, ms_host, median_reading(mhz), **whole)
 
@@ -149,9 +152,16 @@ def time_many(
         cold.update(samples)
 
     def warm_up(name: str) -> None:
-        estimate, samples[name] = _warm_up(clock, functions[name], warmup_ms, max_n)
+        clock.samples(functions[name], 1)
+        (estimate,) = clock.samples(functions[name], 1)
+        if estimate >= LONG_MS:  # counts already
+            samples[name], mhz[name] = [estimate], [clock.sm_mhz]
+        else:
+            # It may still compile or allocate: it decides how long to warm up, no more.
+            calls = max_n if estimate <= 0 else int(min(warmup_ms / estimate, max_n))
+            estimate = statistics.median(clock.samples(functions[name], max(1, calls)))
+            samples[name], mhz[name] = [], []
         due[name] = sample_count(rep_ms, estimate, min_n, max_n) - len(samples[name])
-        mhz[name] = [clock.sm_mhz] if samples[name] else []
 
     def sample(name: str, n: int) -> None:
         if name in cold:
@@ -169,9 +179,7 @@ def time_many(
         attempt(warm_up, name)
     for name, n in in_turns(due):
         attempt(sample, name, n)
-    plans = {
-        n: host_plan(Timing.from_samples(samples[n]).ms) for n in due if n not in attempt.failed
-    }
+    plans = {n: host_plan(statistics.median(samples[n])) for n in due if n not in attempt.failed}
     for turn in range(HOST_REPETITIONS[1]):
         for name, (calls, repetitions) in plans.items():
             if turn < repetitions:
@@ -219,15 +227,36 @@ def median_reading(readings: Sequence[float | None]) -> int | None:
     return round(statistics.median(known)) if known else None
 
 
-def _warm_up(
-    clock: Clock, fn: Callable[[], object], warmup_ms: float, max_n: int
-) -> tuple[float, list[float]]:
-    """The estimated milliseconds of a call, and the samples that already count."""
-    clock.samples(fn, 1)
-    (second,) = clock.samples(fn, 1)
-    if second >= LONG_MS:
-        return second, [second]
-    # The second call may still compile or allocate: it decides how long to warm up, no more.
-    calls = max_n if second <= 0 else int(min(warmup_ms / second, max_n))
-    warm = clock.samples(fn, max(1, calls))
-    return Timing.from_samples(warm).ms, []
+def meet(device: str) -> None:
+    """All ranks at rest, from where they start together; collective."""
+    import torch.distributed as dist
+
+    synchronize(device)
+    dist.barrier()
+    synchronize(device)
+
+
+def from_rest(run: Callable[[], object], device: str) -> float:
+    """Milliseconds of one call by the host's clock, from where all ranks are idle to where this
+    one is again; every rank calls it."""
+    meet(device)
+    start = time.perf_counter_ns()
+    run()
+    synchronize(device)
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
+    """Of times that each rank took of the same calls: each call's longest."""
+    return Timing.from_samples([max(times) for times in zip(*by_rank, strict=True)])
+
+
+def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The columns of what the ranks took by themselves: of their medians the least, the median and
+    the most."""
+    own = [statistics.median(times) for times in by_rank]
+    return {
+        "ms_rank_min": min(own),
+        "ms_rank_median": statistics.median(own),
+        "ms_rank_max": max(own),
+    }

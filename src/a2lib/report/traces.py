@@ -22,7 +22,7 @@ from a2lib.measure import bulk, trace
 from a2lib.measure.trace.classes import plain
 from a2lib.measure.trace.kernels import PHASES
 from a2lib.measure.trace.kernels import union as covered
-from a2lib.measure.trace.window import HOST
+from a2lib.measure.trace.summary import HOST
 from a2lib.report import data, panels, plots
 from a2lib.report.page import Missing
 from a2lib.report.style import PAPER, Chart

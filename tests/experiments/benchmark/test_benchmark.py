@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from a2lib.benchmark import Result, StepTimes
-from a2lib.benchmark.needs import least_bytes
+from a2lib.benchmark.config import least_bytes
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations, handlers
 from a2lib.experiments.benchmark.configurations import Parameters

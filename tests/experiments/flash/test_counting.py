@@ -7,11 +7,11 @@ import pytest
 from a2lib.experiments.flash import counting
 from a2lib.experiments.flash.shapes import Parameters
 from a2lib.experiments.harness.sweep import Task
-from a2lib.measure import counters
+from a2lib.measure import nsight
 
 
 def kernel(name, **values):
-    shares = dict.fromkeys(counters.METRICS, 1)
+    shares = dict.fromkeys(nsight.METRICS, 1)
     return {"kernel": name, **shares, **values}
 
 
@@ -34,7 +34,7 @@ def counted(monkeypatch):
                 raise kernels
             return kernels
 
-        monkeypatch.setattr(counters, "read", read)
+        monkeypatch.setattr(nsight, "counted", read)
         return asked
 
     return give
@@ -57,7 +57,7 @@ def test_each_call_has_the_kernels_behind_its_marker(put, counted):
 
 @pytest.mark.parametrize(
     "kernels",
-    [counters.NsightError("ncu is refused the counters"), [], [MARK, kernel("a")]],
+    [nsight.NsightError("ncu is refused the counters"), [], [MARK, kernel("a")]],
     ids=["refused", "nothing", "a call short"],
 )
 def test_what_was_not_counted_is_a_row_with_the_reason(put, counted, kernels):

@@ -18,7 +18,7 @@ from a2lib.experiments.attention import PASSES, STEP
 from a2lib.experiments.harness.worker import Job, Row, free_memory
 from a2lib.experiments.passes import Shape, one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
-from a2lib.measure.failures import LostContext, detached, outcome
+from a2lib.measure.failures import LostContext, classify, detached
 from a2lib.measure.memory import expandable_segments, take_workspaces
 from a2lib.theory.eager import longest
 
@@ -62,7 +62,7 @@ def passes(job: Job) -> None:
             row, lost = _measure(name, shape, pass_, job)
         except Exception as error:
             job.fail(detached(error), [key])
-            if pass_ == "forward" and outcome(error) == "oom":
+            if pass_ == "forward" and classify(error)[0] == "oom":
                 return job.refuse("oom", "in its forward: out of memory", left.values())
         else:
             job.put({**key, **row})
@@ -240,7 +240,7 @@ def _fits(key: Row, job: Job, seq_len: int) -> bool:
         one_pass(attend, qkv, do, key["pass"])()
         synchronize("cuda")
     except Exception as error:
-        if outcome(error) != "oom":
+        if classify(error)[0] != "oom":
             raise
         fitted = False
     qkv = do = None

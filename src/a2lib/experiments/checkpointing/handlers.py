@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import torch
 
-from a2lib.benchmark.ranges import Ranges
+from a2lib.benchmark.ranges import Ranges, Stopwatch
 from a2lib.benchmark.result import StepTimes
 from a2lib.benchmark.run import float32_products
-from a2lib.benchmark.stopwatch import Stopwatch
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.checkpointing import WARMUP, Setting
 from a2lib.experiments.harness.worker import Job, Row, free_memory

@@ -16,8 +16,7 @@ from a2lib.experiments.harness import RankJob, Row
 from a2lib.measure import COLLECTIVES, memory, synchronize
 from a2lib.measure.clock import Mark
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.rest import each_rank, from_rest, slowest
-from a2lib.measure.timing import sample_count
+from a2lib.measure.timing import each_rank, from_rest, sample_count, slowest
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 
 WARMUP = 5

@@ -16,7 +16,7 @@ from a2lib.experiments.data_parallel.training import replayed
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import synchronize
 from a2lib.measure.clock import Mark
-from a2lib.measure.rest import meet
+from a2lib.measure.timing import meet
 
 # Steps that are looked at; the one of median length is the picture.
 STEPS = 5

@@ -32,7 +32,7 @@ from a2lib.experiments.harness import RankJob, Row, free_memory
 from a2lib.measure import synchronize, timing
 from a2lib.measure.clock import Mark
 from a2lib.measure.failures import note as one_line
-from a2lib.measure.rest import each_rank, meet, slowest
+from a2lib.measure.timing import each_rank, meet, slowest
 
 # What of a way is measured by itself, once it is right and before it is captured.
 Apart = Callable[[RankJob, Training, Way], Row]

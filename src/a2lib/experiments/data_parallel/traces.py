@@ -14,7 +14,7 @@ from a2lib.experiments.harness.ranks import RankJob
 from a2lib.measure import synchronize, trace
 from a2lib.measure.trace.classes import COMMUNICATION, MATMUL
 from a2lib.measure.trace.kernels import Kernel, Trace
-from a2lib.measure.trace.window import HOST
+from a2lib.measure.trace.summary import HOST
 
 ROWS = 1500
 # Of averaged gradients, by whether the step is captured.

@@ -20,7 +20,7 @@ from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass
-from a2lib.measure import counters, synchronize
+from a2lib.measure import nsight, synchronize
 from a2lib.measure.failures import note
 from a2lib.measure.memory import free_memory
 
@@ -61,10 +61,10 @@ def measure(job: Job) -> None:
     asked = json.dumps({"shape": job.spec["shape"], "calls": calls, "seed": job.seed})
     try:
         command = [sys.executable, "-m", __spec__.name, asked]
-        counted = split(counters.read(command, timeout_s=TIMEOUT_S))
+        counted = split(nsight.counted(command, timeout_s=TIMEOUT_S))
         if len(counted) != len(calls):
-            raise counters.NsightError(f"{len(counted)} of {len(calls)} calls were counted")
-    except counters.NsightError as error:
+            raise nsight.NsightError(f"{len(counted)} of {len(calls)} calls were counted")
+    except nsight.NsightError as error:
         return job.refuse("unsupported", str(error))
     for key, kernels in zip(job.keys, counted, strict=True):
         if not kernels:

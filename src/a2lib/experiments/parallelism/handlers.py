@@ -23,8 +23,7 @@ from a2lib.experiments.parallelism.schemes import (
     plain,
 )
 from a2lib.measure import PARALLELISM, Timing, timing
-from a2lib.measure.rest import from_rest, slowest
-from a2lib.measure.timing import sample_count
+from a2lib.measure.timing import from_rest, sample_count, slowest
 
 WARMUP = 2
 BUDGET_MS = {"cuda": 800.0, "cpu": 300.0}

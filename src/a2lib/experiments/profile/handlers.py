@@ -23,7 +23,6 @@ from a2lib.paths import build_dir
 
 TIMEOUT_S = 400  # below the silence that a worker is allowed
 NS = 1e-6  # milliseconds
-LEAST_SHARE = 0.001  # of a step's kernel time; what takes less is filed under "rest"
 # Of what Nsight notes down, the rest being that it has started and the like.
 ALARMING = re.compile(r"lost|drop|overflow|incomplete|not all|fail|error", re.I)
 
@@ -131,7 +130,7 @@ def _store_tables(job: Job, traced: Traced, found: Trace) -> None:
     """The kernels of the median step, and windows as long as a block."""
     step = median_step(found)
     about = traced.key(PROFILE) | {"source": found.source, "steps": 1}
-    job.picture("kernels", traced.picture, kernel_rows(step, LEAST_SHARE), about)
+    job.picture("kernels", traced.picture, kernel_rows(step), about)
     if traced.mode != "train-step":
         return
     for phase, rows in block_windows(found, step, traced.shape.num_layers).items():
@@ -159,7 +158,7 @@ def median_step(found: Trace) -> list[Kernel]:
 
     Raises TraceError where the trace names no step.
     """
-    steps = sorted(found.steps().values(), key=lambda kernels: busy(kernels).busy_ns)
+    steps = sorted(found.steps().values(), key=lambda kernels: busy(kernels)[1])
     if not steps:
         raise TraceError("the trace names no step")
     return steps[(len(steps) - 1) // 2]

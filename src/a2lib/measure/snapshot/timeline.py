@@ -15,9 +15,8 @@ LARGEST = 20
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment of most bytes: when, in which phase, and the allocations that were alive."""
+    """The moment of most bytes: in which phase, and the allocations that were alive."""
 
-    time_us: int
     phase: str
     alive: tuple[Allocation, ...]
 
@@ -60,8 +59,7 @@ def peak(snapshot: Snapshot, phase: str | None = None) -> Peak:
     """
     most = max(_inside(snapshot, phase), key=lambda state: sum(state.bytes))
     alive = tuple(a for a in snapshot.allocations if a.first <= most.number < a.last)
-    time_us = round(most.time_us - _start(snapshot))
-    return Peak(time_us, snapshot.phase_at(most.time_us), alive)
+    return Peak(snapshot.phase_at(most.time_us), alive)
 
 
 def largest_rows(found: Peak, n: int = LARGEST) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@
     trace = read("trace.json.gz")            # torch.profiler's export_chrome_trace, .gz or not
     kernel_rows(trace.kernels)               # calls, time, share by phase, part, class and name
     coverage(trace.kernels)                  # what could not be filed, as shares of kernel time
-    busy(trace.kernels)                      # how long at least one of them ran
+    busy(trace.kernels)                      # from first to last, and how long one of them ran
     phase_times(trace)["step 0"]["backward"] # the GPU's time, the host's, and how far it is ahead
 
 A kernel belongs to the range in which it was *launched*, found by the launch's correlation id. When
@@ -20,9 +20,7 @@ from a2lib.measure.trace.chrome import read_chrome
 from a2lib.measure.trace.classes import KINDS
 from a2lib.measure.trace.kernels import Kernel, Trace, TraceError
 from a2lib.measure.trace.nsys import read_nsys
-from a2lib.measure.trace.phases import STEP, phase_times
-from a2lib.measure.trace.summary import busy, coverage
-from a2lib.measure.trace.window import kernel_rows, strip_rows
+from a2lib.measure.trace.summary import STEP, busy, coverage, kernel_rows, phase_times, strip_rows
 
 __all__ = [
     "KINDS",

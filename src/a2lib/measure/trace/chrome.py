@@ -9,12 +9,13 @@ without a GPU has no kernels, and is read as its operators.
 """
 
 import gzip
+import itertools
 import json
 import zlib
 from collections import defaultdict
 from pathlib import Path
 
-from a2lib.measure.trace.kernels import WAIT, Kernel, Launch, Span, Trace, TraceError, assembled
+from a2lib.measure.trace.kernels import WAIT, Kernel, Span, Trace, TraceError, assembled
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ON_HOST = ("cuda_runtime", "cuda_driver")
@@ -59,17 +60,14 @@ def _read(events: list[dict]) -> Trace:
     by_kind: dict[str, list[dict]] = defaultdict(list)
     for event in events:
         by_kind[event.get("cat", "")].append(event)
-    spans = [
-        Span(str(event["name"]), _thread(event), *_times(event))
-        for event in by_kind["user_annotation"]
-    ]
+    spans = [_span(event) for event in by_kind["user_annotation"]]
     kernels = _on_device(by_kind)
     source = "chrome"
     if not kernels:
         source, kernels = "chrome, cpu", _operators(by_kind["cpu_op"])
     if not kernels:
         raise TraceError("no kernel and no operator was traced")
-    waits = [_launch(event) for event in by_kind["cuda_runtime"] if WAIT in event["name"]]
+    waits = [_span(event) for event in by_kind["cuda_runtime"] if WAIT in event["name"]]
     return assembled(source, kernels, spans, waits)
 
 
@@ -79,46 +77,36 @@ def _on_device(by_kind: dict[str, list[dict]]) -> list[Kernel]:
         for event in by_kind[kind]:
             correlation = event.get("args", {}).get("correlation")
             if correlation is not None:
-                launches[correlation] = _launch(event)
+                launches[correlation] = _span(event)
     kernels = []
     for kind in ON_DEVICE:
         for event in by_kind[kind]:
-            (start, end), args = _times(event), event["args"]
+            one, args = _span(event), event["args"]
             launch = launches.get(args.get("correlation"))
             stream = str(args.get("stream", event.get("tid")))
-            device = int(args.get("device", 0))
-            name = str(event["name"])
-            kernels.append(Kernel(name, device, stream, start, end - start, launch))
+            device, took = int(args.get("device", 0)), one.end_ns - one.start_ns
+            kernels.append(Kernel(one.name, device, stream, one.start_ns, took, launch))
     return kernels
 
 
 def _operators(events: list[dict]) -> list[Kernel]:
     """Those that hold no other operator of their thread but views, and are no view."""
-    threads: dict[tuple, list[tuple[int, int, str]]] = defaultdict(list)
+    threads: dict[tuple, list[Span]] = defaultdict(list)
     for event in events:
         if event["name"] not in NO_WORK and event["name"].startswith("aten::"):
-            threads[_thread(event)].append((*_times(event), event["name"]))
+            threads[event["pid"], event["tid"]].append(_span(event))
     kernels = []
     for thread, found in threads.items():
-        found.sort(key=lambda one: (one[0], -one[1]))
-        following = [*found[1:], (None, None, "")]
-        for (start, end, name), (after, until, _) in zip(found, following, strict=True):
-            if after is not None and after < end and until <= end:
+        found.sort(key=lambda one: (one.start_ns, -one.end_ns))
+        for one, after in itertools.zip_longest(found, found[1:]):
+            if after is not None and after.start_ns < one.end_ns and after.end_ns <= one.end_ns:
                 continue
-            launch = Launch(thread, start, end - start)
-            kernels.append(Kernel(name, 0, str(thread[1]), start, end - start, launch))
+            took = one.end_ns - one.start_ns
+            kernels.append(Kernel(one.name, 0, str(thread[1]), one.start_ns, took, one))
     return kernels
 
 
-def _launch(event: dict) -> Launch:
-    start, end = _times(event)
-    return Launch(_thread(event), start, end - start)
-
-
-def _thread(event: dict) -> tuple:
-    return event["pid"], event["tid"]
-
-
-def _times(event: dict) -> tuple[int, int]:
+def _span(event: dict) -> Span:
     start = round(float(event["ts"]) * 1000)
-    return start, start + round(float(event["dur"]) * 1000)
+    end = start + round(float(event["dur"]) * 1000)
+    return Span(str(event["name"]), (event["pid"], event["tid"]), start, end)

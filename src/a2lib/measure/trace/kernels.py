@@ -24,21 +24,12 @@ class TraceError(OneLine, ValueError):
 
 @dataclass(frozen=True)
 class Span:
-    """A range, by the thread that pushed it; nanoseconds."""
+    """A range, or a call of the host, by the thread that pushed or made it; nanoseconds."""
 
     name: str
     thread: tuple
     start_ns: int
     end_ns: int
-
-
-@dataclass(frozen=True)
-class Launch:
-    """The host's call that put a kernel into a stream."""
-
-    thread: tuple
-    start_ns: int
-    duration_ns: int
 
 
 @dataclass
@@ -47,7 +38,7 @@ class Kernel:
 
     ``path`` are the ranges around its launch from the outermost on: those of the main thread at
     that moment, then those of the launching thread where it is another. Empty where the launch lies
-    in none, or is not there (``launch`` is None).
+    in none, or is not there (``launch``, the call that put it into a stream, is None).
     """
 
     name: str
@@ -55,7 +46,7 @@ class Kernel:
     stream: str
     start_ns: int
     duration_ns: int
-    launch: Launch | None = None
+    launch: Span | None = None
     path: tuple[str, ...] = ()
 
     @cached_property
@@ -71,8 +62,11 @@ class Kernel:
 
     @property
     def part(self) -> str:
-        """The same for every block: see ``part_of``."""
-        return part_of(self.range)
+        """The range's name without the block's number: "layers.3.attn.q_proj.bwd" -> "attn.q_proj";
+        a block itself is "block"."""
+        name = self.range.removesuffix(".bwd")
+        inside = re.fullmatch(r"layers\.\d+(?:\.(.+))?", name)
+        return name if inside is None else inside[1] or "block"
 
     @property
     def phase(self) -> str:
@@ -107,7 +101,7 @@ class Trace:
     kernels: list[Kernel]
     spans: list[Span]
     notes: list[str] = field(default_factory=list)
-    waits: list[Launch] = field(default_factory=list)
+    waits: list[Span] = field(default_factory=list)
 
     def steps(self) -> dict[str, list[Kernel]]:
         """Step -> its kernels, in order."""
@@ -116,14 +110,6 @@ class Trace:
             if kernel.step:
                 found[kernel.step].append(kernel)
         return dict(found)
-
-
-def part_of(name: str) -> str:
-    """A range's name without the block's number: "layers.3.attn.q_proj.bwd" -> "attn.q_proj"; a
-    block itself is "block"."""
-    name = name.removesuffix(".bwd")
-    inside = re.fullmatch(r"layers\.\d+(?:\.(.+))?", name)
-    return name if inside is None else inside[1] or "block"
 
 
 def attribute(kernels: Iterable[Kernel], spans: list[Span]) -> None:
@@ -156,7 +142,6 @@ def _extend(kernels: list[Kernel], spans: list[Span]) -> None:
     for kernel in sorted(kernels, key=lambda k: k.launch.start_ns):
         now = kernel.launch.start_ns
         while following < len(spans) and spans[following].start_ns <= now:
-            stack = [s for s in stack if s.end_ns > spans[following].start_ns]
             stack.append(spans[following])
             following += 1
         stack = [s for s in stack if s.end_ns > now]
@@ -183,7 +168,7 @@ def assembled(
     source: str,
     kernels: Iterable[Kernel],
     spans: Iterable[Span],
-    waits: Iterable[Launch],
+    waits: Iterable[Span],
     notes: Iterable[str] = (),
 ) -> Trace:
     """The trace of what was read: counted from the first kernel, launch or span of all, and every
@@ -195,13 +180,13 @@ def assembled(
     starts = [one.start_ns for one in (*kernels, *spans)]
     zero = min(starts + [k.launch.start_ns for k in kernels if k.launch], default=0)
 
-    def moved(call: Launch) -> Launch:
-        return Launch(call.thread, call.start_ns - zero, call.duration_ns)
+    def moved(one: Span) -> Span:
+        return Span(one.name, one.thread, one.start_ns - zero, one.end_ns - zero)
 
     for kernel in kernels:
         kernel.start_ns -= zero
         kernel.launch = kernel.launch and moved(kernel.launch)
-    spans = [Span(s.name, s.thread, s.start_ns - zero, s.end_ns - zero) for s in spans]
+    spans = list(map(moved, spans))
     attribute(kernels, spans)
     waits = sorted(map(moved, waits), key=lambda one: one.start_ns)
     return Trace(source, kernels, spans, list(notes), waits)

@@ -12,7 +12,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from a2lib.measure.trace.kernels import WAIT, Kernel, Launch, Span, Trace, TraceError, assembled
+from a2lib.measure.trace.kernels import WAIT, Kernel, Span, Trace, TraceError, assembled
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -37,11 +37,9 @@ def read_nsys(path: str | Path) -> Trace:
     Correlation ids are numbers of one process; launches are found by both. Raises TraceError, in
     one line, for a file that is no such export, lacks a column, or holds no kernel.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as base:
+        where = f"{Path(path).absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(where, uri=True)) as base:
             return _read(base)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
@@ -73,9 +71,9 @@ def _read(base: sqlite3.Connection) -> Trace:
     words = dict(rows("StringIds", "id", "value"))
     launches, waits = {}, []
     for start, end, correlation, tid, name_id in rows(RUNTIME, *_NEEDED[RUNTIME], "nameId"):
-        call = Launch((tid & _PROCESS, tid), start, end - start)
+        call = Span(words.get(name_id, ""), (tid & _PROCESS, tid), start, end)
         launches[tid & _PROCESS, correlation] = call
-        if WAIT in words.get(name_id, ""):
+        if WAIT in call.name:
             waits.append(call)
     kernels = []
     for table in (KERNELS, MEMCPY, MEMSET):

@@ -7,7 +7,7 @@ between them is the wait, and a gather that ended before the turn was in time.
 
 import contextlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -86,11 +86,6 @@ def table(moments: Sequence[Moment]) -> list[dict[str, object]]:
     return rows
 
 
-def waited_ms(rows: Sequence[Mapping[str, object]]) -> float:
-    """What the computation waited in all."""
-    return sum(row["waited_ms"] for row in rows)
-
-
 def look(job: RankJob, training: Sharded) -> tuple[list[dict[str, object]], float]:
     """(The table of the step of median length on rank 0, the most that a rank waited in such a
     step); collective. Captured, of replays of a graph that has the marks in it."""
@@ -111,6 +106,7 @@ def look(job: RankJob, training: Sharded) -> tuple[list[dict[str, object]], floa
             step()
             synchronize(job.device)
             found.append(recorder.moments())
-    by_rank = job.everyone(statistics.median(waited_ms(table(one)) for one in found))
+    waited = [sum(row["waited_ms"] for row in table(one)) for one in found]
+    by_rank = job.everyone(statistics.median(waited))
     found.sort(key=lambda moments: moments[-1].ms)
     return table(found[len(found) // 2]), max(by_rank)

@@ -16,14 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from a2lib.experiments.data_parallel.configurations import BEST_MB, STEADY, WHOLE, Way
 from a2lib.experiments.data_parallel.sharded import Sharded, local
-from a2lib.experiments.data_parallel.training import (
-    Training,
-    make_optimizer,
-    on_stream,
-    state_tensors,
-    unsupported,
-    wrap,
-)
+from a2lib.experiments.data_parallel.training import Training, on_stream, own_state, wrap
 from a2lib.experiments.harness import RankJob, Row, free_memory
 from a2lib.measure import synchronize
 from a2lib.measure.failures import note as one_line
@@ -80,13 +73,13 @@ def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
     synchronize(job.device)
     clear(job.device)
     training = Training(job.spec, job.device, job.rank, job.seed)
-    if reason := unsupported(training, way):
+    if reason := training.refusal(way):
         row = {"status": "unsupported", "note": one_line(reason)}
         return dict.fromkeys((key["moment"] for key in job.keys), row)
     reset(job.device)
     bare = requested_bytes(job.device)
     with training.wrapped(lambda model: wrap(model, way)):
-        training.workload.optimizer = optimizer = make_optimizer(way.optimizer, training)
+        training.workload.optimizer = optimizer = training.make_optimizer(way.optimizer)
         # The memory that wrapper and optimizer keep beside what is counted by name.
         kept: Row = {}
         if job.device == "cuda":
@@ -126,7 +119,7 @@ def _two_steps(
         training = Training(*given)
         way = Way("bucketed", BEST_MB)
         stack.enter_context(training.wrapped(lambda model: wrap(model, way)))
-        training.workload.optimizer = make_optimizer(WHOLE[wrapper], training)
+        training.workload.optimizer = training.make_optimizer(WHOLE[wrapper])
     else:
         training = Sharded(*given, wrapper)
     ours, optimizer = isinstance(training.wrapper, FSDP), training.workload.optimizer
@@ -140,14 +133,14 @@ def _two_steps(
             row |= {column: told[name] for name, column in COLUMNS.items()}
         return row | present(job.device, entry)
 
+    def total(row: Row) -> int:
+        return row.get("present_bytes", sum(row.values()))
+
     def note(number: int, moment: str) -> None:
         rows[number, moment] = now()
 
     def sample(*_: object) -> None:
-        row = now()
-        if _total(row) > _total(fullest):
-            fullest.clear()
-            fullest.update(row)
+        fullest.update(max(fullest, now(), key=total))
 
     note(0, "init")
     for number in range(STEADY + 1):
@@ -166,11 +159,6 @@ def _two_steps(
     peak = {**fullest} if fullest or job.device == "cuda" else rows[STEADY, "before"]
     rows[STEADY, "peak"] = peak | most(job.device, entry)
     return rows
-
-
-def _total(row: Row) -> int:
-    known = row.get("present_bytes")
-    return sum(row.values()) if known is None else known
 
 
 @contextlib.contextmanager
@@ -213,10 +201,11 @@ def held_bytes(optimizer: Optimizer) -> Row:
     """What this rank holds of parameters, gradients and AdamW's state. The parameters are the
     optimizer's, since a sharded module's are whole ones while it computes."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = (x for values in own_state(optimizer).values() for x in values.values())
     return {
         "parameter_bytes": held(parameters),
         "gradient_bytes": held(p.grad for p in parameters if p.grad is not None),
-        "optimizer_bytes": held(state_tensors(optimizer)),
+        "optimizer_bytes": held(x for x in state if isinstance(x, torch.Tensor)),
     }
 
 

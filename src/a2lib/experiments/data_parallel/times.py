@@ -18,16 +18,7 @@ from torch.optim import Optimizer
 from a2lib.experiments.data_parallel import configurations, gathers, sharded, traces
 from a2lib.experiments.data_parallel.configurations import SENT_DTYPES, UPDATING, Way
 from a2lib.experiments.data_parallel.sharded import Sharded
-from a2lib.experiments.data_parallel.training import (
-    TOLERANCE,
-    Training,
-    make_optimizer,
-    on_stream,
-    replayed,
-    unlike,
-    unsupported,
-    wrap,
-)
+from a2lib.experiments.data_parallel.training import TOLERANCE, Training, on_stream, replayed, wrap
 from a2lib.experiments.harness import RankJob, Row, free_memory
 from a2lib.measure import synchronize, timing
 from a2lib.measure.clock import Mark
@@ -56,7 +47,7 @@ def ddp(job: RankJob) -> None:
         drawn = traces.drawn(job.spec, job.device)
         for key in job.keys:
             way = Way.from_key(key)
-            if way in drawn and not unsupported(one.training, way):
+            if way in drawn and not one.training.refusal(way):
                 if job.expired():
                     return
                 traces.draw_averaging(job, one.training, way, key)
@@ -78,7 +69,10 @@ def fsdp(job: RankJob) -> None:
     # Ours last: what is drawn of it takes a profiler, which leaves the processes slower.
     keys = sorted(job.keys, key=lambda key: key["wrapper"] == configurations.FSDP)
     with _one_gpu(job) as one:
-        groups = [keys] if _fit(job, one.training, len(keys)) else [[key] for key in keys]
+        state = 16 * sum(p.numel() for p in one.training.parameters)
+        needed = state * (1 + len(keys) / job.world_size)
+        fit = job.device != "cuda" or needed <= SHARE * torch.cuda.mem_get_info()[1]
+        groups = [keys] if fit else [[key] for key in keys]
         for group in groups:
             if job.expired():
                 return
@@ -102,23 +96,21 @@ def _one_gpu(job: RankJob, names: Iterable[str] = ()) -> Iterator[OneGpu]:
     with on_stream(job.device), contextlib.ExitStack() as held:
         training = Training(job.spec, job.device, job.rank, job.seed)
         # All of them before anything is captured: one moves the parameters.
-        optimizers = {name: make_optimizer(name, training) for name in names}
+        optimizers = {name: training.make_optimizer(name) for name in names}
         step = training.stepping(optimizers.get("plain"), send=False, warmup=WARMUP)
         yield OneGpu(training, optimizers, replayed(job, held, step))
 
 
 def _measure(job: RankJob, one: OneGpu, apart: Apart) -> None:
     for keys in job.each():
-        ways = [Way.from_key(key) for key in keys]
-        rows = _rows(job, one, apart, ways)
-        for key, row in zip(keys, rows, strict=True):
-            job.put({**key, **row})
+        rows = _rows(job, one, apart, [Way.from_key(key) for key in keys])
+        job.put(*({**key, **row} for key, row in zip(keys, rows, strict=True)))
 
 
 def _rows(job: RankJob, one: OneGpu, apart: Apart, ways: Sequence[Way]) -> list[Row]:
     """The values of the rows of one wrapper, the same on every rank."""
     training = one.training
-    if reason := unsupported(training, ways[0]):
+    if reason := training.refusal(ways[0]):
         return [{"status": "unsupported", "note": one_line(reason)}] * len(ways)
     with contextlib.ExitStack() as held:
         alone = []
@@ -149,7 +141,7 @@ def _wrong(job: RankJob, training: Training, way: Way) -> str:
         return f"gradients are off their mean by {error:.2g}"
     lost = 0
     if way.optimizer != "plain":
-        lost = max(job.everyone(unlike(training, training.workload.optimizer)))
+        lost = max(job.everyone(training.unlike()))
     return f"{lost} of the parameters looked at are not exchanged" if lost else ""
 
 
@@ -192,14 +184,6 @@ def _updated(job: RankJob, training: Training, way: Way) -> Row:
         begin, end = marks
         times.append(begin.ms_until(end))
     return {"ms_optimizer": slowest(job.everyone(times)).ms}
-
-
-def _fit(job: RankJob, plain: Training, ways: int) -> bool:
-    if job.device != "cuda":
-        return True
-    state = 16 * sum(p.numel() for p in plain.parameters)
-    room = SHARE * torch.cuda.mem_get_info()[1]
-    return state * (1 + ways / job.world_size) <= room
 
 
 def _measure_sharded(job: RankJob, keys: list[Row], one: OneGpu) -> None:

@@ -41,23 +41,16 @@ def draw_averaging(job: RankJob, training: Training, way: Way, key: Mapping[str,
     """Store the bulk table ``strip`` of a step of ``way``; collective."""
     captured = bool(key["capture"])
     with training.wrapped(lambda model: wrap(model, way)), contextlib.ExitStack() as held:
-        step = training.stepping(None, warmup=WARMUP)
-        step = replayed(job, held, step)
+        step = replayed(job, held, training.stepping(None, warmup=WARMUP))
         words = way.label, "captured" * captured, unusual(key, job.device)
         store(job, training, key, words, lambda found: averaging(found, captured), step)
 
 
 def store(
-    job: RankJob,
-    training: Training,
-    key: Mapping[str, object],
-    words: Sequence[str],
-    rows_of: Callable[[Trace], list[dict]],
-    step: Callable[[], object] | None = None,
-    *,
-    table: str = "strip",
-    steps: int = 2,
-) -> None:
+    job: RankJob, training: Training, key: Mapping[str, object], words: Sequence[str],
+    rows_of: Callable[[Trace], list[dict]], step: Callable[[], object] | None = None,
+    *, table: str = "strip", steps: int = 2,
+) -> None:  # fmt: skip
     """Store ``rows_of`` a trace as a bulk table; collective. What fails leaves no picture; the
     words go where the rank's output goes."""
     try:

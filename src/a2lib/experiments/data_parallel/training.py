@@ -184,16 +184,51 @@ class Training:
             for grad, mean in zip(kept, means, strict=True)
         )
 
+    def unlike(self) -> int:
+        """Of some parameters, how many differ after a step from what their owner had; collective.
+
+        The others' are made wrong before the update, whose learning rate is 0: the exchange has to
+        put them right.
+        """
+        some = [self.parameters[i] for i in self.checked]
+        kept = [p.detach().clone() for p in some]
+        owned = own_state(self.workload.optimizer)
+
+        def spoil() -> None:
+            with torch.no_grad():
+                for p in some:
+                    if p not in owned:
+                        p.add_(1)
+
+        self.step(send=True, before_optimizer=spoil)
+        wrong = 0
+        with torch.no_grad():
+            for p, right in zip(some, kept, strict=True):
+                wrong += not torch.equal(p, right)
+                p.copy_(right)
+        return wrong
+
+    def refusal(self, way: Way) -> str | None:
+        """Why ``way`` cannot be taken here."""
+        engines = way.carrier == "copy_engines"
+        return why_not(None, self.parameters[0].device) if engines else None
+
+    def make_optimizer(self, name: str) -> Optimizer:
+        """Its own for "plain", else another over its parameters; collective."""
+        if name == "plain":
+            return self.workload.optimizer
+        options = {"lr": 0.0, "fused": True, "capturable": self.device == "cuda"}
+        params = self.workload.model.parameters()
+        if name == "sharded":
+            return ShardedOptimizer(params, torch.optim.AdamW, **options)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return still(ZeroRedundancyOptimizer(params, torch.optim.AdamW, **options))
+
 
 def replayed(job: RankJob, held: contextlib.ExitStack, step: Callable) -> Callable:
     """The step, or where the job's are captured its replay, as long as ``held`` is open."""
     return held.enter_context(capture_step(step)).replay if job.spec["capture"] else step
-
-
-def unsupported(training: Training, way: Way) -> str | None:
-    """Why ``way`` cannot be taken here."""
-    engines = way.carrier == "copy_engines"
-    return why_not(None, training.parameters[0].device) if engines else None
 
 
 def wrap(model: nn.Module, way: Way) -> nn.Module:
@@ -217,50 +252,7 @@ def wrap(model: nn.Module, way: Way) -> nn.Module:
     return {"naive": NaiveDDP, "flat": FlatDDP, "overlapped": DDP}[way.wrapper](model)
 
 
-def make_optimizer(name: str, training: Training) -> Optimizer:
-    """The training's own for "plain", else another over its parameters; collective."""
-    if name == "plain":
-        return training.workload.optimizer
-    options = {"lr": 0.0, "fused": True, "capturable": training.device == "cuda"}
-    params = training.workload.model.parameters()
-    if name == "sharded":
-        return ShardedOptimizer(params, torch.optim.AdamW, **options)
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    return still(ZeroRedundancyOptimizer(params, torch.optim.AdamW, **options))
-
-
 def own_state(optimizer: Optimizer) -> dict[nn.Parameter, dict]:
     """What this rank keeps: parameter -> its state; PyTorch's has it in an optimizer within."""
     inner = getattr(optimizer, "optim", optimizer)
     return {p: inner.state[p] for p in inner.state if "exp_avg" in inner.state[p]}
-
-
-def state_tensors(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    for values in own_state(optimizer).values():
-        yield from (x for x in values.values() if isinstance(x, torch.Tensor))
-
-
-def unlike(training: Training, optimizer: Optimizer) -> int:
-    """Of some parameters, how many differ after a step from what their owner had; collective.
-
-    The others' are made wrong before the update, whose learning rate is 0: the exchange has to put
-    them right.
-    """
-    some = [training.parameters[i] for i in training.checked]
-    kept = [p.detach().clone() for p in some]
-    owned = own_state(optimizer)
-
-    def spoil() -> None:
-        with torch.no_grad():
-            for p in some:
-                if p not in owned:
-                    p.add_(1)
-
-    training.step(send=True, before_optimizer=spoil)
-    wrong = 0
-    with torch.no_grad():
-        for p, right in zip(some, kept, strict=True):
-            wrong += not torch.equal(p, right)
-            p.copy_(right)
-    return wrong

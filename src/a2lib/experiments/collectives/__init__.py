@@ -55,39 +55,26 @@ class Parameters(OnRanks, WithSweep):
         Raises ParameterError where a single shape asks for more GPUs than there are.
         """
         if self.sweep != "shape":
-            return list(dict.fromkeys(one for ranks in _every() for one in self._sweeps(ranks)))
+            # Those on GPUs first: they take the least time.
+            groups = [Ranks(n, b) for b, counts in WORLD_SIZES.items() for n in counts]
+            here = [one for one in groups if one.backend == "gloo" or one.world_size <= gpu_count()]
+            every = ((ranks, *how) for ranks in here for how in self._sweeps(ranks))
+            return list(dict.fromkeys(itertools.starmap(Collective, every)))
         ranks = self.ranks()
         size = (self.megabytes or {"cuda": 100, "cpu": 1}[ranks.device]) * MB
         return [Collective(ranks, name, self.dtype, size) for name in names(self.operations)]
 
-    def _sweeps(self, ranks: Ranks) -> Iterator[Collective]:
-        """The handout's sizes first."""
+    def _sweeps(self, ranks: Ranks) -> Iterator[tuple[str, str, int]]:
+        """(Operation, dtype, size), the handout's sizes first."""
         sum_, *others = OPERATIONS
         if ranks.world_size <= 6 and self.has("handout"):
-            yield from _of(ranks, (sum_,), ("fp32",), HANDOUT_SIZES)
+            yield from itertools.product((sum_,), ("fp32",), HANDOUT_SIZES)
         dtypes = tuple(DTYPES) if ranks.backend == "nccl" else ("fp32",)
         if self.has("sizes"):
-            yield from _of(ranks, (sum_,), ("fp32",), SIZES[ranks.backend])
-            yield from _of(ranks, (sum_,), dtypes, HANDOUT_SIZES)
+            yield from itertools.product((sum_,), ("fp32",), SIZES[ranks.backend])
+            yield from itertools.product((sum_,), dtypes, HANDOUT_SIZES)
         if self.has("operations"):
-            yield from _of(ranks, others, dtypes, OTHER_SIZES[ranks.backend])
-
-
-def _every() -> list[Ranks]:
-    """Every group of a sweep, those on GPUs first: they take the least time."""
-    gpus = gpu_count()
-    return [
-        Ranks(n, backend)
-        for backend, counts in WORLD_SIZES.items()
-        for n in counts
-        if backend == "gloo" or n <= gpus
-    ]
-
-
-def _of(
-    ranks: Ranks, operations: Iterable[str], dtypes: Iterable[str], sizes: Iterable[int]
-) -> Iterator[Collective]:
-    yield from (Collective(ranks, *how) for how in itertools.product(operations, dtypes, sizes))
+            yield from itertools.product(others, dtypes, OTHER_SIZES[ranks.backend])
 
 
 def tasks(collectives: Iterable[Collective]) -> list[Task]:

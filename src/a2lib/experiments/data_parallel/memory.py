@@ -6,8 +6,7 @@ is known to the host at once.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch.optim import Optimizer
@@ -94,7 +93,10 @@ def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
             reset(job.device)
 
         read("init")
-        with around(optimizer, lambda: read("before"), lambda: read("after")):
+        with (
+            optimizer.register_step_pre_hook(lambda *_: read("before")),
+            optimizer.register_step_post_hook(lambda *_: read("after")),
+        ):
             training.step(send=True)
         training.step(send=True)  # PyTorch's wrapper makes its buckets anew
         reset(job.device)
@@ -136,22 +138,24 @@ def _two_steps(
     def total(row: Row) -> int:
         return row.get("present_bytes", sum(row.values()))
 
-    def note(number: int, moment: str) -> None:
-        rows[number, moment] = now()
+    def note(number: int, moment: str) -> Callable[..., None]:
+        return lambda *_: rows.update({(number, moment): now()})
 
     def sample(*_: object) -> None:
         fullest.update(max(fullest, now(), key=total))
 
-    note(0, "init")
+    note(0, "init")()
     for number in range(STEADY + 1):
         if number == STEADY:
             reset(job.device)
             if ours:
                 training.wrapper.observe(sample)
-        before, after = partial(note, number, "before"), partial(note, number, "after")
-        with around(optimizer, before, after):
-            with training.calling({"backward": partial(note, number, "forward")}):
-                training.step(send=True)
+        with (
+            optimizer.register_step_pre_hook(note(number, "before")),
+            optimizer.register_step_post_hook(note(number, "after")),
+            training.calling({"backward": note(number, "forward")}),
+        ):
+            training.step(send=True)
         synchronize(job.device)
     if ours:
         training.wrapper.observe(None)
@@ -159,18 +163,6 @@ def _two_steps(
     peak = {**fullest} if fullest or job.device == "cuda" else rows[STEADY, "before"]
     rows[STEADY, "peak"] = peak | most(job.device, entry)
     return rows
-
-
-@contextlib.contextmanager
-def around(
-    optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]
-) -> Iterator[None]:
-    """Call ``before`` directly before each step of ``optimizer``, and ``after`` directly after."""
-    with (
-        optimizer.register_step_pre_hook(lambda *_: before()),
-        optimizer.register_step_post_hook(lambda *_: after()),
-    ):
-        yield
 
 
 def present(device: str, less: int = 0) -> Row:

@@ -34,7 +34,7 @@ def tasks(given: Parameters, device: str) -> list[Task]:
     ]
     return [
         task(name, shape, score_scale)
-        for shape in (shapes if given.has_tables else ())
+        for shape in (shapes if given.has("leaderboard") else ())
         for score_scale in SCORE_SCALES
         for name in given.chosen_implementations(shape, device)
     ]

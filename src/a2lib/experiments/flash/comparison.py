@@ -37,19 +37,9 @@ COMPILE = "a2lib.experiments.flash.comparison:compile_one"
 prepare = peers.configure
 
 
-def compilation(shape: Shape, implementation: str) -> Compilation:
-    """One implementation at one shape, forward and backward."""
-    inputs = 8 * shape.tensor_bytes
-    mask = shape.seq_len**2 * 4 if implementation == "flex" else 0
-    return Compilation(
-        label=f"{implementation} {shape}",
-        spec={"shape": dataclasses.asdict(shape), "implementation": implementation},
-        bytes=inputs + mask + peers.needed_bytes(implementation, shape, "end_to_end"),
-    )
-
-
 def compilations(pending: Mapping[Shape, Iterable[str]]) -> list[Compilation]:
-    """What ``pending`` (the implementations still to measure at each shape) needs compiled.
+    """What ``pending`` (the implementations still to measure at each shape) needs compiled, forward
+    and backward.
 
     Our own kernels take their lengths at run time: they are compiled per head size, dtype and mask,
     and again where a size is 1, which Triton folds into the code.
@@ -60,7 +50,11 @@ def compilations(pending: Mapping[Shape, Iterable[str]]) -> list[Compilation]:
             same = (shape.dtype, shape.head_dim, shape.causal, shape.batch == 1, shape.heads == 1)
             code = same if name == "a2lib" else shape
             if name in COMPILED:
-                found.setdefault((name, code), compilation(shape, name))
+                spec = {"shape": dataclasses.asdict(shape), "implementation": name}
+                mask = shape.seq_len**2 * 4 if name == "flex" else 0
+                needed = 8 * shape.tensor_bytes + peers.needed_bytes(name, shape, "end_to_end")
+                one = Compilation(f"{name} {shape}", spec, needed + mask)
+                found.setdefault((name, code), one)
     return list(found.values())
 
 

@@ -43,7 +43,7 @@ MARKER = "spin_kernel"  # the kernel of torch.cuda._sleep, which no attention la
 def tasks(given: Parameters, device: str) -> list[Task]:
     """What to count on ``device`` ("cuda" or "cpu"); [] for a sweep without this table."""
     made = []
-    for shape in SHAPES[device] if given.has_tables else ():
+    for shape in SHAPES[device] if given.has("leaderboard") else ():
         asked = given.chosen_implementations(shape, device)
         names = [name for name in IMPLEMENTATIONS[device] if name in asked]
         if names:

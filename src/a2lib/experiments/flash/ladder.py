@@ -25,8 +25,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Self
 
-from a2lib.experiments.flash import peers, sanity
+from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.flash.turns import Turns
 from a2lib.experiments.harness import Job, Row, Task
@@ -109,8 +110,8 @@ class _Rungs(Turns):
     section, passes = FLASH_LADDER, PASSES
 
     def prepare(self, name: str) -> None:
-        rung = Rung(name, self.shape, self.device)
-        rung.check(self.qkv, self.expected)
+        with Rung(name, self.shape, self.device) as rung:
+            self.expected.check(rung.forward, self.qkv)
         self.forwards[name] = rung
 
     def call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
@@ -151,25 +152,19 @@ class Rung:
 
     def __init__(self, name: str, shape: Shape, device: str) -> None:
         self.forward = peers.build(name if name in PEERS else "a2lib", shape, device)
-        self.swaps = []
         if name in PEERS:
             peers.check(name, device)
-        else:
-            self.swaps = _swaps(name, device)
+        self.swaps = [] if name in PEERS else _swaps(name, device)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self.kept = [getattr(module, name) for module, name, _ in self.swaps]
         for swap in self.swaps:
             setattr(*swap)
+        return self
 
     def __exit__(self, *_) -> None:
         for (module, name, _), value in zip(self.swaps, self.kept, strict=True):
             setattr(module, name, value)
-
-    def check(self, qkv, expected: sanity.Expected) -> None:
-        """Raise sanity.WrongResult unless output and gradients are right."""
-        with self:
-            expected.check(self.forward, qkv)
 
     def call(self, qkv, do, pass_: str, anew: bool = False) -> Callable[[], object]:
         """The pass as a call, as ``passes.one_pass``."""

@@ -148,11 +148,8 @@ def _flex(shape: Shape, device: str) -> Callable:
     def see_no_later_key(b, h, q_index, k_index):
         return q_index >= k_index
 
-    block_mask = None
-    if shape.causal:
-        block_mask = create_block_mask(
-            see_no_later_key, None, None, shape.seq_len, shape.seq_len, device=device
-        )
+    sizes = None, None, shape.seq_len, shape.seq_len
+    block_mask = create_block_mask(see_no_later_key, *sizes, device) if shape.causal else None
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return lambda q, k, v: compiled(q, k, v, block_mask=block_mask)
 

@@ -68,7 +68,7 @@ def tasks(given: Parameters, device: str) -> list[Task]:
     row of second 0 is asked for, which every measurement has."""
     (shape,) = sweep_shapes("leaderboard", tiny=device == "cpu")
     made = []
-    for protocol, (_, timed) in PROTOCOLS.items() if given.has_tables else ():
+    for protocol, (_, timed) in PROTOCOLS.items() if given.has("leaderboard") else ():
         listed = OTHERS[device].get(protocol, IMPLEMENTATIONS[device])
         asked = given.chosen_implementations(shape, device)
         chosen = [name for name in listed if name in asked]
@@ -124,7 +124,7 @@ def measure(job: Job) -> None:
             job.fail(result, [key(protocol, shape, name, pass_)])
             continue
         for row in reversed(result):
-            job.put(key(protocol, shape, name, pass_) | {"note": ""} | row)
+            job.put(key(protocol, shape, name, pass_) | {"status": "ok", "note": ""} | row)
 
 
 def burst_call(
@@ -242,7 +242,7 @@ def board_function(name: str, shape: Shape) -> Callable:
 
 def _burst(calls: Calls, device: str) -> dict[str, list[Row] | Exception]:
     timed = time_many(calls, device=device, **TIMING[device])
-    return {n: t if isinstance(t, Exception) else [_row(t)] for n, t in timed.items()}
+    return {n: t if isinstance(t, Exception) else [t.row(FLASH_PROTOCOL)] for n, t in timed.items()}
 
 
 def _sustained(calls: Calls, device: str) -> dict[str, list[Row]]:
@@ -250,7 +250,8 @@ def _sustained(calls: Calls, device: str) -> dict[str, list[Row]]:
     seconds = seconds_of(
         call, device=device, n_seconds=N_SECONDS, second_s=SECOND_S[device], idle_s=IDLE_S[device]
     )
-    return {name: [_row(s.timing) | {"second": s.second, "power_w": s.power_w} for s in seconds]}
+    rows = [(s, s.timing.row(FLASH_PROTOCOL)) for s in seconds]
+    return {name: [row | {"second": s.second, "power_w": s.power_w} for s, row in rows]}
 
 
 def _board(calls: Calls, device: str) -> dict[str, list[Row]]:
@@ -259,13 +260,13 @@ def _board(calls: Calls, device: str) -> dict[str, list[Row]]:
     ((name, call),) = calls.items()
     with Watch() as watch:
         samples = do_bench(call, **BOARD_MS, return_mode="all")
-    row = _row(Timing.from_samples(samples, mhz=watch.mhz))
+    row = Timing.from_samples(samples, mhz=watch.mhz).row(FLASH_PROTOCOL)
     return {name: [row | {"power_w": watch.power_w()}]}
 
 
 def _first(calls: Calls, device: str) -> dict[str, list[Row]]:
     ((name, call),) = calls.items()
-    rows = [_row(Timing.from_samples([took])) for took in call()]
+    rows = [Timing.from_samples([took]).row(FLASH_PROTOCOL) for took in call()]
     return {name: [row | {"second": second} for second, row in enumerate(rows)]}
 
 
@@ -275,11 +276,7 @@ def _host(calls: Calls, device: str) -> dict[str, list[Row]]:
         for name, call in calls.items():
             call()  # what another has left in the caches is its own
             taken[name].append(clock.host(call, HOST_CALLS))
-    return {name: [_row(Timing.from_samples(taken[name]))] for name in calls}
-
-
-def _row(timing: Timing) -> Row:
-    return {"status": "ok"} | timing.row(FLASH_PROTOCOL)
+    return {name: [Timing.from_samples(taken[name]).row(FLASH_PROTOCOL)] for name in calls}
 
 
 PROTOCOLS = {  # how each makes its call, and how it times calls

@@ -50,11 +50,6 @@ class Parameters(WithSweep):
     )
     sweep: str = parameters.sweep(SWEEPS)
 
-    @property
-    def has_tables(self) -> bool:
-        """Whether the sweep has the tables beside the times."""
-        return self.has("leaderboard")
-
     def chosen_passes(self, implementation: str) -> tuple[str, ...]:
         """The passes to measure of one implementation."""
         chosen = PASSES if self.passes == "all" else names(self.passes)

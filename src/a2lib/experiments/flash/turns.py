@@ -128,12 +128,9 @@ class Turns:
         return times
 
     def fail(
-        self,
-        name: str,
-        error: Exception,
-        passes: Sequence[str] | None = None,
+        self, name: str, error: Exception, passes: Sequence[str] | None = None,
         warned: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Rows without a time for ``passes`` of ``name``, or all that are left, which are measured
         no further."""
         if passes is None or failures.is_lost(error):

@@ -4,7 +4,6 @@ What is measured is a stack of feed-forward layers, spread over ranks in one way
 ``schemes`` says how, ``peers`` has PyTorch's own, ``handlers`` what each rank does with them.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -59,9 +58,7 @@ class Setting:
         return f"{by}{self.scheme} {mesh_name(self.mesh)}, d_ff {self.d_ff}"
 
     def spec(self) -> dict[str, object]:
-        given = dataclasses.asdict(self)
-        del given["ranks"]
-        return given
+        return {name: value for name, value in vars(self).items() if name != "ranks"}
 
     def key(self, tokens: int, pass_: str) -> dict[str, object]:
         known = {**vars(self), **vars(self.ranks), "mesh": mesh_name(self.mesh)}

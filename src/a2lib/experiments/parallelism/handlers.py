@@ -13,15 +13,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from a2lib.experiments.harness import RankJob, Row
-from a2lib.experiments.parallelism import PARTS
-from a2lib.experiments.parallelism.schemes import (
-    DATA,
-    TENSOR,
-    TORCH_DTYPES,
-    Stack,
-    layer_weights,
-    plain,
-)
+from a2lib.experiments.parallelism import PARTS, schemes
+from a2lib.experiments.parallelism.schemes import DATA, TENSOR, TORCH_DTYPES, Stack
 from a2lib.measure import PARALLELISM, Timing, timing
 from a2lib.measure.timing import from_rest, sample_count, slowest
 
@@ -73,13 +66,13 @@ def errors(stack, spec: Mapping[str, object], device: str, seed: int) -> dict[st
     """How far y, dx and each gradient are from those of one process, over the norm of these, by
     name; collective."""
     dtype = TORCH_DTYPES[spec["dtype"]]
-    layers = [layer_weights(i, spec, device, seed) for i in range(spec["layers"])]
+    layers = [schemes.layer_weights(i, spec, device, seed) for i in range(spec["layers"])]
     generator = torch.Generator(device).manual_seed(seed + len(layers))
     shape = (CHECKED_TOKENS * PARTS * spec["mesh"][0], spec["d_model"])
     x, dy = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(2))
     for tensor in (x, *(w for layer in layers for w in layer.values())):
         tensor.requires_grad_()
-    y = plain(x, layers)
+    y = schemes.plain(x, layers)
     y.backward(dy)
     whole = {"y": y.detach(), "dx": x.grad}
     own_y, own_dx = passes(stack, stack.rows(x.detach()), stack.rows(dy))["end_to_end"]()

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Replicate, parallel
 from torch.nn.functional import silu
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,14 +35,16 @@ class TorchStack:
     ) -> None:
         layers = (layer_weights(i, spec, device, seed) for i in range(spec["layers"]))
         model = nn.Sequential(*map(FeedForward, layers))
-        self._along_data = mesh.size(mesh.mesh_dim_names.index(DATA))
+        self._along_data = mesh[DATA].size()
         self._place = mesh.get_local_rank(DATA)
         if mesh[TENSOR].size() > 1:
             # x is taken as one DTensor, so that both terms of its gradient are one sum.
-            plan = {"w1": ColwiseParallel(), "w2": ColwiseParallel(), "w3": RowwiseParallel()}
+            columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
             whole = {"input_layouts": (Replicate(),), "desired_input_layouts": (Replicate(),)}
+            plan = {"w1": columns, "w2": columns, "w3": rows}
+            plan[""] = parallel.PrepareModuleInput(**whole)
             for layer in model:
-                parallelize_module(layer, mesh[TENSOR], plan | {"": PrepareModuleInput(**whole)})
+                parallel.parallelize_module(layer, mesh[TENSOR], plan)
         if spec["scheme"] == "dp":
             self._model = DistributedDataParallel(model, process_group=mesh.get_group(DATA))
         else:

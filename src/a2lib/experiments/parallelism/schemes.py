@@ -60,8 +60,7 @@ def plain(x: Tensor, layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
 
 
 class Wire:
-    """The collectives of both axes of a mesh. Each starts one, beside what is computed, and returns
-    ``wait``: on a GPU the current stream waits then, on the CPU the host."""
+    """The collectives of both axes of a mesh."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._groups = {axis: mesh.get_group(axis) for axis in (DATA, TENSOR)}
@@ -69,15 +68,6 @@ class Wire:
         self.sizes = {axis: dist.get_world_size(group) for axis, group in self._groups.items()}
         self._silent = False
         self._log: list[tuple[str, Callable, tuple[Tensor, ...]]] | None = None
-
-    def all_reduce(self, axis: str, tensor: Tensor) -> Callable[[], object]:
-        return self._start(axis, dist.all_reduce, tensor)
-
-    def all_gather(self, axis: str, whole: Tensor, part: Tensor) -> Callable[[], object]:
-        return self._start(axis, all_gather_single, whole, part)
-
-    def reduce_scatter(self, axis: str, part: Tensor, whole: Tensor) -> Callable[[], object]:
-        return self._start(axis, reduce_scatter_single, part, whole)
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
@@ -100,7 +90,7 @@ class Wire:
                 tensors[0].zero_()  # a sum of sums would overflow
 
         def replay(axis: str) -> list[Callable[[], object]]:
-            return [self._start(*(a, call, *tensors)) for a, call, tensors in log if a == axis]
+            return [self.start(a, call, *tensors) for a, call, tensors in log if a == axis]
 
         return {
             axis: lambda axis=axis: replay(axis)
@@ -108,7 +98,9 @@ class Wire:
             if any(a == axis for a, _, _ in log)
         }
 
-    def _start(self, axis: str, call: Callable, *tensors: Tensor) -> Callable[[], object]:
+    def start(self, axis: str, call: Callable, *tensors: Tensor) -> Callable[[], object]:
+        """Start the collective ``call``, beside what is computed; returns ``wait``: on a GPU the
+        current stream waits then, on the CPU the host."""
         if self._silent or self.sizes[axis] == 1:
             return _nothing
         if self._log is not None:
@@ -175,7 +167,7 @@ class Stack:
                 x1, x2 = x @ w1, x @ w2
                 z = silu(x1) * x2
                 parts[p] = z @ w3
-                summed[p] = self.wire.all_reduce(TENSOR, parts[p])
+                summed[p] = self.wire.start(TENSOR, dist.all_reduce, parts[p])
                 kept.append((x, x1, x2, z))
             self._kept.append(kept)
         return _joined(parts, summed)
@@ -206,16 +198,16 @@ class Stack:
                 dx = dx1 @ w1.T
                 dx.addmm_(dx2, w2.T)
                 parts[p] = dx
-                summed[p] = self.wire.all_reduce(TENSOR, dx)
+                summed[p] = self.wire.start(TENSOR, dist.all_reduce, dx)
                 for total, left, right in ((dw3, z, dy), (dw2, x, dx2), (dw1, x, dx1)):
                     if p == 0:
                         torch.mm(left.T, right, out=total)
                     else:
                         total.addmm_(left.T, right)
             if self._sharded:
-                sent[i] = self.wire.reduce_scatter(DATA, self._sums[i], gradients)
+                sent[i] = self.wire.start(DATA, reduce_scatter_single, self._sums[i], gradients)
             else:
-                sent[i] = self.wire.all_reduce(DATA, gradients)
+                sent[i] = self.wire.start(DATA, dist.all_reduce, gradients)
         for wait in sent.values():
             wait()
         return _joined(parts, summed)
@@ -226,7 +218,7 @@ class Stack:
         for i, flat in enumerate(self._sums):
             if self._sharded:
                 whole = torch.zeros_like(self._spent[0])
-                self.wire.all_gather(DATA, whole, flat)()
+                self.wire.start(DATA, all_gather_single, whole, flat)()
                 flat = whole
             matrices = zip(NAMES, self._matrices(flat), strict=True)
             found |= {f"{i}.{name}": matrix for name, matrix in matrices}
@@ -236,16 +228,14 @@ class Stack:
         """Start to gather layer ``i``, whose buffer nothing reads any more that is not before."""
         if not self._sharded:
             return _nothing
-        return self.wire.all_gather(DATA, self._gathered[i % 2], self._held[i])
+        return self.wire.start(DATA, all_gather_single, self._gathered[i % 2], self._held[i])
 
     def _weights(self, i: int) -> Tensor:
         return self._gathered[i % 2] if self._sharded else self._held[i]
 
     def _matrices(self, flat: Tensor) -> list[Tensor]:
-        d, f = self._shape
-        return [
-            w.view(shape) for w, shape in zip(flat.chunk(3), ((d, f), (d, f), (f, d)), strict=True)
-        ]
+        shapes = self._shape, self._shape, self._shape[::-1]
+        return [w.view(shape) for w, shape in zip(flat.chunk(3), shapes, strict=True)]
 
 
 def _joined(parts: list[Tensor], summed: list[Callable[[], object]]) -> Tensor:

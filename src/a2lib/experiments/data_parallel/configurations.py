@@ -53,8 +53,7 @@ class Way:
     @classmethod
     def from_key(cls, key: Mapping[str, Any]) -> Self:
         """That of a row's key."""
-        names = (field.name for field in dataclasses.fields(cls))
-        return cls(**{name: key[name] for name in names if name in key})
+        return cls(**{f.name: key[f.name] for f in dataclasses.fields(cls) if f.name in key})
 
     @property
     def label(self) -> str:
@@ -82,8 +81,7 @@ class Setting(Configuration):
 
     def key(self, section: Section, way: Way, **more: object) -> dict[str, object]:
         """Of the row of ``way``, where ``more`` are the key columns of neither."""
-        ranks = dataclasses.asdict(self.ranks)
-        known = {**self.spec(), **ranks, **dataclasses.asdict(way), **more}
+        known = {**self.spec(), **vars(self.ranks), **vars(way), **more}
         return {column: known[column] for column in section.key}
 
     @property

@@ -43,12 +43,9 @@ def tasks(given: Parameters, device: str) -> list[Task]:
 def task(name: str, shape: Shape, score_scale: int) -> Task:
     """The errors of one implementation."""
     sizes, how = dataclasses.asdict(shape), {"implementation": name, "score_scale": score_scale}
-    key = {**sizes, **how}
-    return Task.whole(
-        f"{name} {shape}, scores times {score_scale}",
-        {"shape": sizes, **how},
-        ({**key, "tensor": tensor} for tensor in TENSORS),
-    )
+    keys = ({**sizes, **how, "tensor": tensor} for tensor in TENSORS)
+    label = f"{name} {shape}, scores times {score_scale}"
+    return Task.whole(label, {"shape": sizes, **how}, keys)
 
 
 def measure(job: Job) -> None:

@@ -109,11 +109,7 @@ def _sdpa(implementation: str, causal: bool) -> Callable:
     from torch.compiler import is_compiling
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    backend = {
-        "sdpa_flash": SDPBackend.FLASH_ATTENTION,
-        "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
-        "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
-    }[implementation]
+    backend = getattr(SDPBackend, f"{implementation.removeprefix('sdpa_').upper()}_ATTENTION")
 
     def forward(q, k, v):
         if is_compiling():  # decided while traced: no part of a call

@@ -69,16 +69,9 @@ class Parameters(WithSweep):
         if self.sweep != "shape":
             shapes = sweep_shapes(self.sweep, tiny=device == "cpu")
             return [shape for shape in shapes if self.dtype in ("auto", shape.dtype)]
-        return [
-            Shape(
-                DTYPE[device] if self.dtype == "auto" else self.dtype,
-                self.batch,
-                self.heads,
-                SEQ_LEN[device] if self.seq_len is None else self.seq_len,
-                self.head_dim,
-                self.causal,
-            )
-        ]
+        dtype = DTYPE[device] if self.dtype == "auto" else self.dtype
+        seq_len = SEQ_LEN[device] if self.seq_len is None else self.seq_len
+        return [Shape(dtype, self.batch, self.heads, seq_len, self.head_dim, self.causal)]
 
 
 def sweep_shapes(sweep: str, *, tiny: bool = False) -> list[Shape]:

@@ -1,6 +1,8 @@
 """How the ways of data parallelism are checked, timed and drawn, with one rank; and what the
 notebooks ask for."""
 
+import contextlib
+
 import pytest
 import torch
 from refusals import refused
@@ -50,19 +52,16 @@ class Wrapper(torch.nn.Module):
 
     def __init__(self, model, mean):
         super().__init__()
-        self.model, self.mean, self.quiet = model, mean, 0
+        self.model, self.mean, self.quiet = model, mean, False
 
     def forward(self, tokens):
         return self.model(tokens)
 
+    @contextlib.contextmanager
     def no_sync(self):
-        return self
-
-    def __enter__(self):
-        self.quiet += 1
-
-    def __exit__(self, *_):
-        self.quiet -= 1
+        self.quiet = True
+        yield
+        self.quiet = False
 
     def finish_gradient_synchronization(self):
         assert not self.quiet

@@ -69,9 +69,8 @@ class Call:
             own.fill_(0 if operation == "broadcast" and rank else base + j + rank)
         self.part.fill_(base + rank)
         self.run()
-        sums = [
-            world_size * (base + j) + world_size * (world_size - 1) // 2 for j in range(world_size)
-        ]
+        ranks = range(world_size)
+        sums = [world_size * (base + j) + sum(ranks) for j in ranks]
         if operation == "reduce_scatter":
             return bool((self.part == sums[rank]).all())
         expected = sums if operation == "all_reduce" else range(base, base + world_size)

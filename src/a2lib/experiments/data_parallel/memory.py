@@ -22,12 +22,8 @@ from a2lib.measure.failures import note as one_line
 from a2lib.measure.memory import clear, requested_bytes, take_workspaces
 from a2lib.parallel import FSDP
 
-# PyTorch's names of collectives, and the columns of the bytes that they are given.
-COLLECTIVES = {
-    "allreduce": "reduced_bytes",
-    "allgather": "gathered_bytes",
-    "broadcast": "broadcast_bytes",
-}
+# PyTorch's names of collectives, and how the columns begin of the bytes that they are given.
+COLLECTIVES = {"allreduce": "reduced", "allgather": "gathered", "broadcast": "broadcast"}
 # Of what FSDP tells.
 COLUMNS = {
     "parameters": "parameter_bytes",
@@ -109,9 +105,7 @@ def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
     return rows
 
 
-def _two_steps(
-    job: RankJob, wrapper: str, stack: contextlib.ExitStack
-) -> dict[tuple[int, str], Row]:
+def _two_steps(job: RankJob, wrapper: str, stack: contextlib.ExitStack) -> dict[tuple, Row]:
     """(Step, moment) -> the values of this rank's row."""
     take_workspaces(job.device)
     free_memory(job.device)
@@ -210,12 +204,12 @@ class Counted(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = dict.fromkeys(COLLECTIVES.values(), 0)
+        self.bytes = {f"{sent}_bytes": 0 for sent in COLLECTIVES.values()}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs: Mapping | None = None):
         if function.namespace == "c10d":
             called = function._schema.name.partition("::")[2].strip("_")
-            for name, column in COLLECTIVES.items():
+            for name, sent in COLLECTIVES.items():
                 if called.startswith(name):
-                    self.bytes[column] += held(tree_leaves(args[0]))
+                    self.bytes[f"{sent}_bytes"] += held(tree_leaves(args[0]))
         return function(*args, **(kwargs or {}))

@@ -72,9 +72,7 @@ class Sharded(Training):
     """The training of ``spec`` in a wrapper; collective. What computes in bf16 does so without
     autocast, from weights that are gathered in bf16."""
 
-    def __init__(
-        self, spec: Mapping[str, object], device: str, rank: int, seed: int, wrapper: str
-    ) -> None:
+    def __init__(self, spec: Mapping, device: str, rank: int, seed: int, wrapper: str) -> None:
         low = torch.bfloat16 if spec["precision"] == "bf16" else None
         wide = {**spec, "precision": "fp32" if low else spec["precision"]}
         super().__init__(wide, device, rank, seed)

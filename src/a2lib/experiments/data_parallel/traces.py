@@ -60,9 +60,7 @@ def store(
         print(f"{table} of {', '.join(map(str, words))}: {error}")
 
 
-def put(
-    job: RankJob, table: str, rows: Sequence[Mapping], key: Mapping[str, object], *words: str
-) -> None:
+def put(job: RankJob, table: str, rows: Sequence[Mapping], key: Mapping, *words: str) -> None:
     """Store rank 0's ``rows``, if there are any, as the bulk table of a training; ``words`` are in
     its name."""
     if rows and job.rank == 0:

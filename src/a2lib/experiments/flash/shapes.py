@@ -87,9 +87,7 @@ def sweep_shapes(sweep: str, *, tiny: bool = False) -> list[Shape]:
     if sweep == "ladder":
         few = Shape("bf16", 1, 1, 128 if tiny else 4096, 64, True)
         return [few] if tiny else [Shape("bf16", 1, 16, 16384, d, True) for d in (128, 64)] + [few]
-    leaderboard = [
-        Shape("bf16", 1, 2, 256, 64, True) if tiny else Shape("bf16", 1, 16, 16384, 64, True)
-    ]
+    leaderboard = [Shape("bf16", 1, *((2, 256) if tiny else (16, 16384)), 64, True)]
     handout = [
         Shape(dtype, 1, 1, 2**power, head_dim, True)
         for power in range(7, 9 if tiny else 17)

@@ -133,9 +133,8 @@ class Batch:
     def _in_turns(self, ways: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
         """The slowest rank's times of each way, some calls of each in turn."""
         device, everyone = self._job.device, self._job.everyone
-        estimate = 0.0
-        for run in ways.values():
-            estimate += max(everyone([from_rest(run, device) for _ in range(WARMUP)][-1]))
+        warm = ([from_rest(run, device) for _ in range(WARMUP)][-1] for run in ways.values())
+        estimate = sum(max(everyone(ms)) for ms in warm)
         n = sample_count(BUDGET_MS[device], estimate, *CALLS)
         own: dict[str, list[float]] = {name: [] for name in ways}
         for name, count in timing.in_turns(dict.fromkeys(ways, n)):

@@ -30,9 +30,7 @@ class FeedForward(nn.Module):
 class TorchStack:
     """One rank's part, with what ``schemes.Stack`` has but for passes of their own."""
 
-    def __init__(
-        self, mesh: DeviceMesh, spec: Mapping[str, object], device: str, seed: int
-    ) -> None:
+    def __init__(self, mesh: DeviceMesh, spec: Mapping, device: str, seed: int) -> None:
         layers = (layer_weights(i, spec, device, seed) for i in range(spec["layers"]))
         model = nn.Sequential(*map(FeedForward, layers))
         self._along_data = mesh[DATA].size()

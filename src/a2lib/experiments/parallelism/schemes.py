@@ -114,9 +114,7 @@ class Stack:
     ``forward`` keeps what ``backward`` needs, which may be called any number of times then.
     """
 
-    def __init__(
-        self, mesh: DeviceMesh, spec: Mapping[str, object], device: str, seed: int
-    ) -> None:
+    def __init__(self, mesh: DeviceMesh, spec: Mapping, device: str, seed: int) -> None:
         self.wire = Wire(mesh)
         along_data, along_tensor = (self.wire.sizes[axis] for axis in (DATA, TENSOR))
         self._sharded = spec["scheme"] != "dp" and along_data > 1

@@ -62,20 +62,19 @@ class Recorder:
 
 def table(moments: Sequence[Moment]) -> list[dict[str, object]]:
     """Rows of the bulk table ``gathers``: each all-gather and the pass of the unit it was for."""
-    begins: dict[str, float] = {}
-    ends: dict[str, float] = {}
+    gathers: dict[tuple[str, str], float] = {}
     turns = [m for m in moments if m.name in ("turn", "ends")]
     rows = []
     for moment in moments:
-        if moment.name == "gather begins":
-            begins[moment.unit] = moment.ms
-        elif moment.name == "gather ends":
-            ends[moment.unit] = moment.ms
+        if moment.name in ("gather begins", "gather ends"):
+            gathers[moment.name, moment.unit] = moment.ms
         elif moment.name == "turn":
             turn = moment
-        elif moment.name == "computes" and moment.unit in ends:
+        elif moment.name == "computes" and ("gather ends", moment.unit) in gathers:
             # What is kept from the forward has none in backward.
-            start, end = begins.pop(moment.unit), ends.pop(moment.unit)
+            start, end = (
+                gathers.pop((f"gather {what}", moment.unit)) for what in ("begins", "ends")
+            )
             until = next(m for m in turns[turns.index(turn) + 1 :] if m.phase == turn.phase)
             rows.append({
                 "unit": moment.unit, "pass": moment.phase, "gather_start_ms": start,

@@ -7,6 +7,7 @@ is known to the host at once.
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 
 import torch
 from torch.optim import Optimizer
@@ -36,34 +37,27 @@ COLUMNS = {
 def sharded_optimizer(job: RankJob) -> None:
     """Each rank at three moments of the first step, with the most since the moment before; then the
     most of a later step, and the bytes of its collectives."""
-
-    def look(way: Way) -> Callable[[Row], Row]:
-        by_rank = job.everyone(_first_step(job, way))
-        return lambda key: by_rank[int(key["on_rank"])][key["moment"]]
-
-    _each(job, look)
+    _each(job, _first_step, itemgetter("moment"))
 
 
 def fsdp(job: RankJob) -> None:
     """Rank 0 at the moments of the first step and of a later one."""
-
-    def look(way: Way) -> Callable[[Row], Row]:
-        with contextlib.ExitStack() as stack:
-            held = _two_steps(job, way.wrapper, stack)
-        return lambda key: held[key["step_number"], key["moment"]]
-
-    _each(job, look)
+    _each(job, _two_steps, itemgetter("step_number", "moment"))
 
 
-def _each(job: RankJob, look: Callable[[Way], Callable[[Row], Row]]) -> None:
-    """Put what ``look`` finds of each way that is wanted, by its keys."""
+def _each(job: RankJob, look: Callable, which: Callable[[Row], object]) -> None:
+    """Put what ``look`` finds of each way that is wanted, by ``which`` of the rows it is: of every
+    rank if they name one."""
     for keys in job.each():
         with on_stream(job.device):
-            found = look(Way.from_key(keys[0]))
-        job.put(*({**key, "status": "ok", **found(key)} for key in keys))
+            with contextlib.ExitStack() as held:
+                found = look(job, Way.from_key(keys[0]), held)
+            by_rank = job.everyone(found) if "on_rank" in keys[0] else [found]
+        found = [by_rank[key.get("on_rank", 0)][which(key)] for key in keys]
+        job.put(*({**key, "status": "ok", **row} for key, row in zip(keys, found, strict=True)))
 
 
-def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
+def _first_step(job: RankJob, way: Way, stack: contextlib.ExitStack) -> dict[str, Row]:
     """Moment -> the values of this rank's row."""
     synchronize(job.device)
     clear(job.device)
@@ -73,51 +67,49 @@ def _first_step(job: RankJob, way: Way) -> Mapping[str, Row]:
         return dict.fromkeys((key["moment"] for key in job.keys), row)
     reset(job.device)
     bare = requested_bytes(job.device)
-    with training.wrapped(lambda model: wrap(model, way)):
-        training.workload.optimizer = optimizer = training.make_optimizer(way.optimizer)
-        # The memory that wrapper and optimizer keep beside what is counted by name.
-        kept: Row = {}
-        if job.device == "cuda":
-            kept["buffer_bytes"] = max(0, requested_bytes(job.device) - bare)
-        rows: dict[str, Row] = {}
+    stack.enter_context(training.wrapped(lambda model: wrap(model, way)))
+    training.workload.optimizer = optimizer = training.make_optimizer(way.optimizer)
+    # The memory that wrapper and optimizer keep beside what is counted by name.
+    more = max(0, requested_bytes(job.device) - bare)
+    kept: Row = {"buffer_bytes": more} if job.device == "cuda" else {}
+    rows: dict[str, Row] = {}
 
-        def read(moment: str) -> None:
-            """All of it, and the most since the last one."""
-            synchronize(job.device)
-            found = held_bytes(optimizer) | present(job.device) | most(job.device)
-            rows[moment] = found | kept
-            reset(job.device)
-
-        read("init")
-        with (
-            optimizer.register_step_pre_hook(lambda *_: read("before")),
-            optimizer.register_step_post_hook(lambda *_: read("after")),
-        ):
-            training.step(send=True)
-        training.step(send=True)  # PyTorch's wrapper makes its buckets anew
-        reset(job.device)
-        training.step(send=True)
-        read("step")
-        with Counted() as counted:
-            training.step(send=True)
-        rows["step"] |= counted.bytes
+    def read(moment: str) -> None:
+        """All of it, and the most since the last one."""
         synchronize(job.device)
+        found = held_bytes(optimizer) | present(job.device) | most(job.device)
+        rows[moment] = found | kept
+        reset(job.device)
+
+    read("init")
+    with (
+        optimizer.register_step_pre_hook(lambda *_: read("before")),
+        optimizer.register_step_post_hook(lambda *_: read("after")),
+    ):
+        training.step(send=True)
+    training.step(send=True)  # PyTorch's wrapper makes its buckets anew
+    reset(job.device)
+    training.step(send=True)
+    read("step")
+    with Counted() as counted:
+        training.step(send=True)
+    rows["step"] |= counted.bytes
+    synchronize(job.device)
     return rows
 
 
-def _two_steps(job: RankJob, wrapper: str, stack: contextlib.ExitStack) -> dict[tuple, Row]:
+def _two_steps(job: RankJob, way: Way, stack: contextlib.ExitStack) -> dict[tuple, Row]:
     """(Step, moment) -> the values of this rank's row."""
     take_workspaces(job.device)
     free_memory(job.device)
     entry = requested_bytes(job.device)
     given = job.spec, job.device, job.rank, job.seed
-    if wrapper in WHOLE:
-        training = Training(*given)
-        way = Way("bucketed", BEST_MB)
-        stack.enter_context(training.wrapped(lambda model: wrap(model, way)))
-        training.workload.optimizer = training.make_optimizer(WHOLE[wrapper])
+    if way.wrapper in WHOLE:
+        training, whole = Training(*given), Way("bucketed", BEST_MB)
+        stack.enter_context(training.wrapped(lambda model: wrap(model, whole)))
+        training.workload.optimizer = training.make_optimizer(WHOLE[way.wrapper])
     else:
-        training = Sharded(*given, wrapper)
+        training = Sharded(*given, way.wrapper)
     ours, optimizer = isinstance(training.wrapper, FSDP), training.workload.optimizer
     rows: dict[tuple[int, str], Row] = {}
     fullest: Row = {}

@@ -235,10 +235,9 @@ def wrap(model: nn.Module, way: Way) -> nn.Module:
     """``model`` in the wrapper of ``way``; collective. Raises ValueError where that cannot be."""
     low = torch.bfloat16 if way.sent_dtype == "bf16" else None
     if way.wrapper in PEERS:
-        on_gpu = next(model.parameters()).is_cuda
         peer = DistributedDataParallel(
             model,
-            device_ids=[torch.cuda.current_device()] if on_gpu else None,
+            device_ids=[torch.cuda.current_device()] if next(model.parameters()).is_cuda else None,
             bucket_cap_mb=way.bucket_mb,
             gradient_as_bucket_view=way.wrapper == "torch_ddp_view",
         )

@@ -92,16 +92,14 @@ def build(implementation: str, shape: Shape, device: str = "cuda") -> Callable:
 
 def reference(causal: bool, *, compiled: bool) -> Callable:
     """The definition, compiled at its first call if it is to be."""
+    import torch
+
     from a2lib.attention import attention_reference
 
     def forward(q, k, v):
         return attention_reference(q, k, v, is_causal=causal)
 
-    if not compiled:
-        return forward
-    import torch
-
-    return torch.compile(forward, dynamic=False, fullgraph=True)
+    return torch.compile(forward, dynamic=False, fullgraph=True) if compiled else forward
 
 
 def _sdpa(implementation: str, causal: bool) -> Callable:

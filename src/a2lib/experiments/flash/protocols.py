@@ -128,11 +128,11 @@ def measure(job: Job) -> None:
 
 
 def burst_call(
-    name: str, shape: Shape, device: str, seed: int, held=contextlib.nullcontext,
-    *, pass_: str = PASS, compiled: bool = False,
+    name: str, shape: Shape, device: str, seed: int,
+    *, pass_: str = PASS, compiled: bool = False, fixed_order: bool = False,
 ) -> Callable[[], object]:  # fmt: skip
-    """A pass of one implementation on ``(B, H, N, d)``, found right in ``held``; a forward alone is
-    that of tensors that want no gradient."""
+    """A pass of one implementation on ``(B, H, N, d)``, found right; a forward alone is that of
+    tensors that want no gradient. With ``fixed_order`` the order of additions does not change."""
     import torch
 
     peers.check(name, device)
@@ -141,17 +141,13 @@ def burst_call(
     if compiled:
         forward = torch.compile(forward, fullgraph=True)
     expected = sanity.Expected(*qkv, do, causal=shape.causal, dtype=shape.dtype)
-    with held():
+    with _fixed_order() if fixed_order else contextlib.nullcontext():
         expected.check(forward, qkv)
     if pass_ == "forward":
         torch._dynamo.reset()  # without gradients is another graph, and compiling again an error
         qkv = [x.detach() for x in qkv]
-    return one_pass(forward, qkv, do, pass_)
-
-
-def fixed_order_call(name: str, shape: Shape, device: str, seed: int) -> Callable[[], object]:
-    """As ``burst_call``, in an order of additions that does not change."""
-    return _fixed_order()(burst_call(name, shape, device, seed, _fixed_order))
+    call = one_pass(forward, qkv, do, pass_)
+    return _fixed_order()(call) if fixed_order else call
 
 
 @contextlib.contextmanager
@@ -283,7 +279,7 @@ PROTOCOLS = {  # how each makes its call, and how it times calls
     "burst": (burst_call, _burst),
     "sustained": (burst_call, _sustained),
     "board": (board_call, _board),
-    "fixed_order": (fixed_order_call, _burst),
+    "fixed_order": (functools.partial(burst_call, fixed_order=True), _burst),
     "first": (first_calls, _first),
     "host": (burst_call, _host),
     "host_compiled": (functools.partial(burst_call, compiled=True), _host),

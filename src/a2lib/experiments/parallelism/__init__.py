@@ -91,8 +91,7 @@ def meshes(scheme: str, world_size: int) -> list[tuple[int, int]]:
     of more data first."""
     if scheme != "fsdp_tp":
         return [(1, world_size) if scheme == "tp" else (world_size, 1)]
-    found = [(n, world_size // n) for n in range(2, world_size) if world_size % n == 0]
-    return found[::-1]
+    return [(n, world_size // n) for n in range(world_size - 1, 1, -1) if world_size % n == 0]
 
 
 @dataclass(frozen=True)

@@ -86,15 +86,11 @@ class Parameters(parameters.OnRanks):
 
 def tasks(given: Parameters) -> list[Task]:
     """A task for each way: one that runs out of memory ends its processes alone."""
-    return [
-        Task(
-            one.step.way.name,
-            {"step": dataclasses.asdict(one.step), "cold": given.cold},
-            {one.step.way.name: (one.key(),)},
-            ranks=one.ranks,
-        )
-        for one in given.asked()
-    ]
+    made = []
+    for one in given.asked():
+        name, spec = one.step.way.name, {"step": dataclasses.asdict(one.step), "cold": given.cold}
+        made.append(Task(name, spec, {name: (one.key(),)}, ranks=one.ranks))
+    return made
 
 
 def time_way(job: RankJob) -> None:

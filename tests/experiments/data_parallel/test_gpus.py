@@ -39,9 +39,8 @@ def test_rows_and_timelines_of_ddp(measured, tmp_path):
 
 def test_rows_of_the_sharded_optimizer_and_its_memory_by_the_formula(measured):
     ways = [way for pair in sharded_optimizer.WAYS.values() for way in pair]
-    rows = measured(
-        SHARDED_OPTIMIZER, tasks(SHARDED_OPTIMIZER, {CAPTURED: ways[:4], LAUNCHED: ways})
-    )
+    asked = {CAPTURED: ways[:4], LAUNCHED: ways}
+    rows = measured(SHARDED_OPTIMIZER, tasks(SHARDED_OPTIMIZER, asked))
     assert all(float(row["ms_optimizer"]) > 0 for row in rows)
     rows = measured(SHARDED_OPTIMIZER_MEMORY, sharded_optimizer.memory_tasks({LAUNCHED: ways}))
     for row in rows:

@@ -28,18 +28,14 @@ QUANTITIES = {
 def tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each shape: the passes asked for of each implementation, in turns. The ladder has
     a table of its own."""
-    return [
-        Task(
-            str(shape),
-            {"shape": dataclasses.asdict(shape)},
-            {
-                name: tuple(shape.key(name, pass_) for pass_ in given.chosen_passes(name))
-                for name in given.chosen_implementations(shape, device)
-            },
-            in_turns=True,
-        )
-        for shape in (given.shapes(device) if given.sweep != "ladder" else ())
-    ]
+    made = []
+    for shape in given.shapes(device) if given.sweep != "ladder" else ():
+        rows = {
+            name: tuple(shape.key(name, pass_) for pass_ in given.chosen_passes(name))
+            for name in given.chosen_implementations(shape, device)
+        }
+        made.append(Task(str(shape), {"shape": dataclasses.asdict(shape)}, rows, in_turns=True))
+    return made
 
 
 def tflops(row: view.Row) -> float:

@@ -68,22 +68,15 @@ def tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each shape; [] for a sweep without the ladder."""
     if not given.has("ladder") or given.implementations != "auto":
         return []
-    gpu = gpu_hash()
-    return [
-        Task(
-            str(shape),
-            {"shape": dataclasses.asdict(shape)},
-            {
-                rung: tuple(
-                    {"rung": rung, **dataclasses.asdict(shape), "pass": pass_, "gpu": gpu}
-                    for pass_ in PASSES
-                )
-                for rung in (*PEERS, *RUNGS)
-            },
-            in_turns=True,
-        )
-        for shape in sweep_shapes("ladder", tiny=device == "cpu")
-    ]
+    gpu, made = gpu_hash(), []
+    for shape in sweep_shapes("ladder", tiny=device == "cpu"):
+        sizes = dataclasses.asdict(shape)
+        rows = {
+            rung: tuple({"rung": rung, **sizes, "pass": pass_, "gpu": gpu} for pass_ in PASSES)
+            for rung in (*PEERS, *RUNGS)
+        }
+        made.append(Task(str(shape), {"shape": sizes}, rows, in_turns=True))
+    return made
 
 
 def compilations(pending: list[Task]) -> list[Compilation]:

@@ -61,13 +61,9 @@ class Parameters(shared.Asking):
 
     def asked(self) -> Asked:
         """The settings, each with its ways; raises ParameterError for what cannot be."""
-        sent = self.carrier, self.sent_dtype
-        ways = [
-            Way(wrapper, self.bucket_mb, *(sent if wrapper in CARRIED else ()))
-            if wrapper in (*CARRIED, *PEERS)
-            else Way(wrapper)
-            for wrapper in self._wrappers
-        ]
+        how = dict.fromkeys(PEERS, (self.bucket_mb,))
+        how |= dict.fromkeys(CARRIED, (self.bucket_mb, self.carrier, self.sent_dtype))
+        ways = [Way(wrapper, *how.get(wrapper, ())) for wrapper in self._wrappers]
         return shared.asked(self, ways, _sweep)
 
 

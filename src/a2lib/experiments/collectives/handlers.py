@@ -34,8 +34,7 @@ _TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def measure(job: RankJob) -> None:
     """Measure each size that is wanted."""
     for keys in job.each():
-        for key in keys:
-            job.put({**key, **values(job, key)})
+        job.put(*({**key, **values(job, key)} for key in keys))
 
 
 @dataclass(frozen=True)

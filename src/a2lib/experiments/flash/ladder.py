@@ -47,11 +47,8 @@ PASSES = ("forward", "end_to_end")
 COMPILE = "a2lib.experiments.flash.ladder:compile_rung"
 # Of Triton 3.6's tutorial 06 (its forward is tuned among several, of which this is one), but that
 # its backward's two kernels are one: queries, keys, warps, stages.
-TUTORIAL = {
-    "forward": (128, 128, 8, 2),
-    "backward_dq": (128, 32, 4, 5),
-    "backward_dkdv": (32, 128, 4, 5),
-}
+TUTORIAL = {"forward": (128, 128, 8, 2), "backward_dq": (128, 32, 4, 5),
+            "backward_dkdv": (32, 128, 4, 5)}  # fmt: skip
 
 
 def prepare() -> None:

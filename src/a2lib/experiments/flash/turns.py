@@ -62,9 +62,6 @@ class Turns:
         """q, k, v and do."""
         return peers.inputs(self.shape, self.device, self.job.seed)
 
-    def prepare(self, name: str) -> None:
-        raise NotImplementedError
-
     def call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
         return one_pass(self.forwards[name], self.qkv, self.do, pass_, anew=anew)
 

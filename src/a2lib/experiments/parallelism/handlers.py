@@ -117,8 +117,11 @@ class Batch:
         wire = self._stack.wire
 
         def computes() -> None:
-            with wire.silent():
+            wire.silent = True
+            try:
                 run()
+            finally:
+                wire.silent = False
 
         axes = wire.messages(run)
         sent = {"ms_communication": lambda: _sent(axes.values())} if axes else {}

@@ -19,9 +19,8 @@ Shapes of a rank: x and y (B / data, D); x1, x2, z (B / data / parts, F / tensor
 the whole batch: sums, not means. ``plain`` is the obvious twin in one process, for autograd.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -60,23 +59,15 @@ def plain(x: Tensor, layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
 
 
 class Wire:
-    """The collectives of both axes of a mesh."""
+    """The collectives of both axes of a mesh. While it is ``silent`` nothing is sent: what is left
+    is the computation alone."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._groups = {axis: mesh.get_group(axis) for axis in (DATA, TENSOR)}
         self.ranks = {axis: dist.get_rank(group) for axis, group in self._groups.items()}
         self.sizes = {axis: dist.get_world_size(group) for axis, group in self._groups.items()}
-        self._silent = False
+        self.silent = False
         self._log: list[tuple[str, Callable, tuple[Tensor, ...]]] | None = None
-
-    @contextlib.contextmanager
-    def silent(self) -> Iterator[None]:
-        """Nothing is sent in this context: what is left is the computation alone."""
-        self._silent = True
-        try:
-            yield
-        finally:
-            self._silent = False
 
     def messages(self, run: Callable[[], object]) -> dict[str, Callable[[], object]]:
         """What ``run`` sends, to be sent again with nothing beside it: by axis."""
@@ -101,7 +92,7 @@ class Wire:
     def start(self, axis: str, call: Callable, *tensors: Tensor) -> Callable[[], object]:
         """Start the collective ``call``, beside what is computed; returns ``wait``: on a GPU the
         current stream waits then, on the CPU the host."""
-        if self._silent or self.sizes[axis] == 1:
+        if self.silent or self.sizes[axis] == 1:
             return _nothing
         if self._log is not None:
             self._log.append((axis, call, tensors))

@@ -9,7 +9,7 @@ from a2lib.benchmark import Config
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
-from a2lib.experiments.steps import MODELS, Configuration, refuse, refuse_never
+from a2lib.experiments.steps import MODELS, Configuration, refusals, refuse
 from a2lib.measure import CHECKPOINTING
 from a2lib.theory.memory.checkpointing import plan as plan_of
 
@@ -142,14 +142,12 @@ class Parameters(WithSweep):
     def check(self, device: str) -> None:
         """Raise ParameterError for what cannot be on ``device``, "cuda" or "cpu"."""
         refuse(self, device)
-        refuse_never(lambda: self._make(device))
-
-    def _make(self, device: str) -> None:
-        for setting, strategies in self.plan(device):
-            setting.config(device)
-            for strategy in strategies:
-                if not strategy.startswith("selective"):
-                    plan_of(strategy, setting.layers)
+        with refusals():
+            for setting, strategies in self.plan(device):
+                setting.config(device)
+                for strategy in strategies:
+                    if not strategy.startswith("selective"):
+                        plan_of(strategy, setting.layers)
 
     def setting(self, device: str) -> Setting:
         """The one that the parameters name on ``device``, "cuda" or "cpu"."""

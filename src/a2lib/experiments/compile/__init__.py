@@ -180,11 +180,8 @@ def model_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each model, its ways of compiling in turns."""
     made = []
     for steps in given.steps(device):
-        rows = {
-            way: tuple({**one.key(COMPILE_MODEL), "phase": phase} for phase in one.phases)
-            for way in steps.ways
-            for one in [steps.compiled(way)]
-        }
+        compiled = {way: steps.compiled(way) for way in steps.ways}
+        rows = {w: tuple(one.keys(COMPILE_MODEL, phase=one.phases)) for w, one in compiled.items()}
         made.append(Task(str(steps.plain), dataclasses.asdict(steps), rows, in_turns=True))
     return made
 

@@ -67,14 +67,8 @@ def blocks(model: str) -> int:
 
 def _setting(device: str, way: tuple[str, str], gradients: str, layers: int = 0) -> Setting:
     model, (precision, attention) = MODEL[device], way
-    return Setting(
-        model,
-        CONTEXT[device],
-        precision=precision,
-        attention=attention,
-        layers=layers or blocks(model),
-        gradients=gradients,
-    )
+    how = {"precision": precision, "attention": attention, "gradients": gradients}
+    return Setting(model, CONTEXT[device], layers=layers or blocks(model), **how)
 
 
 def segments(device: str) -> Planned:
@@ -92,13 +86,10 @@ def frontier(device: str) -> Planned:
 def depth(device: str) -> Planned:
     """The strategies of least memory with fewer blocks, gradients kept; with all blocks they are in
     the frontier."""
-    return [
-        (
-            _setting(device, NARROW[device], "kept", layers),
-            ("block", f"nested:{k}", "recursive", "chain"),
-        )
-        for layers, k in DEPTHS[device].items()
-    ]
+    strategies = {
+        n: ("block", f"nested:{k}", "recursive", "chain") for n, k in DEPTHS[device].items()
+    }
+    return [(_setting(device, NARROW[device], "kept", n), those) for n, those in strategies.items()]
 
 
 def fp32(device: str) -> Planned:

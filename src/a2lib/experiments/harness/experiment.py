@@ -47,14 +47,8 @@ class Table:
         tasks = self.tasks(run.parameters, run.device)
         if not tasks:
             say_nothing("Nothing of this is asked for (-p sweep all has it).")
-        harness.measure(
-            run,
-            self.section,
-            tasks,
-            resume=self._resumes(run),
-            silence_s=self.silence_s,
-            keep_worker=self.keep_worker,
-        )
+        how = {"silence_s": self.silence_s, "keep_worker": self.keep_worker}
+        harness.measure(run, self.section, tasks, resume=self._resumes(run), **how)
 
     def pending(self, run: Run) -> list[Task]:
         """What ``measure`` is going to measure."""

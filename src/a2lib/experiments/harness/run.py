@@ -24,16 +24,8 @@ from a2lib.experiments.harness import ahead, output, parameters
 from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.sweep import Sweep, Task, plan
 from a2lib.experiments.harness.worker import store_of
-from a2lib.measure import (
-    DeviceLock,
-    Section,
-    Store,
-    device_kind,
-    device_slug,
-    memory,
-    read_runs,
-    start_run,
-)
+from a2lib.measure import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
+from a2lib.measure.memory import free_bytes
 
 # Share of the free device memory that compiling ahead may take.
 COMPILE_SHARE = 0.8
@@ -96,13 +88,8 @@ def start(given: object, notebook: str, sections: Sequence[Section], gpus: int =
     data, slug = data_folder(device), device_slug()
     for section in sections:
         Store(section, slug, data).check_writable()
-    run_id = start_run(
-        command=command(notebook, given),
-        parameters=dataclasses.asdict(given),
-        device=slug,
-        n_devices=gpus,
-        data=data,
-    )
+    asked = {"command": command(notebook, given), "parameters": dataclasses.asdict(given)}
+    run_id = start_run(**asked, device=slug, n_devices=gpus, data=data)
     until = time.time() + given.time_limit_s if given.time_limit_s else None
     if device == "cuda":
         import torch
@@ -174,18 +161,9 @@ def measure(
         turns = "in turns" if task.in_turns else ""
         bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
 
-    sweep = Sweep(
-        store,
-        run.id,
-        run.device,
-        seed=run.parameters.seed,
-        until=run.until,
-        row=lambda row: bar.step(),
-        begin=begin,
-        silence_s=silence_s,
-        worker=run.worker,
-        keep=keep_worker,
-    )
+    how = {"seed": run.parameters.seed, "until": run.until, "silence_s": silence_s}
+    how |= {"worker": run.worker, "keep": keep_worker}
+    sweep = Sweep(store, run.id, run.device, row=lambda row: bar.step(), begin=begin, **how)
     try:
         left = sweep.measure(pending)
     finally:
@@ -206,15 +184,10 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
         return
     bar = output.Progress(len(tasks), "compile", unit="kernels")
     try:
-        failed = ahead.compile_ahead(
-            tasks,
-            handler=handler,
-            device=run.device,
-            workers=workers,
-            memory_bytes=int(COMPILE_SHARE * memory.free_bytes(run.device)),
-            until=run.until,
-            progress=lambda task: bar.step(text=task.label),
-        )
+        how = {"handler": handler, "device": run.device, "workers": workers, "until": run.until}
+        how["memory_bytes"] = int(COMPILE_SHARE * free_bytes(run.device))
+        how["progress"] = lambda task: bar.step(text=task.label)
+        failed = ahead.compile_ahead(tasks, **how)
     finally:
         bar.close(f"{workers} processes")
     for task, reason in failed:
@@ -227,8 +200,7 @@ def say_where(run: Run, sections: Sequence[Section], chapter: str) -> None:
     files = " and ".join(shown(path) for path in paths_of if path.exists())
     print(f"Rows: {files or 'none'}; run {run.id}")
     if run.left:
-        again = command(run.notebook, run.parameters)
-        print(f"{run.left} rows are left; run again: {again}")
+        print(f"{run.left} rows are left; run again: {command(run.notebook, run.parameters)}")
     print(f"Book: `make book` rebuilds the report with them; the chapter is {chapter}.")
 
 

@@ -83,13 +83,8 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
     if name != "all":
         return found[name]
     # A context has its whole answer before the next one is begun.
-    first = [
-        one
-        for context in every
-        for part in ("steps", "forward", "witness")
-        for one in found[part]
-        if one.context == context
-    ]
+    parts = [*found["steps"], *found["forward"], *found["witness"]]
+    first = [one for context in every for one in parts if one.context == context]
     return list(dict.fromkeys([*first, *(one for part in found.values() for one in part)]))
 
 

@@ -6,16 +6,18 @@ check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_whe
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw
 """
 
+import time
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from a2lib.experiments.harness import parameters, view
+from a2lib.experiments.harness import output, parameters, view
 from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
-from a2lib.measure import Section, device_kind
+from a2lib.measure import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
+
+_HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Table:
         """Measure what is asked for: one shape always, of a sweep what is not stored yet."""
         tasks = self.tasks(run.parameters, run.device)
         if not tasks:
-            say_nothing("Nothing of this is asked for (-p sweep all has it).")
+            output.say_nothing("Nothing of this is asked for (-p sweep all has it).")
         how = {"silence_s": self.silence_s, "keep_worker": self.keep_worker}
         harness.measure(run, self.section, tasks, resume=self._resumes(run), **how)
 
@@ -102,13 +104,42 @@ class Experiment:
         return parameters.check(namespace, self.Parameters)
 
     def start(self, given: object) -> Run:
-        """Record the run and print what it runs on. Raises before it ParameterError for what this
-        machine cannot do, and what ``run.start`` raises."""
-        device = device_kind()
+        """Record the run and print what it runs on.
+
+        Raises, before anything is measured, ParameterError for what this machine cannot do or where
+        the notebook has other parameters by now, StoreError where rows could not be stored and
+        DeviceBusy where another process measures on the device.
+        """
+        device, notebook = device_kind(), self.sections[0].notebook
         self.refuse(given, device)
         gpus = gpus_of(task for table in self.tables for task in table.tasks(given, device))
-        return harness.start(given, self.sections[0].notebook, self.sections, gpus)
+        output.quiet_at_the_end()
+        parameters.check_current(given)
+        DeviceLock(device).check()
+        data, slug = harness.data_folder(device), device_slug()
+        for section in self.sections:
+            Store(section, slug, data).check_writable()
+        asked = {"command": harness.command(notebook, given), "parameters": asdict(given)}
+        run_id = start_run(**asked, device=slug, n_devices=gpus, data=data)
+        until = time.time() + given.time_limit_s if given.time_limit_s else None
+        if device == "cuda":
+            import torch
+
+            print(torch.cuda.get_device_name())
+        else:
+            print("CPU: its times say nothing about a GPU")
+        (known,) = (row for row in read_runs(data) if row["run"] == run_id)
+        for column in _HEAD:
+            if known[column]:
+                print(f"  {column:8}{known[column]}")
+        return Run(given, notebook, device, run_id, slug, data, until)
 
     def say_where(self, run: Run) -> None:
         """Print where the rows are and how they get into the book."""
-        harness.say_where(run, self.sections, self.chapter)
+        paths = [run.store(section).path for section in self.sections]
+        files = " and ".join(harness.shown(path) for path in paths if path.exists())
+        print(f"Rows: {files or 'none'}; run {run.id}")
+        if run.left:
+            again = harness.command(run.notebook, run.parameters)
+            print(f"{run.left} rows are left; run again: {again}")
+        print(f"Book: `make book` rebuilds the report with them; the chapter is {self.chapter}.")

@@ -1,18 +1,15 @@
-"""One execution of a notebook: its head, its sweeps with a progress bar, its foot.
+"""One execution of a notebook, and its sweeps with a progress bar.
 
-    run = start(parameters, "toy", (TOY,))        # prints what it runs on
+    run = EXPERIMENT.start(parameters)            # of ``experiment.py``, prints what it runs on
     measure(run, TOY, tasks)                      # stores row by row, prints what is left
-    say_where(run, (TOY,), "the chapter")         # prints where the rows are
 
 The parameters are a section's own dataclass; those every sweep has are read from it here:
 ``remeasure``, ``time_limit_s``, ``seed`` and, for compiling ahead, ``compile_workers``.
 """
 
-import dataclasses
 import functools
 import os
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +21,11 @@ from a2lib.experiments.harness import ahead, output, parameters
 from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.sweep import Sweep, Task, plan
 from a2lib.experiments.harness.worker import store_of
-from a2lib.measure import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
+from a2lib.measure import DeviceLock, Section, Store
 from a2lib.measure.memory import free_bytes
 
 # Share of the free device memory that compiling ahead may take.
 COMPILE_SHARE = 0.8
-_HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
 
 
 @dataclass
@@ -71,37 +67,6 @@ def data_folder(device: str) -> Path:
     if device == "cpu" and not os.environ.get("A2LIB_DATA"):
         return paths.build_dir() / "data"
     return paths.data_dir()
-
-
-def start(given: object, notebook: str, sections: Sequence[Section], gpus: int = 1) -> Run:
-    """Record the run and print what it runs on; ``gpus`` is how many devices measure together at
-    most.
-
-    Raises, before anything is measured, ParameterError where the notebook has other parameters by
-    now, StoreError where rows could not be stored and DeviceBusy where another process measures on
-    the device.
-    """
-    output.quiet_at_the_end()
-    parameters.check_current(given)
-    device = device_kind()
-    DeviceLock(device).check()
-    data, slug = data_folder(device), device_slug()
-    for section in sections:
-        Store(section, slug, data).check_writable()
-    asked = {"command": command(notebook, given), "parameters": dataclasses.asdict(given)}
-    run_id = start_run(**asked, device=slug, n_devices=gpus, data=data)
-    until = time.time() + given.time_limit_s if given.time_limit_s else None
-    if device == "cuda":
-        import torch
-
-        print(torch.cuda.get_device_name())
-    else:
-        print("CPU: its times say nothing about a GPU")
-    (known,) = (row for row in read_runs(data) if row["run"] == run_id)
-    for column in _HEAD:
-        if known[column]:
-            print(f"  {column:8}{known[column]}")
-    return Run(given, notebook, device, run_id, slug, data, until)
 
 
 class Interrupted(OneLine, KeyboardInterrupt):
@@ -192,16 +157,6 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
         bar.close(f"{workers} processes")
     for task, reason in failed:
         print(f"  not compiled ahead: {task.label}: {reason}")
-
-
-def say_where(run: Run, sections: Sequence[Section], chapter: str) -> None:
-    """Print where the rows are and how they get into the book."""
-    paths_of = [run.store(section).path for section in sections]
-    files = " and ".join(shown(path) for path in paths_of if path.exists())
-    print(f"Rows: {files or 'none'}; run {run.id}")
-    if run.left:
-        print(f"{run.left} rows are left; run again: {command(run.notebook, run.parameters)}")
-    print(f"Book: `make book` rebuilds the report with them; the chapter is {chapter}.")
 
 
 def shown(path: Path) -> str:

@@ -140,17 +140,13 @@ class Parameters(WithSweep):
                     if not strategy.startswith("selective"):
                         plan_of(strategy, setting.layers)
 
-    def setting(self, device: str) -> Setting:
-        """The one that the parameters name on ``device``, "cuda" or "cpu"."""
-        attention = NARROW[device][1] if self.attention == "auto" else self.attention
-        made = Setting.named(self, device, CONTEXT, MODEL["cuda"])
-        layers = made.layers or blocks(made.model)
-        return dataclasses.replace(made, attention=attention, layers=layers)
-
     def plan(self, device: str) -> Planned:
         """Every setting asked for with its strategies, in order."""
         if self.sweep == "shape":
-            return [(self.setting(device), names(self.strategies))]
+            attention = NARROW[device][1] if self.attention == "auto" else self.attention
+            made = Setting.named(self, device, CONTEXT, MODEL["cuda"])
+            how = {"attention": attention, "layers": made.layers or blocks(made.model)}
+            return [(dataclasses.replace(made, **how), names(self.strategies))]
         sweeps = {"segments": segments, "frontier": frontier, "depth": depth, "fp32": fp32}
         return [planned for name, of in sweeps.items() if self.has(name) for planned in of(device)]
 

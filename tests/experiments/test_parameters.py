@@ -7,7 +7,7 @@ import refusals
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from a2lib.experiments.flash.shapes import SWEEPS, Parameters
+from a2lib.experiments.flash.shapes import Parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import Common, ParameterError, check
 from a2lib.measure.sections import SECTIONS
@@ -83,13 +83,6 @@ def test_flags_may_come_as_words(form, meant):
 def test_no_value_may_come_as_a_word_where_it_is_allowed(form):
     assert check({**DEFAULTS, "seq_len": form}, Parameters).seq_len is None
     assert "heads" in refused(heads=form)
-
-
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_a_sweep_takes_no_shape(sweep):
-    for name, value in {"seq_len": 64, "causal": False, "heads": 2}.items():
-        message = refused(sweep=sweep, **{name: value})
-        assert name in message and sweep in message
 
 
 @pytest.mark.parametrize("notebook", sorted({s.notebook for s in SECTIONS.values()}))

@@ -51,9 +51,7 @@ class Parameters(Common):
     @property
     def loops(self) -> tuple[Loop, ...]:
         """The accumulation loops asked for."""
-        if self.terms is None:
-            return handout_loops()
-        return loops_of(self.terms, repr(10 / self.terms))
+        return loops_of(self.terms, repr(10 / self.terms)) if self.terms else handout_loops()
 
 
 def loop_key(loop: Loop) -> dict[str, object]:

@@ -64,9 +64,7 @@ class Traced(Configuration):
 def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
     """What a sweep traces on ``device``, what answers most first, each once."""
 
-    def traced(
-        modes, contexts, *ways: Mapping[str, str], by: str = profiler, models=TRACED[device]
-    ) -> list[Traced]:
+    def traced(modes, contexts, *ways, by=profiler, models=TRACED[device]) -> list[Traced]:
         return Traced.every(context=contexts, way=ways, mode=modes, model=models, profiler=[by])
 
     whole, one, every = ("train-step",), (CONTEXT[device],), CONTEXTS[device]

@@ -31,6 +31,10 @@ TOYS = Experiment(
 )
 
 
+def measure(run, section, asked):
+    Table(section, lambda *_: [asked], "", ()).measure(run)
+
+
 @pytest.fixture
 def started(on_cpu, capsys):
     """``started(**parameters)`` is a run that stores under its own data folder, on the CPU."""
@@ -46,10 +50,10 @@ def started(on_cpu, capsys):
 def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
     run = started(time_limit_s=1, size=4)
     run.until = None  # a worker may take longer to start
-    harness.measure(run, TOY, [task("before")])
+    measure(run, TOY, task("before"))
     run.until = time.time() - 1
-    harness.measure(run, TOY, [task("a", "b")])
-    harness.measure(run, UNTIMED, [task("c")])
+    measure(run, TOY, task("a", "b"))
+    measure(run, UNTIMED, task("c"))
     TOYS.say_where(run)
     printed = capsys.readouterr().out
     assert run.left == 9 and "Time limit reached: 6 rows are left." in printed
@@ -83,13 +87,12 @@ def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tm
 
 INTERRUPTED = """
 from experiments.harness import test_run, toy
-from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.run import Interrupted
 run = test_run.TOYS.start(test_run.Parameters())
-asked = [toy.task(*"abcdefgh", seconds=0.2)]
+asked = toy.task(*"abcdefgh", seconds=0.2)
 print("started", flush=True)
 try:
-    harness.measure(run, toy.TOY, asked)
+    test_run.measure(run, toy.TOY, asked)
 except Interrupted as error:
     print(error)
 """
@@ -107,7 +110,7 @@ def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path
     kept = len(store.rows())
     assert 3 <= kept < 24
     run = started()
-    harness.measure(run, TOY, [task(*"abcdefgh")])
+    measure(run, TOY, task(*"abcdefgh"))
     assert f"{kept} rows are stored already" in capsys.readouterr().out
     assert len(store.rows()) == 24
 

@@ -12,7 +12,6 @@ from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.benchmark.configurations import STEPS, WARMUP, Parameters
 from a2lib.experiments.benchmark.first import cache, parts
 from a2lib.experiments.harness import Experiment, Run, Table, view
-from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.view import Plot, Row
 from a2lib.experiments.steps import Configuration, refuse
@@ -181,7 +180,7 @@ def measure_first(run: Run) -> None:
     """Take the first step apart, a process for each preparation, in a sweep that has it."""
     tasks = FIRST.tasks(run.parameters, run.device)
     if again := refilling(tasks, FIRST.pending(run)):
-        harness.measure(run, BENCHMARK_FIRST, again, resume=False, silence_s=SILENCE_S)
+        dataclasses.replace(FIRST, tasks=lambda *_: again, always=True).measure(run)
     FIRST.measure_and_show(run)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from a2lib.experiments.harness import output, parameters, view
 from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, gpus_of, identity, plan
+from a2lib.experiments.harness.sweep import Sweep, Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
 from a2lib.measure import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
 
@@ -28,8 +28,9 @@ class Table:
     table has the columns ``shown``, and those ``derived`` from a row, last or where ``shown`` names
     them; with ``across``, a key column, its values are columns of the first. ``says`` is what
     stands above. What is silent for ``silence_s`` seconds is ended; with ``keep_worker`` the
-    process stays for the next table. ``always`` measures in every run what a sweep would skip; with
-    ``parts`` a row that is asked for comes with others, and all that are stored are shown.
+    process stays for the next table: starting one, with its CUDA context, takes seconds. ``always``
+    measures in every run what a sweep would skip; with ``parts`` a row that is asked for comes with
+    others, and all that are stored are shown.
     """
 
     section: Section
@@ -45,20 +46,18 @@ class Table:
     parts: bool = False
 
     def measure(self, run: Run) -> None:
-        """Measure what is asked for: one shape always, of a sweep what is not stored yet."""
+        """Measure what is asked for: one shape always, of a sweep what is not stored yet. Prints
+        how much that is, and what the time limit has left."""
         tasks = self.tasks(run.parameters, run.device)
         if not tasks:
             output.say_nothing("Nothing of this is asked for (-p sweep all has it).")
-        how = {"silence_s": self.silence_s, "keep_worker": self.keep_worker}
-        harness.measure(run, self.section, tasks, resume=self._resumes(run), **how)
+        _measure(run, self, tasks)
 
     def pending(self, run: Run) -> list[Task]:
         """What ``measure`` is going to measure."""
-        how = {"resume": self._resumes(run), "remeasure": run.parameters.remeasure}
+        resume = not self.always and getattr(run.parameters, "sweep", None) != "shape"
+        how = {"resume": resume, "remeasure": run.parameters.remeasure}
         return plan(self.tasks(run.parameters, run.device), run.store(self.section), **how)
-
-    def _resumes(self, run: Run) -> bool:
-        return not self.always and getattr(run.parameters, "sweep", None) != "shape"
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""
@@ -81,6 +80,38 @@ class Table:
     def draw(self, run: Run):
         """The same rows as a matplotlib figure; None where none has what is drawn."""
         return view.draw(self.rows(run), self.section, self.plot, self.derived)
+
+
+@harness.measures
+def _measure(run: Run, table: Table, tasks: list[Task]) -> None:
+    """Measure what is pending of ``tasks``, under a bar; rows are stored one by one."""
+    pending = table.pending(run)
+    total = sum(task.size for task in pending)
+    known = sum(task.size for task in tasks) - total
+    if known:
+        print(f"{known} rows are stored already (-p remeasure True measures them again)")
+    if not total:
+        if run.worker and not table.keep_worker:
+            run.worker.close()
+        return
+    bar = output.Progress(total, table.section.name, unit="rows")
+
+    def begin(task: Task, culprit: str | None) -> None:
+        turns = "in turns" if task.in_turns else ""
+        bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
+
+    how = {"seed": run.parameters.seed, "until": run.until, "silence_s": table.silence_s}
+    how |= {"worker": run.worker, "keep": table.keep_worker, "begin": begin}
+    sweep = Sweep(run.store(table.section), run.id, run.device, row=lambda row: bar.step(), **how)
+    try:
+        left = sweep.measure(pending)
+    finally:
+        run.worker = sweep.worker
+        bar.close()
+    run.left += left
+    if left:
+        print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
+        print(f"  {harness.command(run.notebook, run.parameters)}")
 
 
 @dataclass(frozen=True)

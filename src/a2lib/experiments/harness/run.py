@@ -1,7 +1,4 @@
-"""One execution of a notebook, and its sweeps with a progress bar.
-
-    run = EXPERIMENT.start(parameters)            # of ``experiment.py``, prints what it runs on
-    measure(run, TOY, tasks)                      # stores row by row, prints what is left
+"""One execution of a notebook: what its steps in ``experiment.py`` share, and compiling ahead.
 
 The parameters are a section's own dataclass; those every sweep has are read from it here:
 ``remeasure``, ``time_limit_s``, ``seed`` and, for compiling ahead, ``compile_workers``.
@@ -19,7 +16,6 @@ from a2lib import paths
 from a2lib.errors import OneLine
 from a2lib.experiments.harness import ahead, output, parameters
 from a2lib.experiments.harness.process import Worker
-from a2lib.experiments.harness.sweep import Sweep, Task, plan
 from a2lib.experiments.harness.worker import store_of
 from a2lib.measure import DeviceLock, Section, Store
 from a2lib.measure.memory import free_bytes
@@ -93,51 +89,6 @@ def measures(step: Callable[..., Any]) -> Callable[..., Any]:
                 ) from None
 
     return guarded
-
-
-@measures
-def measure(
-    run: Run,
-    section: Section,
-    tasks: Sequence[Task],
-    *,
-    resume: bool = True,
-    silence_s: float | None = None,
-    keep_worker: bool = False,
-) -> None:
-    """Measure what is pending of ``tasks``, under a bar; rows are stored one by one.
-
-    Prints what is stored already and what the time limit has left. ``keep_worker`` leaves the
-    process for the next sweep: starting one, with its CUDA context, takes seconds.
-    """
-    store = run.store(section)
-    pending = plan(tasks, store, resume=resume, remeasure=run.parameters.remeasure)
-    total = sum(task.size for task in pending)
-    known = sum(task.size for task in tasks) - total
-    if known:
-        print(f"{known} rows are stored already (-p remeasure True measures them again)")
-    if not total:
-        if run.worker and not keep_worker:
-            run.worker.close()
-        return
-    bar = output.Progress(total, section.name, unit="rows")
-
-    def begin(task: Task, culprit: str | None) -> None:
-        turns = "in turns" if task.in_turns else ""
-        bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
-
-    how = {"seed": run.parameters.seed, "until": run.until, "silence_s": silence_s}
-    how |= {"worker": run.worker, "keep": keep_worker}
-    sweep = Sweep(store, run.id, run.device, row=lambda row: bar.step(), begin=begin, **how)
-    try:
-        left = sweep.measure(pending)
-    finally:
-        run.worker = sweep.worker
-        bar.close()
-    run.left += left
-    if left:
-        print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
-        print(f"  {command(run.notebook, run.parameters)}")
 
 
 @measures

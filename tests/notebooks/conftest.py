@@ -13,13 +13,15 @@ from a2lib.paths import ROOT
 BEFORE = """
 %reset -f
 %env A2LIB_DATA={}
-from a2lib.experiments.harness import run
-run.own, run.kept = getattr(run, "own", run.measure), getattr(run, "kept", None)
-def measure(given, *asked, run=run, **how):
-    given.worker = run.kept
-    run.own(given, *asked, **how | {{"keep_worker": True}})
-    run.kept = given.worker
-run.measure = measure
+from dataclasses import replace
+from a2lib.experiments.harness import experiment as harness
+harness.own = getattr(harness, "own", harness._measure)
+harness.kept = getattr(harness, "kept", None)
+def measure(given, table, tasks, harness=harness, replace=replace):
+    given.worker = harness.kept
+    harness.own(given, replace(table, keep_worker=True), tasks)
+    harness.kept = given.worker
+harness._measure = measure
 """
 
 

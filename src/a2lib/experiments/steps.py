@@ -5,9 +5,10 @@ one.key(BENCHMARK), one.config("cuda"), one.refusal("cuda")
 Configuration.named(parameters, "cuda", {"cuda": 512, "cpu": 16})
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -49,8 +50,8 @@ class Configuration:
     ) -> Self:
         """The one that a notebook's parameters name on ``device`` ("cuda" or "cpu"), where auto is
         ``usual`` or tiny, and no context that of ``contexts``."""
-        fields = [f.name for f in dataclasses.fields(cls) if hasattr(given, f.name)]
-        values = {name: getattr(given, name) for name in fields}
+        fields = dataclasses.fields(cls)
+        values = {f.name: getattr(given, f.name) for f in fields if hasattr(given, f.name)}
         if values["model"] == "auto":
             values["model"] = {"cuda": usual, "cpu": "tiny"}[device]
         return cls(**{**values, "context": values["context"] or contexts[device]})
@@ -80,17 +81,18 @@ class Configuration:
         """The key columns of a row of ``section`` that say what step it is of."""
         return {c: v for c, v in dataclasses.asdict(self).items() if c in section.key}
 
+    def keys(self, section: Section, **columns: Iterable[object]) -> list[dict[str, object]]:
+        """``key`` with each combination of values of further ``columns``."""
+        own, found = self.key(section), itertools.product(*columns.values())
+        return [{**own, **dict(zip(columns, values, strict=True))} for values in found]
+
     def config(self, device: str, **others: object) -> Config:
         """What ``a2lib.benchmark.run`` takes; raises ValueError for what can never be."""
         sizes = {"size": self.model} if self.model in SIZES else dataclasses.asdict(self.shape)
         names = ("context", "batch", "mode", "precision", "attention", "capture")
-        given = {
-            **{name: getattr(self, name) for name in names},
-            "compile": self.compile == "model",
-            "compile_blocks": self.compile == "blocks",
-            "device": device,
-        }
-        return Config(**{**sizes, **given, **others})
+        given = {name: getattr(self, name) for name in names}
+        given |= {"compile": self.compile == "model", "compile_blocks": self.compile == "blocks"}
+        return Config(**{**sizes, **given, "device": device, **others})
 
     def refusal(self, device: str) -> str:
         """Why it is not tried on ``device``, which certainly has too little memory; "" if it is."""
@@ -101,8 +103,8 @@ class Configuration:
 
     def work(self) -> int:
         """Operations that a step has at least: what it is ordered by."""
-        times = 1 if self.mode == "forward" else 3
-        return times * forward_flops(self.shape, self.batch, self.context)
+        forward = forward_flops(self.shape, self.batch, self.context)
+        return forward if self.mode == "forward" else 3 * forward
 
 
 def refuse(given: Any, device: str) -> None:
@@ -113,9 +115,10 @@ def refuse(given: Any, device: str) -> None:
             raise ParameterError(f"{name} = {value!r} needs a GPU; leave {name} out here")
 
 
-def refuse_never(make: Any) -> None:
-    """Raise ParameterError for what ``make()`` refuses by a ValueError, in one line."""
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Make a ValueError, which refuses what can never be, a ParameterError."""
     try:
-        make()
+        yield
     except ValueError as error:
         raise ParameterError(str(error)) from None

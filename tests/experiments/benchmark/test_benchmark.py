@@ -93,7 +93,7 @@ def test_what_certainly_does_not_fit_is_not_tried(job, monkeypatch):
 def test_each_step_is_a_row_and_the_process_ends(job, monkeypatch):
     warm = [step(9.0, reserved_bytes=5), step(8.0, reserved_bytes=6)]
     played(monkeypatch, device="cuda", warmup=warm, steps=[step(1.0, reserved_bytes=6)])
-    monkeypatch.setattr(benchmark, "WARMUPS", {"cpu": (2,)})
+    monkeypatch.setattr(configurations, "WARMUPS", {"cpu": (2,)})
     monkeypatch.setattr(benchmark, "STEPS", 1)
     task, _ = benchmark.warmup_tasks(EVERYTHING, "cpu")
     given = job(BENCHMARK_STEPS, task, "cuda")
@@ -150,7 +150,7 @@ def powered(monkeypatch, *joules):
     told |= {"energy_j": iter(joules).__next__, "power_limit_w": lambda: 700.0}
     for module in (handlers, device):
         monkeypatch.setattr(module, "Sensors", lambda: SimpleNamespace(**told))
-    monkeypatch.setattr(benchmark, "SETTLED", {"cpu": (2, 3)})
+    monkeypatch.setattr(configurations, "SETTLED", {"cpu": (2, 3)})
     (task,) = benchmark.power_tasks(EVERYTHING, "cpu")
     return task
 

@@ -14,6 +14,7 @@ from waiting import until
 from a2lib.errors import OneLine
 from a2lib.experiments.harness import output as outputs
 from a2lib.experiments.harness import run as harness
+from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import Common, ParameterError, check, parameter
 from a2lib.experiments.harness.process import WorkerDied
 from a2lib.measure import DeviceBusy, DeviceLock, Store, StoreError, read_runs
@@ -25,12 +26,21 @@ class Parameters(Common):
     compile_workers: int = parameter(0, "processes that compile ahead")
 
 
+TOYS = Experiment(
+    Parameters, tuple(Table(section, lambda *_: [], "", ()) for section in (TOY, UNTIMED)), "Toys"
+)
+
+
+def measure(run, section, asked):
+    Table(section, lambda *_: [asked], "", ()).measure(run)
+
+
 @pytest.fixture
 def started(on_cpu, capsys):
     """``started(**parameters)`` is a run that stores under its own data folder, on the CPU."""
 
     def start(**given):
-        run = harness.start(Parameters(**given), "toy", (TOY, UNTIMED))
+        run = TOYS.start(Parameters(**given))
         run.head = capsys.readouterr().out
         return run
 
@@ -40,11 +50,11 @@ def started(on_cpu, capsys):
 def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
     run = started(time_limit_s=1, size=4)
     run.until = None  # a worker may take longer to start
-    harness.measure(run, TOY, [task("before")])
+    measure(run, TOY, task("before"))
     run.until = time.time() - 1
-    harness.measure(run, TOY, [task("a", "b")])
-    harness.measure(run, UNTIMED, [task("c")])
-    harness.say_where(run, (TOY, UNTIMED), "Toys")
+    measure(run, TOY, task("a", "b"))
+    measure(run, UNTIMED, task("c"))
+    TOYS.say_where(run)
     printed = capsys.readouterr().out
     assert run.left == 9 and "Time limit reached: 6 rows are left." in printed
     assert printed.count("papermill notebooks/toy.ipynb -p size 4 -p time_limit_s 1") == 3
@@ -77,13 +87,12 @@ def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tm
 
 INTERRUPTED = """
 from experiments.harness import test_run, toy
-from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.run import Interrupted
-run = harness.start(test_run.Parameters(), "toy", (toy.TOY,))
-asked = [toy.task(*"abcdefgh", seconds=0.2)]
+run = test_run.TOYS.start(test_run.Parameters())
+asked = toy.task(*"abcdefgh", seconds=0.2)
 print("started", flush=True)
 try:
-    harness.measure(run, toy.TOY, asked)
+    test_run.measure(run, toy.TOY, asked)
 except Interrupted as error:
     print(error)
 """
@@ -101,7 +110,7 @@ def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path
     kept = len(store.rows())
     assert 3 <= kept < 24
     run = started()
-    harness.measure(run, TOY, [task(*"abcdefgh")])
+    measure(run, TOY, task(*"abcdefgh"))
     assert f"{kept} rows are stored already" in capsys.readouterr().out
     assert len(store.rows()) == 24
 

@@ -32,11 +32,10 @@ STEP = 256
 
 def saved_tensors(implementation: str, shape: Shape) -> tuple[str, ...]:
     """The names of what waits for a backward, and "other" for what has none."""
-    if implementation in PLAIN:
-        known = shape.eager.saved() if implementation == "eager" else by_hand_saved(shape.eager)
-    else:
-        known = ("q", "k", "v", "o", "lse")
-    return (*known, "other")
+    if implementation not in PLAIN:
+        return ("q", "k", "v", "o", "lse", "other")
+    kept = shape.eager.saved() if implementation == "eager" else by_hand_saved(shape.eager)
+    return (*kept, "other")
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,9 @@ class Parameters(WithSweep):
 
 
 def _shapes(lengths, sizes, masks=(False, True)) -> list[Shape]:
+    found = itertools.product(lengths, masks, sizes)
     return [
-        Shape(DTYPE, BATCH, 1, seq_len, head_dim, causal)
-        for seq_len in lengths
-        for causal in masks
-        for head_dim in sizes
+        Shape(DTYPE, BATCH, 1, seq_len, head_dim, causal) for seq_len, causal, head_dim in found
     ]
 
 
@@ -81,9 +78,8 @@ def grid(device: str) -> list[tuple[str, Shape, int]]:
 def removed(device: str) -> list[tuple[str, Shape, int]]:
     """Causal attention that keeps no matrix, and the softmax written out, which keeps two, at the
     handout's lengths with vectors of 64 (on a CPU of 32). Ours at every size: the flash sweep."""
-    ours = "a2lib" if device == "cuda" else "tiled"
-    lengths, middle = LENGTHS[device], (64,) if device == "cuda" else (32,)
-    n = CALLS[device]
+    ours, middle = ("a2lib", (64,)) if device == "cuda" else ("tiled", (32,))
+    lengths, n = LENGTHS[device], CALLS[device]
     tiled = [(ours, s, n) for s in _shapes(lengths, middle, (True,))]
     return tiled + [("by_hand", s, n) for s in _shapes(lengths, middle)]
 

@@ -142,9 +142,8 @@ def saved(job: Job) -> None:
     name, shape = job.spec["implementation"], Shape(**job.spec["shape"])
     if job.would_swap(shape.eager.total("backward")):
         return
-    found = saved_bytes(
-        ATTENTIONS[name], inputs_of(shape, job.device, job.seed, "forward")[:3], shape.causal
-    )
+    qkv = inputs_of(shape, job.device, job.seed, "forward")[:3]
+    found = saved_bytes(ATTENTIONS[name], qkv, shape.causal)
     known = {"status": "ok"}
     job.put(*({**key, **known, "saved_bytes": found.get(key["tensor"], 0)} for key in job.keys))
 
@@ -162,12 +161,9 @@ def saved_bytes(attend: Callable, qkv: tuple, causal: bool) -> dict[str, int]:
         o = attend(*qkv, causal)
     known = dict(zip(("q", "k", "v", "o"), (*qkv, o), strict=True))
     names = {x.untyped_storage().data_ptr(): name for name, x in known.items()}
-    n = o.shape[-2]
-    matrices = [
-        p
-        for p, x in storages.items()
-        if x.numel() == o.shape[0] * n * n and p not in names and x.is_floating_point()
-    ]
+    size = o.shape[0] * o.shape[-2] ** 2
+    others = {p: x for p, x in storages.items() if p not in names and x.is_floating_point()}
+    matrices = [p for p, x in others.items() if x.numel() == size]
     # In the order in which they were saved: the weights come last.
     names |= dict(zip(reversed(matrices), ("p", "exponentials"), strict=False))
     found: dict[str, int] = {}
@@ -208,13 +204,8 @@ def _limit(key: Row, job: Job) -> Row:
     in_blocks = key["allocator"] == "blocks"
     predicted = longest(*sizes, step=STEP, how="blocks") if in_blocks else tensors
     fits = search(functools.partial(_fits, key, job), predicted, STEP)
-    return {
-        "room_bytes": free,
-        "tensors_len": tensors,
-        "predicted_len": predicted,
-        "fits_len": fits,
-        "fails_len": fits + STEP,
-    }
+    found = {"room_bytes": free, "tensors_len": tensors, "predicted_len": predicted}
+    return found | {"fits_len": fits, "fails_len": fits + STEP}
 
 
 def search(fits: Callable[[int], bool], guess: int, step: int) -> int:

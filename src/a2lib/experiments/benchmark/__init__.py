@@ -7,33 +7,15 @@
 import dataclasses
 from collections.abc import Sequence
 
-from a2lib.experiments.benchmark.configurations import (
-    REPEATS,
-    SETTLED,
-    STEPS,
-    WARMUP,
-    WARMUPS,
-    Parameters,
-    firsts,
-    loads,
-    powers,
-    warmups,
-)
+from a2lib import measure
+from a2lib.experiments.benchmark import configurations
+from a2lib.experiments.benchmark.configurations import STEPS, WARMUP, Parameters
 from a2lib.experiments.benchmark.first import cache, parts
 from a2lib.experiments.harness import Experiment, Run, Table, view
-from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.view import Plot, Row
 from a2lib.experiments.steps import Configuration, refuse
-from a2lib.measure import (
-    BENCHMARK,
-    BENCHMARK_FIRST,
-    BENCHMARK_LOAD,
-    BENCHMARK_POWER,
-    BENCHMARK_STEPS,
-    Section,
-    Timing,
-)
+from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS, Section, Timing
 
 # All steps of one configuration, of which the worker says nothing until the last is done.
 SILENCE_S = 1800
@@ -44,8 +26,8 @@ def table_tasks(given: Parameters, device: str) -> list[Task]:
     return [
         Task.whole(
             str(one),
-            _spec(one, given.warmup, given.steps),
-            ({**one.key(BENCHMARK), "warmup": given.warmup, "phase": p} for p in one.phases),
+            _spec(one, warmup=given.warmup, steps=given.steps),
+            one.keys(BENCHMARK, warmup=[given.warmup], phase=one.phases),
         )
         for one in given.configurations(device)
     ]
@@ -53,56 +35,49 @@ def table_tasks(given: Parameters, device: str) -> list[Task]:
 
 def warmup_tasks(given: Parameters, device: str) -> list[Task]:
     """A task, and so a process, for each configuration and number of warm-up steps."""
-    return [
-        Task.whole(
-            f"{one}, {warmup} steps of warm-up",
-            _spec(one, warmup, STEPS),
-            (
-                {**one.key(BENCHMARK), "warmup": warmup, "step_number": step, "phase": phase}
-                for step in range(warmup + STEPS)
-                for phase in one.phases
-            ),
-        )
-        for one in (warmups(device) if given.has("warmup") else ())
-        for warmup in WARMUPS[device]
-    ]
+    made = []
+    for one in configurations.warmups(device) if given.has("warmup") else ():
+        for warmup in configurations.WARMUPS[device]:
+            steps = {"warmup": [warmup], "step_number": range(warmup + STEPS)}
+            keys = one.keys(BENCHMARK_STEPS, **steps, phase=one.phases)
+            spec = _spec(one, warmup=warmup, steps=STEPS)
+            made.append(Task.whole(f"{one}, {warmup} steps of warm-up", spec, keys))
+    return made
 
 
 def first_tasks(given: Parameters, device: str) -> list[Task]:
     """A task, and so a process, for each configuration, preparation and repetition."""
     made = []
-    for repeat in range(REPEATS[device] if given.has("first") else 0):
-        for one, prepared in firsts(device):
-            how = {"prepared": prepared, "repeat": repeat}
-            key = {**one.key(BENCHMARK_FIRST), **how}
-            keys = ({**key, "part": part} for part in parts(prepared, device))
-            spec = {"configuration": dataclasses.asdict(one), **how}
+    for repeat in range(configurations.REPEATS[device] if given.has("first") else 0):
+        for one, prepared in configurations.firsts(device):
+            found = {"repeat": [repeat], "part": parts(prepared, device)}
+            keys = one.keys(BENCHMARK_FIRST, prepared=[prepared], **found)
+            spec = _spec(one, prepared=prepared, repeat=repeat)
             made.append(Task.whole(f"{one}, {prepared} prepared, {repeat}", spec, keys))
     return made
 
 
 def power_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration whose energy is measured."""
-    asked = powers(device) if given.has("power") else ()
-    return [_energy(BENCHMARK_POWER, one, device) for one in asked]
+    asked = configurations.powers(device) if given.has("power") else ()
+    return [_energy(measure.BENCHMARK_POWER, one, device) for one in asked]
 
 
 def load_tasks(given: Parameters, device: str) -> list[Task]:
     """As ``power_tasks``, with weights as drawn and with zeros, one after the other."""
-    asked = loads(device) if given.has("power") else ()
-    return [_energy(BENCHMARK_LOAD, one, device, weights=weights) for one, weights in asked]
+    asked = configurations.loads(device) if given.has("power") else ()
+    return [_energy(measure.BENCHMARK_LOAD, one, device, weights=w) for one, w in asked]
 
 
 def _energy(section: Section, one: Configuration, device: str, **how: str) -> Task:
-    settled, steps = SETTLED[device]
+    settled, steps = configurations.SETTLED[device]
     label = ", ".join([str(one), *(f"{value} {name}" for name, value in how.items())])
-    spec = {**_spec(one, WARMUP, settled + steps), "settled": settled, **how}
+    spec = _spec(one, warmup=WARMUP, steps=settled + steps, settled=settled, **how)
     return Task.whole(label, spec, [one.key(section) | how])
 
 
-def _spec(configuration: Configuration, warmup: int, steps: int) -> dict[str, object]:
-    given = dataclasses.asdict(configuration)
-    return {"configuration": given, "warmup": warmup, "steps": steps}
+def _spec(configuration: Configuration, **how: object) -> dict[str, object]:
+    return {"configuration": dataclasses.asdict(configuration), **how}
 
 
 def refilling(tasks: Sequence[Task], pending: Sequence[Task]) -> list[Task]:
@@ -165,7 +140,7 @@ FIRST = Table(
     silence_s=SILENCE_S,
 )
 POWER = Table(
-    BENCHMARK_POWER,
+    measure.BENCHMARK_POWER,
     power_tasks,
     says="Time, energy and power of a step, and the driver's limit",
     shown=("ms", "joules", "W", "power_limit_w", "capped_percent", "sm_mhz"),
@@ -174,7 +149,7 @@ POWER = Table(
 )
 LOAD = dataclasses.replace(
     POWER,
-    section=BENCHMARK_LOAD,
+    section=measure.BENCHMARK_LOAD,
     tasks=load_tasks,
     says="The same with all weights zero, as much work on less of a load",
 )
@@ -205,12 +180,11 @@ def measure_first(run: Run) -> None:
     """Take the first step apart, a process for each preparation, in a sweep that has it."""
     tasks = FIRST.tasks(run.parameters, run.device)
     if again := refilling(tasks, FIRST.pending(run)):
-        harness.measure(run, BENCHMARK_FIRST, again, resume=False, silence_s=SILENCE_S)
+        dataclasses.replace(FIRST, tasks=lambda *_: again, always=True).measure(run)
     FIRST.measure_and_show(run)
 
 
 def draw(run: Run):
     """The steps of the warm-up's processes by the host's clock, as a matplotlib figure."""
     rows = [row for row in SINGLE_STEPS.rows(run) if row["phase"] == "wall"]
-    plot = Plot(x="step_number", panels=("model", "context"))
-    return view.draw(rows, BENCHMARK_STEPS, plot)
+    return view.draw(rows, BENCHMARK_STEPS, Plot(x="step_number", panels=("model", "context")))

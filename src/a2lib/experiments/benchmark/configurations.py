@@ -10,7 +10,7 @@ from a2lib.benchmark.config import MOST_STEPS, WEIGHTS
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import WithSweep, parameter
-from a2lib.experiments.steps import MODES, OVERLAPPED, TOO_LARGE, Configuration, refuse_never
+from a2lib.experiments.steps import MODES, OVERLAPPED, TOO_LARGE, Configuration, refusals
 from a2lib.theory.roofline import NARROW
 from a2lib.theory.transformer import SIZES
 
@@ -98,17 +98,13 @@ def columns(device: str) -> list[Configuration]:
     Those at ``COMPARED`` come first, then what is compiled or captured, then the rest; the model
     that is too large is at ``COMPARED`` alone: elsewhere nothing would be tried."""
     compared, models, named = COMPARED[device], TABLE[device], Configuration.every
-    contexts = CONTEXTS[device]
-    steps = [
-        one
-        for one in named(model=models, context=contexts, way=_ways(COLUMNS[device]))
-        if one.model != TOO_LARGE or one.context == compared
-    ]
+    every = named(model=models, context=CONTEXTS[device], way=_ways(COLUMNS[device]))
+    steps = [one for one in every if one.model != TOO_LARGE or one.context == compared]
     here = {"model": models, "context": [compared]}
     replayed = named(**here, mode=MODES, way=_ways(REPLAYED[device]), capture=[True])
     (last,) = _ways(COLUMNS[device][-1:])
-    updated = [{**last, "precision": p, "mode": mode} for p, mode in UPDATED[device]]
-    updated = named(**here, way=updated)
+    ways = [{**last, "precision": p, "mode": mode} for p, mode in UPDATED[device]]
+    updated = named(**here, way=ways)
 
     def place(one: Configuration) -> tuple[bool, bool]:
         compiled = one.compile != "none" or one.capture
@@ -177,9 +173,8 @@ class Parameters(WithSweep):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_never(
-            lambda: self.shape("cuda").config("cuda", warmup=self.warmup, steps=self.steps)
-        )
+        with refusals():
+            self.shape("cuda").config("cuda", warmup=self.warmup, steps=self.steps)
 
     def shape(self, device: str) -> Configuration:
         """The configuration that the parameters name on ``device``, "cuda" or "cpu"."""

@@ -8,7 +8,6 @@ allocator's cache), loading (all ``modules`` with the context), compiling (code 
 The context belongs to no step: a model is on the device before its first.
 """
 
-import dataclasses
 import os
 import shutil
 import sys
@@ -65,8 +64,7 @@ def timed_parts(
         yield "product", [_ms(lambda: (a @ a, synchronize(device)))]
         del a
     if "block" in done:
-        config = configuration.config(device, steps=2, **given)
-        one = run(dataclasses.replace(config, num_layers=1))
+        one = run(configuration.config(device, steps=2, num_layers=1, **given))
         for name, step in zip(BLOCK, _complete(one), strict=True):
             yield name, [step.wall_ms]
     if "memory" in done:

@@ -41,8 +41,7 @@ def alone(measure: Callable[[Job], None]) -> Callable[[Job], None]:
 
 def summary(job: Job) -> None:
     """The times of a configuration, phase by phase."""
-    result = _result(job)
-    if result:
+    if result := _result(job):
         job.put(*({**key, **summarised(job, result, key["phase"])} for key in job.keys))
 
 

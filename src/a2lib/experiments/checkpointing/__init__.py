@@ -9,7 +9,7 @@ from a2lib.benchmark import Config
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
-from a2lib.experiments.steps import MODELS, Configuration, refuse, refuse_never
+from a2lib.experiments.steps import MODELS, Configuration, refusals, refuse
 from a2lib.measure import CHECKPOINTING
 from a2lib.theory.memory.checkpointing import plan as plan_of
 
@@ -67,14 +67,8 @@ def blocks(model: str) -> int:
 
 def _setting(device: str, way: tuple[str, str], gradients: str, layers: int = 0) -> Setting:
     model, (precision, attention) = MODEL[device], way
-    return Setting(
-        model,
-        CONTEXT[device],
-        precision=precision,
-        attention=attention,
-        layers=layers or blocks(model),
-        gradients=gradients,
-    )
+    how = {"precision": precision, "attention": attention, "gradients": gradients}
+    return Setting(model, CONTEXT[device], layers=layers or blocks(model), **how)
 
 
 def segments(device: str) -> Planned:
@@ -92,13 +86,10 @@ def frontier(device: str) -> Planned:
 def depth(device: str) -> Planned:
     """The strategies of least memory with fewer blocks, gradients kept; with all blocks they are in
     the frontier."""
-    return [
-        (
-            _setting(device, NARROW[device], "kept", layers),
-            ("block", f"nested:{k}", "recursive", "chain"),
-        )
-        for layers, k in DEPTHS[device].items()
-    ]
+    strategies = {
+        n: ("block", f"nested:{k}", "recursive", "chain") for n, k in DEPTHS[device].items()
+    }
+    return [(_setting(device, NARROW[device], "kept", n), those) for n, those in strategies.items()]
 
 
 def fp32(device: str) -> Planned:
@@ -142,26 +133,20 @@ class Parameters(WithSweep):
     def check(self, device: str) -> None:
         """Raise ParameterError for what cannot be on ``device``, "cuda" or "cpu"."""
         refuse(self, device)
-        refuse_never(lambda: self._make(device))
-
-    def _make(self, device: str) -> None:
-        for setting, strategies in self.plan(device):
-            setting.config(device)
-            for strategy in strategies:
-                if not strategy.startswith("selective"):
-                    plan_of(strategy, setting.layers)
-
-    def setting(self, device: str) -> Setting:
-        """The one that the parameters name on ``device``, "cuda" or "cpu"."""
-        attention = NARROW[device][1] if self.attention == "auto" else self.attention
-        made = Setting.named(self, device, CONTEXT, MODEL["cuda"])
-        layers = made.layers or blocks(made.model)
-        return dataclasses.replace(made, attention=attention, layers=layers)
+        with refusals():
+            for setting, strategies in self.plan(device):
+                setting.config(device)
+                for strategy in strategies:
+                    if not strategy.startswith("selective"):
+                        plan_of(strategy, setting.layers)
 
     def plan(self, device: str) -> Planned:
         """Every setting asked for with its strategies, in order."""
         if self.sweep == "shape":
-            return [(self.setting(device), names(self.strategies))]
+            attention = NARROW[device][1] if self.attention == "auto" else self.attention
+            made = Setting.named(self, device, CONTEXT, MODEL["cuda"])
+            how = {"attention": attention, "layers": made.layers or blocks(made.model)}
+            return [(dataclasses.replace(made, **how), names(self.strategies))]
         sweeps = {"segments": segments, "frontier": frontier, "depth": depth, "fp32": fp32}
         return [planned for name, of in sweeps.items() if self.has(name) for planned in of(device)]
 

@@ -45,14 +45,9 @@ def _measured(workload: Workload, device: str, steps: int, empty: int) -> Row:
         _step(workload, stopwatch, f"warmup {i}")
     found = [_step(workload, stopwatch, f"step {i}") for i in range(steps)]
     timing = Timing.from_samples([times.total_ms for times, _ in found])
-    row: Row = {
-        "status": "ok",
-        **timing.row(CHECKPOINTING),
-        **{
-            f"ms_{phase}": statistics.median(times.ms[phase] for times, _ in found)
-            for phase in ("forward", "backward")
-        },
-    }
+    row: Row = {"status": "ok", **timing.row(CHECKPOINTING)}
+    for phase in ("forward", "backward"):
+        row[f"ms_{phase}"] = statistics.median(times.ms[phase] for times, _ in found)
     if device == "cpu":
         return row
     every = [memory for _, memory in found]

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, parameter
-from a2lib.experiments.passes import DTYPES
 from a2lib.experiments.steps import BATCH as STEP_BATCH
 from a2lib.experiments.steps import MODELS, MODES, TOO_LARGE, Configuration, refuse
 from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL
 from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
-from a2lib.theory.eager import Eager
 
 BATCH = 8
 # The handout's grid; the CPU's shows that everything works.
@@ -30,6 +28,7 @@ CONTEXT = {"cuda": 512, "cpu": 16}
 # Beside CONTEXT on a GPU, where one compiled block tells how the gain goes with the length.
 CONTEXTS = (128, 1024)
 WARMUP, STEPS = 3, 5
+BLOCKS = ("none", "blocks")  # the ways to compile any model
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,6 @@ class Shape:
             for name in IMPLEMENTATIONS
         }
 
-    def needed_bytes(self) -> int:
-        """What eager forward and backward hold at once."""
-        sizes = self.batch, self.seq_len, self.head_dim
-        return Eager(*sizes, self.causal, DTYPES[self.dtype]).total("backward")
-
 
 def grid(device: str) -> list[Shape]:
     """The handout's: every length of a head size before the next, since it is by the length that
@@ -86,7 +80,7 @@ class Steps:
     more from the cache that this filled, unless not ``cached``."""
 
     plain: Configuration
-    ways: tuple[str, ...] = ("none", "blocks")
+    ways: tuple[str, ...] = BLOCKS
     cached: bool = True
 
     def compiled(self, way: str) -> Configuration:
@@ -99,8 +93,8 @@ def model_steps(sweep: str, device: str) -> list[Steps]:
     found, context = [], CONTEXT[device]
 
     def train(model: str, precision: str = "fp32") -> Steps:
-        ways = ("none", "blocks", "model") if model == "small" else ("none", "blocks")
-        return Steps(Configuration(model, context, precision=precision), ways)
+        whole = ("model",) if model == "small" else ()
+        return Steps(Configuration(model, context, precision=precision), (*BLOCKS, *whole))
 
     def whole(model: str, mode: str = "train-step") -> Steps:
         return Steps(Configuration(model, context, mode=mode), ("model",), cached=False)
@@ -159,7 +153,7 @@ class Parameters(WithSweep):
             return model_steps(self.sweep, device)
         if self.model == "none":
             return []
-        ways = ("none", "blocks", "model") if device == "cuda" else ("none", "blocks")
+        ways = (*BLOCKS, "model") if device == "cuda" else BLOCKS
         plain = dataclasses.replace(Configuration.named(self, device, CONTEXT), batch=STEP_BATCH)
         return [Steps(plain, ways)]
 
@@ -180,11 +174,8 @@ def model_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each model, its ways of compiling in turns."""
     made = []
     for steps in given.steps(device):
-        rows = {
-            way: tuple({**one.key(COMPILE_MODEL), "phase": phase} for phase in one.phases)
-            for way in steps.ways
-            for one in [steps.compiled(way)]
-        }
+        compiled = {way: steps.compiled(way) for way in steps.ways}
+        rows = {w: tuple(one.keys(COMPILE_MODEL, phase=one.phases)) for w, one in compiled.items()}
         made.append(Task(str(steps.plain), dataclasses.asdict(steps), rows, in_turns=True))
     return made
 

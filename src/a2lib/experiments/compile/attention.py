@@ -15,8 +15,9 @@ from a2lib.experiments.compile import PASSES, Shape
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.turns import Turns
 from a2lib.experiments.harness.worker import Job, Row
-from a2lib.experiments.passes import inputs
+from a2lib.experiments.passes import DTYPES, inputs
 from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
+from a2lib.theory.eager import Eager
 
 prepare = peers.configure
 
@@ -24,7 +25,8 @@ prepare = peers.configure
 def measure(job: Job) -> None:
     """The wanted implementations at one shape: in turns, or each by itself."""
     shape = Shape(**job.spec["shape"])
-    if job.would_swap(shape.needed_bytes()):
+    sizes = shape.batch, shape.seq_len, shape.head_dim
+    if job.would_swap(Eager(*sizes, shape.causal, DTYPES[shape.dtype]).total("backward")):
         return
     inductor.prime(job.device)
     for group in job.groups():

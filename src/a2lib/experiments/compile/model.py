@@ -89,7 +89,5 @@ def by_phase(
 
 
 def _sum(parts: list[Mapping[str, object]]) -> dict[str, object]:
-    def total(values):
-        return None if None in values else sum(values)
-
-    return {name: total([part[name] for part in parts]) for name in parts[0]}
+    found = {name: [part[name] for part in parts] for name in parts[0]}
+    return {name: None if None in values else sum(values) for name, values in found.items()}

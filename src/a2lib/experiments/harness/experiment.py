@@ -6,16 +6,18 @@ check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_whe
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw
 """
 
+import time
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from a2lib.experiments.harness import parameters, view
+from a2lib.experiments.harness import output, parameters, view
 from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.run import Run
-from a2lib.experiments.harness.sweep import Task, gpus_of, identity, plan
+from a2lib.experiments.harness.sweep import Sweep, Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
-from a2lib.measure import Section, device_kind
+from a2lib.measure import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
+
+_HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Table:
     table has the columns ``shown``, and those ``derived`` from a row, last or where ``shown`` names
     them; with ``across``, a key column, its values are columns of the first. ``says`` is what
     stands above. What is silent for ``silence_s`` seconds is ended; with ``keep_worker`` the
-    process stays for the next table. ``always`` measures in every run what a sweep would skip; with
-    ``parts`` a row that is asked for comes with others, and all that are stored are shown.
+    process stays for the next table: starting one, with its CUDA context, takes seconds. ``always``
+    measures in every run what a sweep would skip; with ``parts`` a row that is asked for comes with
+    others, and all that are stored are shown.
     """
 
     section: Section
@@ -43,26 +46,18 @@ class Table:
     parts: bool = False
 
     def measure(self, run: Run) -> None:
-        """Measure what is asked for: one shape always, of a sweep what is not stored yet."""
+        """Measure what is asked for: one shape always, of a sweep what is not stored yet. Prints
+        how much that is, and what the time limit has left."""
         tasks = self.tasks(run.parameters, run.device)
         if not tasks:
-            say_nothing("Nothing of this is asked for (-p sweep all has it).")
-        harness.measure(
-            run,
-            self.section,
-            tasks,
-            resume=self._resumes(run),
-            silence_s=self.silence_s,
-            keep_worker=self.keep_worker,
-        )
+            output.say_nothing("Nothing of this is asked for (-p sweep all has it).")
+        _measure(run, self, tasks)
 
     def pending(self, run: Run) -> list[Task]:
         """What ``measure`` is going to measure."""
-        how = {"resume": self._resumes(run), "remeasure": run.parameters.remeasure}
+        resume = not self.always and getattr(run.parameters, "sweep", None) != "shape"
+        how = {"resume": resume, "remeasure": run.parameters.remeasure}
         return plan(self.tasks(run.parameters, run.device), run.store(self.section), **how)
-
-    def _resumes(self, run: Run) -> bool:
-        return not self.always and getattr(run.parameters, "sweep", None) != "shape"
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""
@@ -87,6 +82,38 @@ class Table:
         return view.draw(self.rows(run), self.section, self.plot, self.derived)
 
 
+@harness.measures
+def _measure(run: Run, table: Table, tasks: list[Task]) -> None:
+    """Measure what is pending of ``tasks``, under a bar; rows are stored one by one."""
+    pending = table.pending(run)
+    total = sum(task.size for task in pending)
+    known = sum(task.size for task in tasks) - total
+    if known:
+        print(f"{known} rows are stored already (-p remeasure True measures them again)")
+    if not total:
+        if run.worker and not table.keep_worker:
+            run.worker.close()
+        return
+    bar = output.Progress(total, table.section.name, unit="rows")
+
+    def begin(task: Task, culprit: str | None) -> None:
+        turns = "in turns" if task.in_turns else ""
+        bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
+
+    how = {"seed": run.parameters.seed, "until": run.until, "silence_s": table.silence_s}
+    how |= {"worker": run.worker, "keep": table.keep_worker, "begin": begin}
+    sweep = Sweep(run.store(table.section), run.id, run.device, row=lambda row: bar.step(), **how)
+    try:
+        left = sweep.measure(pending)
+    finally:
+        run.worker = sweep.worker
+        bar.close()
+    run.left += left
+    if left:
+        print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
+        print(f"  {harness.command(run.notebook, run.parameters)}")
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A notebook with the parameters ``Parameters`` and ``tables``, for ``chapter`` of the book.
@@ -108,13 +135,42 @@ class Experiment:
         return parameters.check(namespace, self.Parameters)
 
     def start(self, given: object) -> Run:
-        """Record the run and print what it runs on. Raises before it ParameterError for what this
-        machine cannot do, and what ``run.start`` raises."""
-        device = device_kind()
+        """Record the run and print what it runs on.
+
+        Raises, before anything is measured, ParameterError for what this machine cannot do or where
+        the notebook has other parameters by now, StoreError where rows could not be stored and
+        DeviceBusy where another process measures on the device.
+        """
+        device, notebook = device_kind(), self.sections[0].notebook
         self.refuse(given, device)
         gpus = gpus_of(task for table in self.tables for task in table.tasks(given, device))
-        return harness.start(given, self.sections[0].notebook, self.sections, gpus)
+        output.quiet_at_the_end()
+        parameters.check_current(given)
+        DeviceLock(device).check()
+        data, slug = harness.data_folder(device), device_slug()
+        for section in self.sections:
+            Store(section, slug, data).check_writable()
+        asked = {"command": harness.command(notebook, given), "parameters": asdict(given)}
+        run_id = start_run(**asked, device=slug, n_devices=gpus, data=data)
+        until = time.time() + given.time_limit_s if given.time_limit_s else None
+        if device == "cuda":
+            import torch
+
+            print(torch.cuda.get_device_name())
+        else:
+            print("CPU: its times say nothing about a GPU")
+        (known,) = (row for row in read_runs(data) if row["run"] == run_id)
+        for column in _HEAD:
+            if known[column]:
+                print(f"  {column:8}{known[column]}")
+        return Run(given, notebook, device, run_id, slug, data, until)
 
     def say_where(self, run: Run) -> None:
         """Print where the rows are and how they get into the book."""
-        harness.say_where(run, self.sections, self.chapter)
+        paths = [run.store(section).path for section in self.sections]
+        files = " and ".join(harness.shown(path) for path in paths if path.exists())
+        print(f"Rows: {files or 'none'}; run {run.id}")
+        if run.left:
+            again = harness.command(run.notebook, run.parameters)
+            print(f"{run.left} rows are left; run again: {again}")
+        print(f"Book: `make book` rebuilds the report with them; the chapter is {self.chapter}.")

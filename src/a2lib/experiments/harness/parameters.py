@@ -11,18 +11,15 @@ import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from a2lib.errors import OneLine, closest
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.measure import gpu_count
 
-T = TypeVar("T")
-
 _LARGEST = 2**63 - 1  # the tables hold no larger whole number
 _SHOWN = 60  # characters of a refused value
-# More processes than one host has GPUs, or cores to measure a collective with.
-MOST_RANKS = 64
+MOST_RANKS = 64  # more than one host has GPUs, or cores to measure a collective with
 OF_RANKS = ("world_size", "backend")
 
 
@@ -46,15 +43,9 @@ def parameter(
     ``choices`` or a comma list of names in ``many``. ``help`` becomes the comment that
     ``papermill --help-notebook`` shows.
     """
-    rules = {
-        "help": help,
-        "kind": int if default is None else type(default),
-        "minimum": minimum,
-        "maximum": maximum,
-        "choices": tuple(choices),
-        "many": tuple(many),
-        "optional": default is None,
-    }
+    rules = {"help": help, "minimum": minimum, "maximum": maximum, "optional": default is None}
+    rules |= {"kind": int if default is None else type(default)}
+    rules |= {"choices": tuple(choices), "many": tuple(many)}
     return dataclasses.field(default=default, metadata=rules)
 
 
@@ -148,7 +139,7 @@ def cell_source(declared: type) -> str:
     return "\n".join(lines)
 
 
-def check(namespace: Mapping[str, Any], declared: type[T]) -> T:
+def check(namespace: Mapping[str, Any], declared: type) -> Any:
     """The values of ``namespace`` (a notebook's globals) as an instance of ``declared``.
 
     Raises ParameterError for a missing one and for a value that is not allowed. A name that is no
@@ -195,14 +186,10 @@ def _value(name: str, value: Any, rules: Mapping[str, Any]) -> Any:
     blank = value is None or (isinstance(value, str) and value.lower() in ("null", "none"))
     if blank and rules["optional"]:
         return None
-    if rules["kind"] is bool:
-        return _bool(name, value)
-    if rules["kind"] is int:
-        return _int(name, value, rules)
-    return _str(name, value, rules)
+    return {bool: _bool, int: _int, str: _str}[rules["kind"]](name, value, rules)
 
 
-def _bool(name: str, value: Any) -> bool:
+def _bool(name: str, value: Any, rules: Mapping[str, Any]) -> bool:
     # `-p remeasure false` arrives as the text "false", which Python counts as true.
     text = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(text, bool):

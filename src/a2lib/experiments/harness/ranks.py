@@ -69,19 +69,17 @@ def conditions(device: str) -> str:
     """What times of messages depend on beside what is asked for: on "cpu" the processor and its
     cores, on "cuda" those of NCCL's switches that are set."""
     if device == "cuda":
-        set_ = [f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ]
-        return ", ".join(set_)
+        return ", ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()}, {cores} cores"
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            lines = [line.partition(":")[2] for line in file if line.startswith("model name")]
-    except OSError:
-        lines = []
-    return " ".join(lines[0].split()) if lines else "a processor without a name"
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return "a processor without a name"
 
 
 def serve(handler: str, backend: str | None) -> None:
@@ -106,15 +104,14 @@ def serve(handler: str, backend: str | None) -> None:
         for line in tasks:
             task = json.loads(line)
             given = fields(task)
-            if backend is None:
-                job = Job(emit=_emit, **given)
-            else:
-                emit = _emit if rank == 0 else lambda event: None
-                job = RankJob(emit=emit, rank=rank, world_size=world_size, **given)
+            if rank == 0:
+                given["emit"] = _emit
+            alone = backend is None
+            job = Job(**given) if alone else RankJob(rank=rank, world_size=world_size, **given)
             try:
                 do(task["do"], job, _emit)
             except Exception as error:
-                if backend is not None or isinstance(error, StoreError) or is_lost(error):
+                if not alone or isinstance(error, StoreError) or is_lost(error):
                     raise
             settle(task["device"])
             progress(done=True)

@@ -1,18 +1,12 @@
-"""One execution of a notebook: its head, its sweeps with a progress bar, its foot.
-
-    run = start(parameters, "toy", (TOY,))        # prints what it runs on
-    measure(run, TOY, tasks)                      # stores row by row, prints what is left
-    say_where(run, (TOY,), "the chapter")         # prints where the rows are
+"""One execution of a notebook: what its steps in ``experiment.py`` share, and compiling ahead.
 
 The parameters are a section's own dataclass; those every sweep has are read from it here:
 ``remeasure``, ``time_limit_s``, ``seed`` and, for compiling ahead, ``compile_workers``.
 """
 
-import dataclasses
 import functools
 import os
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,22 +16,12 @@ from a2lib import paths
 from a2lib.errors import OneLine
 from a2lib.experiments.harness import ahead, output, parameters
 from a2lib.experiments.harness.process import Worker
-from a2lib.experiments.harness.sweep import Sweep, Task, plan
 from a2lib.experiments.harness.worker import store_of
-from a2lib.measure import (
-    DeviceLock,
-    Section,
-    Store,
-    device_kind,
-    device_slug,
-    memory,
-    read_runs,
-    start_run,
-)
+from a2lib.measure import DeviceLock, Section, Store
+from a2lib.measure.memory import free_bytes
 
 # Share of the free device memory that compiling ahead may take.
 COMPILE_SHARE = 0.8
-_HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
 
 
 @dataclass
@@ -81,42 +65,6 @@ def data_folder(device: str) -> Path:
     return paths.data_dir()
 
 
-def start(given: object, notebook: str, sections: Sequence[Section], gpus: int = 1) -> Run:
-    """Record the run and print what it runs on; ``gpus`` is how many devices measure together at
-    most.
-
-    Raises, before anything is measured, ParameterError where the notebook has other parameters by
-    now, StoreError where rows could not be stored and DeviceBusy where another process measures on
-    the device.
-    """
-    output.quiet_at_the_end()
-    parameters.check_current(given)
-    device = device_kind()
-    DeviceLock(device).check()
-    data, slug = data_folder(device), device_slug()
-    for section in sections:
-        Store(section, slug, data).check_writable()
-    run_id = start_run(
-        command=command(notebook, given),
-        parameters=dataclasses.asdict(given),
-        device=slug,
-        n_devices=gpus,
-        data=data,
-    )
-    until = time.time() + given.time_limit_s if given.time_limit_s else None
-    if device == "cuda":
-        import torch
-
-        print(torch.cuda.get_device_name())
-    else:
-        print("CPU: its times say nothing about a GPU")
-    (known,) = (row for row in read_runs(data) if row["run"] == run_id)
-    for column in _HEAD:
-        if known[column]:
-            print(f"  {column:8}{known[column]}")
-    return Run(given, notebook, device, run_id, slug, data, until)
-
-
 class Interrupted(OneLine, KeyboardInterrupt):
     """A step was interrupted; the message says what is kept and how to go on."""
 
@@ -144,60 +92,6 @@ def measures(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @measures
-def measure(
-    run: Run,
-    section: Section,
-    tasks: Sequence[Task],
-    *,
-    resume: bool = True,
-    silence_s: float | None = None,
-    keep_worker: bool = False,
-) -> None:
-    """Measure what is pending of ``tasks``, under a bar; rows are stored one by one.
-
-    Prints what is stored already and what the time limit has left. ``keep_worker`` leaves the
-    process for the next sweep: starting one, with its CUDA context, takes seconds.
-    """
-    store = run.store(section)
-    pending = plan(tasks, store, resume=resume, remeasure=run.parameters.remeasure)
-    total = sum(task.size for task in pending)
-    known = sum(task.size for task in tasks) - total
-    if known:
-        print(f"{known} rows are stored already (-p remeasure True measures them again)")
-    if not total:
-        if run.worker and not keep_worker:
-            run.worker.close()
-        return
-    bar = output.Progress(total, section.name, unit="rows")
-
-    def begin(task: Task, culprit: str | None) -> None:
-        turns = "in turns" if task.in_turns else ""
-        bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
-
-    sweep = Sweep(
-        store,
-        run.id,
-        run.device,
-        seed=run.parameters.seed,
-        until=run.until,
-        row=lambda row: bar.step(),
-        begin=begin,
-        silence_s=silence_s,
-        worker=run.worker,
-        keep=keep_worker,
-    )
-    try:
-        left = sweep.measure(pending)
-    finally:
-        run.worker = sweep.worker
-        bar.close()
-    run.left += left
-    if left:
-        print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
-        print(f"  {command(run.notebook, run.parameters)}")
-
-
-@measures
 def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) -> None:
     """Fill the compilation caches with ``tasks``, in parallel, where that pays."""
     workers = ahead.worker_count(len(tasks), run.parameters.compile_workers)
@@ -206,30 +100,14 @@ def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) ->
         return
     bar = output.Progress(len(tasks), "compile", unit="kernels")
     try:
-        failed = ahead.compile_ahead(
-            tasks,
-            handler=handler,
-            device=run.device,
-            workers=workers,
-            memory_bytes=int(COMPILE_SHARE * memory.free_bytes(run.device)),
-            until=run.until,
-            progress=lambda task: bar.step(text=task.label),
-        )
+        how = {"handler": handler, "device": run.device, "workers": workers, "until": run.until}
+        how["memory_bytes"] = int(COMPILE_SHARE * free_bytes(run.device))
+        how["progress"] = lambda task: bar.step(text=task.label)
+        failed = ahead.compile_ahead(tasks, **how)
     finally:
         bar.close(f"{workers} processes")
     for task, reason in failed:
         print(f"  not compiled ahead: {task.label}: {reason}")
-
-
-def say_where(run: Run, sections: Sequence[Section], chapter: str) -> None:
-    """Print where the rows are and how they get into the book."""
-    paths_of = [run.store(section).path for section in sections]
-    files = " and ".join(shown(path) for path in paths_of if path.exists())
-    print(f"Rows: {files or 'none'}; run {run.id}")
-    if run.left:
-        again = command(run.notebook, run.parameters)
-        print(f"{run.left} rows are left; run again: {again}")
-    print(f"Book: `make book` rebuilds the report with them; the chapter is {chapter}.")
 
 
 def shown(path: Path) -> str:

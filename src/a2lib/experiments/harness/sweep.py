@@ -56,11 +56,8 @@ class Task:
 
     def keep(self, is_left: Callable[[Key], bool]) -> Self:
         """This task with those of its rows alone of which ``is_left``."""
-        left = {
-            culprit: kept
-            for culprit, keys in self.rows.items()
-            if (kept := tuple(key for key in keys if is_left(key)))
-        }
+        kept = {culprit: tuple(filter(is_left, keys)) for culprit, keys in self.rows.items()}
+        left = {culprit: keys for culprit, keys in kept.items() if keys}
         return dataclasses.replace(self, rows=left)
 
 
@@ -83,7 +80,11 @@ def plan(
     if not resume:
         return tasks
     section = store.section
-    runs = {identity(section, row): row["run"] for row in store.rows() if not _says_nothing(row)}
+    runs = {
+        identity(section, row): row["run"]
+        for row in store.rows()
+        if row["status"] != "error" or not row["note"].startswith(ENDED_FROM_OUTSIDE)
+    }
     if not remeasure:
         left = [task.keep(lambda key: identity(section, key) not in runs) for task in tasks]
         return [task for task in left if task.size]
@@ -226,7 +227,3 @@ class Sweep:
 
     def _late(self) -> bool:
         return self.until is not None and time.time() > self.until
-
-
-def _says_nothing(row: Mapping[str, str]) -> bool:
-    return row["status"] == "error" and row["note"].startswith(ENDED_FROM_OUTSIDE)

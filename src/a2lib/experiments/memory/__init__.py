@@ -3,12 +3,11 @@ notebooks/memory.ipynb call. ``handlers`` is how a worker measures it.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
-from a2lib.experiments.harness import Experiment, Key, Run, Table, Task, parameters, view
+from a2lib.experiments.harness import Experiment, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH, Configuration
 from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
@@ -44,11 +43,6 @@ def counted(one: Configuration, step: int = 1) -> StepMemory:
     )
 
 
-def _step(model: str, context: int, *way: str) -> Configuration:
-    """By mode, precision and attention, the usual ones where none is given."""
-    return Configuration(model, context, BATCH, *way)
-
-
 def table(device: str) -> list[Configuration]:
     """The handouts' model at every context, forward alone and a whole step, in either precision;
     and a step with our attention, which has no scores."""
@@ -68,23 +62,13 @@ def sizes(device: str) -> list[Configuration]:
 
 def recordings(device: str) -> list[Configuration]:
     """Steps whose every allocation is recorded: the one the chapter shows first, blocks last."""
-    model = LARGEST[device]
+    found = [(512, "train-step"), (512, "inference"), (128, "train-step")]
+    found += [(512, "train-step", "bf16"), (2048, "inference")]
+    found += [(2048, "train-step", "bf16", "flash"), (512, "forward"), (128, "inference")]
+    found += [(256, "train-step"), (2048, BLOCK), (128, BLOCK)]
     if device == "cpu":
-        modes = "inference", "train-step", BLOCK
-        return [_step(model, CONTEXTS[device][0], mode) for mode in modes]
-    return [
-        _step(model, 512, "train-step"),
-        _step(model, 512, "inference"),
-        _step(model, 128, "train-step"),
-        _step(model, 512, "train-step", "bf16"),
-        _step(model, 2048, "inference"),
-        _step(model, 2048, "train-step", "bf16", "flash"),
-        _step(model, 512, "forward"),
-        _step(model, 128, "inference"),
-        _step(model, 256, "train-step"),
-        _step(model, 2048, BLOCK),
-        _step(model, 128, BLOCK),
-    ]
+        found = [(CONTEXTS[device][0], mode) for mode in ("inference", "train-step", BLOCK)]
+    return [Configuration(LARGEST[device], context, BATCH, *way) for context, *way in found]
 
 
 def blocks(device: str) -> list[Configuration]:
@@ -117,15 +101,7 @@ class Parameters(WithSweep):
 def peak_tasks(given: Parameters, device: str, sweep: str = "table") -> list[Task]:
     """A task for each configuration, every phase of both steps."""
     return [
-        _task(
-            one,
-            "",
-            (
-                {**one.key(MEMORY), "step_number": step, "phase": phase}
-                for step in STEPS
-                for phase in phases(one)
-            ),
-        )
+        _task(one, "", one.keys(MEMORY, step_number=STEPS, phase=phases(one)))
         for one in given.configurations(sweep, device)
     ]
 
@@ -133,7 +109,7 @@ def peak_tasks(given: Parameters, device: str, sweep: str = "table") -> list[Tas
 def recording_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration, both steps."""
     return [
-        _task(one, "recording ", ({**one.key(MEMORY), "step_number": step} for step in STEPS))
+        _task(one, "recording ", one.keys(MEMORY, step_number=STEPS))
         for one in given.configurations("recordings", device)
     ]
 
@@ -146,17 +122,13 @@ def block_tasks(given: Parameters, device: str) -> list[Task]:
     ]
 
 
-def _task(configuration: Configuration, what: str, keys: Iterable[Key]) -> Task:
+def _task(configuration: Configuration, what: str, keys: list) -> Task:
     return Task.whole(f"{what}{configuration}", dataclasses.asdict(configuration), keys)
 
 
 def _of(row: view.Row) -> Configuration:
-    names = ("model", "mode", "precision", "attention")
-    return Configuration(
-        context=int(row["context"]),
-        batch=int(row["batch"]),
-        **{name: row[name] for name in names if name in row},
-    )
+    words = {c: row[c] for c in ("model", "mode", "precision", "attention") if c in row}
+    return Configuration(context=int(row["context"]), batch=int(row["batch"]), **words)
 
 
 def _counted(row: view.Row) -> int | None:
@@ -209,17 +181,17 @@ measure_blocks, measure_sizes = BLOCKS.measure_and_show, SIZES.measure_and_show
 def draw(run: Run):
     """The second step of the first recording asked for, its bytes by category, as a matplotlib
     figure; None where it is not stored."""
-    for one in run.parameters.configurations("recordings", run.device)[:1]:
-        try:
-            rows = bulk.read("memory", run.slug, f"{picture(one)}-{STEPS[-1]}", run.data).rows
-        except StoreError as error:
-            print(error)
-            continue
-        figure, ax = view.subplots(figsize=(8, 3.6))
-        times = [(row["time_us"] - rows[0]["time_us"]) / 1e3 for row in rows]
-        levels = [[row[c] / 1e9 for row in rows] for c in CATEGORIES]
-        ax.stackplot(times, levels, labels=CATEGORIES, step="post")
-        ax.set(xlabel="host time (ms)", ylabel="GB")
-        ax.legend(fontsize=7, loc="lower center")
-        return figure
-    return None
+    found = run.parameters.configurations("recordings", run.device)
+    if not found:
+        return None
+    try:
+        rows = bulk.read("memory", run.slug, f"{picture(found[0])}-{STEPS[-1]}", run.data).rows
+    except StoreError as error:
+        return print(error)
+    figure, ax = view.subplots(figsize=(8, 3.6))
+    times = [(row["time_us"] - rows[0]["time_us"]) / 1e3 for row in rows]
+    levels = [[row[c] / 1e9 for row in rows] for c in CATEGORIES]
+    ax.stackplot(times, levels, labels=CATEGORIES, step="post")
+    ax.set(xlabel="host time (ms)", ylabel="GB")
+    ax.legend(fontsize=7, loc="lower center")
+    return figure

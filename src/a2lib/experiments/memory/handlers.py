@@ -7,6 +7,7 @@ takes its own and none finds another's.
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,13 +109,9 @@ def _steps(case: Configuration, job: Job, meter: Peaks) -> None:
 
 
 def _counted_on_cpu(case: Configuration, job: Job) -> dict[tuple[int, str], Row]:
-    found = {}
-    recorded = _record(case, job)
-    for number in STEPS:
-        for phase in phases(case):
-            name = f"step {number}" if phase == "step" else f"step {number}/{phase}"
-            found[number, phase] = {"tensor_bytes": snapshot.peak(recorded, name).total}
-    return found
+    recorded, found = _record(case, job), itertools.product(STEPS, phases(case))
+    names = {(n, p): f"step {n}" if p == "step" else f"step {n}/{p}" for n, p in found}
+    return {at: {"tensor_bytes": snapshot.peak(recorded, name).total} for at, name in names.items()}
 
 
 def recording(job: Job) -> None:

@@ -15,30 +15,18 @@ AUTOCAST = ("none", "fp16", "bf16")
 DTYPES = ("fp32", "fp16", "bf16")
 # In the order in which a training step makes them.
 TENSORS = (
-    "fc1.weight",
-    "fc1 output",
-    "relu output",
-    "ln output",
-    "logits",
-    "loss: cross-entropy",
-    "loss: mean of the logits",
-    "gradient of the logits",
-    "gradient of the ln output",
-    "gradient of the fc1 output",
-    "gradient of fc1.weight",
-    "gradient of ln.weight",
-    "gradient of fc2.weight",
+    *("fc1.weight", "fc1 output", "relu output", "ln output", "logits"),
+    *("loss: cross-entropy", "loss: mean of the logits"),
+    *("gradient of the logits", "gradient of the ln output", "gradient of the fc1 output"),
+    *("gradient of fc1.weight", "gradient of ln.weight", "gradient of fc2.weight"),
 )
 MEANS = (0, 1, 10, 100, 300)
 SCALES = ("0.0001", "0.01", "1", "100", "300")
 EPSILONS = ("1e-05", "1e-06", "1e-08", "1e-12")
 # quantity -> the inputs it is computed for; what each is, is in ``handlers``.
 VARIANCES = (
-    "variance of the stored input",
-    "variance, one pass",
-    "variance, two passes",
-    "variance, one pass in fp32",
-    "variance, two passes in fp32",
+    *("variance of the stored input", "variance, one pass", "variance, two passes"),
+    *("variance, one pass in fp32", "variance, two passes in fp32"),
 )
 ERRORS = ("layer_norm's largest error", "largest error, by hand")
 QUANTITIES = {
@@ -63,20 +51,13 @@ class Parameters(Common):
     @property
     def loops(self) -> tuple[Loop, ...]:
         """The accumulation loops asked for."""
-        if self.terms is None:
-            return handout_loops()
-        return loops_of(self.terms, repr(10 / self.terms))
+        return loops_of(self.terms, repr(10 / self.terms)) if self.terms else handout_loops()
 
 
 def loop_key(loop: Loop) -> dict[str, object]:
     """The key columns of ``loop``'s row."""
-    return {
-        "sum_dtype": loop.sum,
-        "addend_dtype": loop.addend,
-        "cast": loop.cast,
-        "terms": loop.terms,
-        "addend": loop.step,
-    }
+    dtypes = {"sum_dtype": loop.sum, "addend_dtype": loop.addend, "cast": loop.cast}
+    return dtypes | {"terms": loop.terms, "addend": loop.step}
 
 
 def loop_of(row: Mapping[str, object]) -> Loop:

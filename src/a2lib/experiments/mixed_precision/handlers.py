@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.mixed_precision import TENSORS, loop_of
-from a2lib.theory.floating import Loop, decimal
+from a2lib.theory.floating import decimal
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float64: "fp64"}
@@ -36,19 +36,14 @@ class ToyModel(torch.nn.Module):
 
 
 def accumulate(job: Job) -> None:
-    """The wanted accumulation loops."""
+    """The wanted accumulation loops, each as the handout writes it."""
     for key in job.keys:
-        result = running_sum(loop_of(key), job.device)
-        job.put({**key, "status": "ok", "computed": decimal(Fraction(result))})
-
-
-def running_sum(loop: Loop, device: str) -> float:
-    """The result of ``loop`` as the handout writes it, run on ``device``."""
-    total = torch.tensor(0, dtype=DTYPES[loop.sum], device=device)
-    addend = torch.tensor(float(loop.step), dtype=DTYPES[loop.addend], device=device)
-    for _ in range(loop.terms):
-        total += addend.type(DTYPES[loop.sum]) if loop.cast else addend
-    return total.item()
+        loop = loop_of(key)
+        total = torch.tensor(0, dtype=DTYPES[loop.sum], device=job.device)
+        addend = torch.tensor(float(loop.step), dtype=DTYPES[loop.addend], device=job.device)
+        for _ in range(loop.terms):
+            total += addend.type(DTYPES[loop.sum]) if loop.cast else addend
+        job.put({**key, "status": "ok", "computed": decimal(Fraction(total.item()))})
 
 
 def observe(job: Job) -> None:

@@ -11,7 +11,7 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError, WithSweep, parameter
-from a2lib.experiments.steps import MODES, Configuration, refuse_never
+from a2lib.experiments.steps import MODES, Configuration, refusals
 from a2lib.experiments.steps import refuse as refuse_without_gpu
 from a2lib.measure import PROFILE, StoreError, bulk, nsight
 from a2lib.measure.trace import STEP
@@ -64,9 +64,7 @@ class Traced(Configuration):
 def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
     """What a sweep traces on ``device``, what answers most first, each once."""
 
-    def traced(
-        modes, contexts, *ways: Mapping[str, str], by: str = profiler, models=TRACED[device]
-    ) -> list[Traced]:
+    def traced(modes, contexts, *ways, by=profiler, models=TRACED[device]) -> list[Traced]:
         return Traced.every(context=contexts, way=ways, mode=modes, model=models, profiler=[by])
 
     whole, one, every = ("train-step",), (CONTEXT[device],), CONTEXTS[device]
@@ -83,13 +81,8 @@ def sweep_of(name: str, device: str, profiler: str) -> list[Traced]:
     if name != "all":
         return found[name]
     # A context has its whole answer before the next one is begun.
-    first = [
-        one
-        for context in every
-        for part in ("steps", "forward", "witness")
-        for one in found[part]
-        if one.context == context
-    ]
+    parts = [*found["steps"], *found["forward"], *found["witness"]]
+    first = [one for context in every for one in parts if one.context == context]
     return list(dict.fromkeys([*first, *(one for part in found.values() for one in part)]))
 
 
@@ -111,14 +104,13 @@ class Parameters(WithSweep):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_never(lambda: self._one("cuda", TORCH).config("cuda"))
+        with refusals():
+            self._one("cuda", TORCH).config("cuda")
 
     def traced(self, device: str) -> list[Traced]:
         """What is traced on ``device``, "cuda" or "cpu", in order."""
-        by = profiler(self, device)
-        return (
-            [self._one(device, by)] if self.sweep == "shape" else sweep_of(self.sweep, device, by)
-        )
+        by, one = profiler(self, device), self.sweep == "shape"
+        return [self._one(device, by)] if one else sweep_of(self.sweep, device, by)
 
     def _one(self, device: str, profiler: str) -> Traced:
         return dataclasses.replace(Traced.named(self, device, CONTEXT), profiler=profiler)
@@ -146,11 +138,7 @@ def refuse(given: Parameters, device: str) -> None:
 def tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration, all phases at once."""
     return [
-        Task.whole(
-            str(one),
-            dataclasses.asdict(one),
-            ({**one.key(PROFILE), "phase": p} for p in one.phases),
-        )
+        Task.whole(str(one), dataclasses.asdict(one), one.keys(PROFILE, phase=one.phases))
         for one in given.traced(device)
     ]
 

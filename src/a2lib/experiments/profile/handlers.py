@@ -9,7 +9,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from a2lib.benchmark import Config, StepTimes, run
 from a2lib.experiments.harness.worker import Job, Row
@@ -18,11 +18,11 @@ from a2lib.measure import PROFILE, nsight, trace
 from a2lib.measure.failures import LostContext, note
 from a2lib.measure.trace import Kernel, Trace, TraceError, busy, kernel_rows, strip_rows
 from a2lib.measure.trace.classes import shorten
-from a2lib.measure.trace.summary import Coverage
 from a2lib.paths import build_dir
 
 TIMEOUT_S = 400  # below the silence that a worker is allowed
 NS = 1e-6  # milliseconds
+UNFILED = ("launch", "range", "class")
 # Of what Nsight notes down, the rest being that it has started and the like.
 ALARMING = re.compile(r"lost|drop|overflow|incomplete|not all|fail|error", re.I)
 
@@ -99,7 +99,8 @@ def values(phase: str, found: Trace, times: Mapping, timer, under: Mapping[str, 
 
     spans = sorted(one.span_ns * NS for one in mine)
     on_cpu = found.source == "chrome, cpu"
-    shares = _unfiled(found, phase)
+    # Of a step the whole trace, since what is in no range is in no step.
+    shares = trace.coverage([k for k in found.kernels if phase in (trace.STEP, k.phase)])
     said = []
     if phase == trace.STEP:
         said += [differing(found), *filter(ALARMING.search, found.notes)][:2]
@@ -112,16 +113,11 @@ def values(phase: str, found: Trace, times: Mapping, timer, under: Mapping[str, 
         "n": len(spans),
         "ms_timer": statistics.median(step.time_of(phase) for step in timer.steps),
         "ms_traced": statistics.median(StepTimes(**step).time_of(phase) for step in under["steps"]),
-        "ms_busy": median("busy_ns"),
-        "ms_range": median("range_ns"),
+        **{f"ms_{c}": median(f"{c}_ns") for c in ("busy", "range", "launching", "waiting")},
         "ms_host": None if on_cpu else statistics.median(s.host_of(phase) for s in timer.steps),
-        "ms_launching": median("launching_ns"),
-        "ms_waiting": median("waiting_ns"),
         "us_queued": None if on_cpu else statistics.median(o.queued_ns for o in mine) / 1e3,
         "launches": None if on_cpu else int(statistics.median_low(o.kernels for o in mine)),
-        "no_launch_percent": 100 * shares.no_launch,
-        "no_range_percent": 100 * shares.no_range,
-        "no_class_percent": 100 * shares.no_class,
+        **{f"no_{c}_percent": 100 * getattr(shares, f"no_{c}") for c in UNFILED},
         "note": note("; ".join(filter(None, said))),
     }
 
@@ -137,20 +133,12 @@ def _store_tables(job: Job, traced: Traced, found: Trace) -> None:
         job.picture("strip", f"{traced.picture}-{phase}", rows, about | {"phase": phase})
 
 
-def _unfiled(found: Trace, phase: str) -> Coverage:
-    """Of the whole trace for a step, since what is in no range is in no step."""
-    if phase == trace.STEP:
-        return trace.coverage(found.kernels)
-    return trace.coverage([k for k in found.kernels if k.phase == phase])
-
-
 def _said(printed: str) -> Mapping[str, object]:
     """The benchmark's line of JSON, among what nsys prints."""
-    lines: Iterable[str] = (line for line in printed.splitlines() if line.startswith('{"status"'))
-    line = next(iter(lines), None)
-    if line is None:
-        raise nsight.NsightError("the traced process printed no result")
-    return json.loads(line)
+    for line in printed.splitlines():
+        if line.startswith('{"status"'):
+            return json.loads(line)
+    raise nsight.NsightError("the traced process printed no result")
 
 
 def median_step(found: Trace) -> list[Kernel]:

@@ -6,17 +6,11 @@ import itertools
 import math
 from types import SimpleNamespace
 
+import attention_compare as compare
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_compare import (
-    errors,
-    filled_with_nan,
-    in_float64,
-    laid_out,
-    log_sum_exp,
-    random_inputs,
-)
+from attention_compare import errors, filled_with_nan, in_float64, laid_out, random_inputs
 from attention_standins import Kernel, run, stand_in
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -80,7 +74,7 @@ def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
     inputs = random_inputs((1, 3, n, d), (1, 3, n + 1, d), torch.float16)
     q, k, v, do = (laid_out(x, "transposed") for x in inputs)
     truth = in_float64(q, k, v, do, causal)
-    o, lse = truth["o"].half(), log_sum_exp(q, k, causal).float()
+    o, lse = truth["o"].half(), compare.log_sum_exp(q, k, causal).float()
     made = torch.full_like(q, math.nan), torch.full_like(k, math.nan), torch.full_like(v, math.nan)
     p = passes._Problem((do, q, k, v, o, lse), made, BACKWARD, causal, None)
     scratch = dict(zip(("rows", "sums"), hopper.scratch(q), strict=True))
@@ -122,7 +116,7 @@ def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
     inputs = random_inputs((1, 4, n, d), (1, 2, n + 1, d), torch.float16)
     q, k, v, do = (laid_out(x, "transposed") for x in inputs)
     truth, programs = in_float64(q, k, v, do, causal), []
-    o, lse = truth["o"].half(), log_sum_exp(q, k, causal).float()
+    o, lse = truth["o"].half(), compare.log_sum_exp(q, k, causal).float()
 
     def run(kernel, key, n_programs, tensors, numbers, constants, options, forms):
         programs.append(n_programs)

@@ -99,10 +99,7 @@ class Block(checking.Residual):
         return y
 
 
-WAYS = (
-    *("plain", "around", "reentrant", "inside", "segments"),
-    *("twice", "dict", "opaque", "view"),
-)
+WAYS = "plain around reentrant inside segments twice dict opaque view".split()
 
 
 @check(2)

@@ -28,13 +28,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 from triton.runtime.jit import mangle_type  # noqa: E402
 
-from a2lib.attention import (  # noqa: E402
-    FlashAttentionTriton,
-    UnsupportedError,
-    flash_attention,
-    hopper,
-    passes,
-)
+from a2lib.attention import UnsupportedError, flash, hopper, passes  # noqa: E402
 from a2lib.attention import tiles as table  # noqa: E402
 from a2lib.attention.tiles import SPECIALISED, chunk_loops, options_of, precision_of  # noqa: E402
 from a2lib.optim import kernels as optim  # noqa: E402
@@ -236,7 +230,7 @@ def main(argv):
         for result in pool.map(lambda todo: todo[0](*todo[1]), work):
             print(json.dumps(result), flush=True)
     if not argv and not torch.cuda.is_available():
-        for attention in (flash_attention, FlashAttentionTriton.apply):
+        for attention in (flash.flash_attention, flash.FlashAttentionTriton.apply):
             try:
                 attention(*torch.zeros(3, 1, 8, 16).unbind(0))
             except UnsupportedError as error:

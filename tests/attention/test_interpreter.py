@@ -9,13 +9,8 @@ from attention_compare import NAMES, errors, in_float64, near_float64, random_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a2lib.attention import (
-    FlashAttentionPyTorch,
-    FlashAttentionTriton,
-    attention_reference,
-    flash_attention,
-    passes,
-)
+import a2lib.attention.passes as passes
+from a2lib.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash
 from a2lib.attention.shapes import ROW_STRIDE_MAX
 from a2lib.theory.attention import tiled_memory
 
@@ -127,7 +122,7 @@ def test_fp32_error_is_that_of_eager_when_scores_are_large(attention, size, name
 def test_scale(scale):
     inputs = random_inputs((2, 40, 16), (2, 40, 16), torch.float32)
     results = with_gradients(
-        lambda q, k, v, c: flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, True
+        lambda q, k, v, c: flash.flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, True
     )
     found = errors(results, in_float64(*inputs, True, scale))
     assert all(error <= TOLERANCE[torch.float32] for error in found.values()), found
@@ -140,7 +135,7 @@ def test_only_the_gradients_asked_for():
         tensors = {"q": q.clone(), "k": k.clone(), "v": v.clone()}
         for name in wanted:
             tensors[name].requires_grad_()
-        o = flash_attention(*tensors.values())
+        o = flash.flash_attention(*tensors.values())
         gradients = torch.autograd.grad(o, [tensors[n] for n in wanted], do)
         for name, gradient in zip(wanted, gradients, strict=True):
             assert compare.off_by(gradient, truth["d" + name]) <= TOLERANCE[torch.float32]

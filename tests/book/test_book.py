@@ -37,7 +37,7 @@ def test_the_links_from_the_book_to_the_top_resolve():
         assert link.resolve() == (ROOT / name).resolve() and link.exists()
 
 
-def test_every_picture_exists_and_has_a_description(book):
+def test_every_picture_exists_and_has_a_description_and_a_figure_its_number(book):
     pictures = 0
     for page in book.pages():
         for image in soup(page).find_all("img"):
@@ -48,9 +48,11 @@ def test_every_picture_exists_and_has_a_description(book):
             if image.find_parent("article"):
                 # Without a description docutils puts the address there.
                 assert image.get("alt") and image["alt"] not in source, where
-            if image.find_parent("figure"):
+            if figure := image.find_parent("figure"):
                 pictures += 1
-                assert len(image.get("alt", "")) > 40, where
+                assert len(image.get("alt", "")) > 40 and figure.find(class_="caption-number"), (
+                    where
+                )
     assert pictures >= 12
 
 

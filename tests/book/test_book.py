@@ -50,9 +50,8 @@ def test_every_picture_exists_and_has_a_description_and_a_figure_its_number(book
                 assert image.get("alt") and image["alt"] not in source, where
             if figure := image.find_parent("figure"):
                 pictures += 1
-                assert len(image.get("alt", "")) > 40 and figure.find(class_="caption-number"), (
-                    where
-                )
+                assert len(image.get("alt", "")) > 40, where
+                assert figure.find(class_="caption-number"), where
     assert pictures >= 12
 
 

@@ -28,25 +28,9 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 from triton.runtime.jit import mangle_type  # noqa: E402
 
-from a2lib.attention import (  # noqa: E402
-    FlashAttentionTriton,
-    UnsupportedError,
-    flash_attention,
-    hopper,
-    passes,
-)
-from a2lib.attention.tiles import (  # noqa: E402
-    SPECIALISED,
-    TILES,
-    WHEN_FEW,
-    WHEN_LONG,
-    WHEN_SHORT,
-    Tile,
-    chunk_loops,
-    hopper_backward_stays,
-    options_of,
-    precision_of,
-)
+from a2lib.attention import UnsupportedError, flash, hopper, passes  # noqa: E402
+from a2lib.attention import tiles as table  # noqa: E402
+from a2lib.attention.tiles import SPECIALISED, chunk_loops, options_of, precision_of  # noqa: E402
 from a2lib.optim import kernels as optim  # noqa: E402
 
 # What tiles.hopper_forward chooses: consumers, and whether programs stay.
@@ -172,7 +156,8 @@ def gluon_calls():
             hopper.launch = _keep(calls, how | {"kernel": "forward", "form": form})
             hopper.forward(problem)
         how |= {"kernel": "backward"}
-        for stays in {hopper_backward_stays(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
+        stay = table.hopper_backward_stays
+        for stays in {stay(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
             hopper.hopper_backward_stays = lambda *_, found=stays: found
             hopper.launch = _keep(calls, how | {"stays": stays})
             hopper.backward(problem)
@@ -221,10 +206,11 @@ def compile_adamw(n, has_master):
 def table_jobs():
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
     without the causal mask where registers are tight."""
-    entries = [(key, tiles[0]) for key, tiles in TILES.items() if key[3] or key[2] >= 64]
-    entries += WHEN_FEW.items()
-    entries += [(key, tile) for key, tiles in WHEN_SHORT.items() for tile in tiles.values()]
-    entries += [((*key, True), tile) for key, tiles in WHEN_LONG.items() for tile in tiles.values()]
+    entries = [(key, tiles[0]) for key, tiles in table.TILES.items() if key[3] or key[2] >= 64]
+    entries += table.WHEN_FEW.items()
+    entries += [(key, tile) for key, tiles in table.WHEN_SHORT.items() for tile in tiles.values()]
+    long = table.WHEN_LONG.items()
+    entries += [((*key, True), tile) for key, tiles in long for tile in tiles.values()]
     for (kernel, family, BD, causal), tile in entries:
         yield kernel, family.replace("16bit", "bf16"), BD, causal, tile
 
@@ -233,7 +219,7 @@ def main(argv):
     if argv:
         kernel, dtype, head_dim, causal, *tile = argv
         assert kernel in SPECIALISED, f"kernels: {list(SPECIALISED)}"
-        job = kernel, dtype, int(head_dim), causal == "causal", Tile(*map(int, tile))
+        job = kernel, dtype, int(head_dim), causal == "causal", table.Tile(*map(int, tile))
         work = [(compile_kernel, job)]
     else:
         work = [(compile_gluon, call) for call in gluon_calls()]
@@ -244,7 +230,7 @@ def main(argv):
         for result in pool.map(lambda todo: todo[0](*todo[1]), work):
             print(json.dumps(result), flush=True)
     if not argv and not torch.cuda.is_available():
-        for attention in (flash_attention, FlashAttentionTriton.apply):
+        for attention in (flash.flash_attention, flash.FlashAttentionTriton.apply):
             try:
                 attention(*torch.zeros(3, 1, 8, 16).unbind(0))
             except UnsupportedError as error:

@@ -1,17 +1,9 @@
 """The backward in chunks of queries, in Triton's interpreter: gradients by name against float64."""
 
+import attention_compare as compare
 import pytest
 import torch
-from attention_compare import (
-    drawn,
-    errors,
-    filled_with_nan,
-    in_float64,
-    laid_out,
-    problems,
-    random_inputs,
-    with_gradients,
-)
+from attention_compare import drawn, errors, in_float64, problems, random_inputs, with_gradients
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +25,7 @@ def in_few_chunks():
         patch.setattr(passes, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
         patch.setattr(plans, "_plans", {})
-        with filled_with_nan():
+        with compare.filled_with_nan():
             yield patch
 
 
@@ -76,7 +68,7 @@ PROBLEMS = problems(
 def test_gradients_match_float64(in_few_chunks, p):
     inputs = drawn(p)
     truth = in_float64(*inputs, p["is_causal"])
-    inputs = [laid_out(x, p["layout"]) for x in inputs]
+    inputs = [compare.laid_out(x, p["layout"]) for x in inputs]
     results, _ = run(in_few_chunks, inputs, p["is_causal"], p["sides"], p["multiprocessors"])
     for name, error in errors(results, truth).items():
         assert error <= {torch.float16: 1e-2, torch.float32: 1e-5}[p["dtype"]], (name, error)
@@ -109,14 +101,10 @@ def test_empty_lengths_are_the_other_ways(n_queries, n_keys, monkeypatch):
 
 
 @given(
-    st.sampled_from([Tile(q, k, 4, 1) for q, k in SIDES]),
-    st.integers(1, 3000),
-    st.integers(1, 3000),
-    st.integers(1, 64),
-    st.booleans(),
-    st.integers(0, 132),
+    st.sampled_from([Tile(q, k, 4, 1) for q, k in SIDES]), st.integers(1, 3000),
+    st.integers(1, 3000), st.integers(1, 64), st.booleans(), st.integers(0, 132),
     st.none() | st.sampled_from([128, 384, 1152]),
-)
+)  # fmt: skip
 @example(Tile(64, 128, 8, 2), 16384, 16384, 1, True, 132, None)
 def test_programs_are_the_chunks_that_see_something(
     tile, n_queries, n_keys, heads, causal, many, chunk
@@ -162,12 +150,7 @@ def test_a_fixed_order_or_fewer_gradients_are_the_other_ways(monkeypatch, fixed,
 SCALES = {
     "q and v small": (1e-10, 1e10, 1e-20, 1e20),
     "k and do small": (1e20, 1e-20, 1e20, 1e-20),
-    "rows": (
-        1,
-        1,
-        10.0 ** torch.linspace(6, -6, 70)[:, None],
-        10.0 ** torch.linspace(-6, 6, 40)[:, None],
-    ),
+    "rows": (1, 1, *(10.0 ** torch.linspace(x, -x, n)[:, None] for x, n in ((6, 70), (-6, 40)))),
 }
 
 

@@ -95,10 +95,7 @@ def test_tensor_cores_and_shared_memory(compiled):
         if r["dtype"] != "fp32":
             wide = r["tile"][0] > 16  # of 16 rows a warpgroup can make no product
             assert (r["wgmma"], r["mma_sync"]) == (wide, not wide), r
-
-
-def test_sums_are_added_up_four_at_a_time(compiled):
-    for r in compiled:
+        # Sums are added up four at a time.
         assert r["adds"] == (r["kernel"] in ("backward_chunks", "backward_wide")), r
 
 

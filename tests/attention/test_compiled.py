@@ -1,39 +1,15 @@
 """Attention under torch.compile, with the kernels in Triton's interpreter: gradients by name."""
 
+import functools
 from unittest.mock import Mock
 
 import attention_blocks as blocks
 import pytest
 import torch
-from attention_blocks import (  # noqa: F401
-    FORMS,
-    all_one,
-    assert_close,
-    by_name,
-    check_given_twice,
-    fresh,
-    frozen,
-    fused,
-    gqa,
-    handout,
-    inputs,
-    named,
-    of_sum,
-    ours,
-    pair,
-    q_is_k,
-    rms_norm,
-    rope,
-    three_dimensions,
-    tiled,
-)
+from attention_blocks import fresh, fused, gqa, handout, inputs, named, ours, tiled  # noqa: F401
 from attention_compare import LAYOUTS, laid_out, random_inputs
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils import checkpoint as checkpoints
 
 from a2lib.attention import FlashAttentionTriton, flash_attention, passes
 
@@ -50,37 +26,29 @@ def check(form, attention, lengths, kind="fp32", **options):
 # How q, k and v lie is the form's, whatever their dtype: in float16, which the interpreter does in
 # a third of float32's time, and whose bounds are far below what a lost term or stride would do.
 # tests/gpu has every form in float32.
-LENGTHS = {fused: (20, 33, 48), gqa: (20, 33), rope: (20, 33), three_dimensions: (20, 33)}
+LENGTHS = dict.fromkeys((gqa, blocks.rope, blocks.three_dimensions), (20, 33))
+LENGTHS[fused] = 20, 33, 48
 
 
-@pytest.mark.parametrize("form", FORMS, ids=named)
+@pytest.mark.parametrize("form", blocks.FORMS, ids=named)
 def test_gradients_as_the_length_changes(form):
     """The first call is static, the second compiles again; a third runs what the second made.
     Again for what computes with the length, flattens or groups; the others lie as these do."""
     check(form, ours, LENGTHS.get(form, (33,)), "fp16", backend="aot_eager")
 
 
-def test_gradients_in_float32():
-    """The one form whose results have float32's bound: what is lost beside a sum shows there."""
-    check(fused, ours, (33,), backend="aot_eager")
-
-
-@pytest.mark.parametrize("form", [fused, gqa, three_dimensions, frozen], ids=named)
-def test_gradients_of_the_function(form):
-    """Dynamo traces it where the other is an operator: views, groups, ranks, and what needs no
-    gradient."""
-    check(form, handout, (33,), "fp16", backend="aot_eager")
-
-
-def test_gradients_of_the_tiled_function():
-    """Nothing of it is opaque: Dynamo traces its passes line by line."""
-    check(fused, tiled, (70,), backend="aot_eager")
-
-
-@pytest.mark.parametrize("form", [fused, rms_norm], ids=named)
-def test_gradients_under_autocast(form):
-    """Of what is 16 bits wide when it arrives, and of what the form made float32 in between."""
-    check(form, ours, (33,), "autocast", backend="aot_eager")
+@pytest.mark.parametrize("form, attention, length, kind", [
+    # The one form whose results have float32's bound: what is lost beside a sum shows there.
+    (fused, ours, 33, "fp32"),
+    # Dynamo traces the function where the other is an operator: views, groups, ranks, and what
+    # needs no gradient; and of the tiled one, of which nothing is opaque, its passes line by line.
+    *((form, handout, 33, "fp16") for form in (fused, gqa, blocks.three_dimensions, blocks.frozen)),
+    (fused, tiled, 70, "fp32"),
+    # Of what is 16 bits wide when it arrives, and of what the form made float32 in between.
+    (fused, ours, 33, "autocast"), (blocks.rms_norm, ours, 33, "autocast"),
+], ids=named)  # fmt: skip
+def test_gradients_of_one_length(form, attention, length, kind):
+    check(form, attention, (length,), kind, backend="aot_eager")
 
 
 @pytest.mark.parametrize("attention", [ours, handout])
@@ -105,13 +73,15 @@ def test_the_function_itself_compiled():
     call = torch.compile(FlashAttentionTriton.apply, backend="aot_eager")
     for length in (33, 64):
         tensors = torch.randn(3, 3, length, 16)
-        results = (of_sum(apply, tensors) for apply in (call, FlashAttentionTriton.apply))
-        assert_close(*results, 1e-6, f"length {length}")
+        results = (blocks.of_sum(apply, tensors) for apply in (call, FlashAttentionTriton.apply))
+        blocks.assert_close(*results, 1e-6, f"length {length}")
 
 
-@pytest.mark.parametrize("form, attention", [(q_is_k, handout), (all_one, tiled)], ids=named)
+@pytest.mark.parametrize(
+    "form, attention", [(blocks.q_is_k, handout), (blocks.all_one, tiled)], ids=named
+)
 def test_one_tensor_given_twice_to_a_function(form, attention):
-    check_given_twice(form, attention, 33, backend="aot_eager")
+    blocks.check_given_twice(form, attention, 33, backend="aot_eager")
 
 
 def test_scale_that_changes_or_follows_from_the_shape():
@@ -189,12 +159,9 @@ def test_operators_say_the_strides_they_have(case, wanted):
             said = operator(
                 *(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments)
             )
-        for real, fake in zip(operator(*arguments), said, strict=True):
-            assert (real.shape, real.stride(), real.dtype) == (
-                fake.shape,
-                fake.stride(),
-                fake.dtype,
-            ), operator
+        real, fake = ([(x.shape, x.stride(), x.dtype) for x in one]
+                      for one in (operator(*arguments), said))  # fmt: skip
+        assert real == fake, operator
         assert torch.Tag.needs_exact_strides in operator.tags
 
 
@@ -224,28 +191,28 @@ def test_checkpoint_compiled(monkeypatch, keep):
     """A policy that keeps the operator's results spares its second forward pass."""
     for name in ("forward", "backward"):
         monkeypatch.setattr(passes, name, Mock(wraps=getattr(passes, name)))
-    block, truth = pair(fused, ours, torch.float32)
+    block, truth = blocks.pair(fused, ours, torch.float32)
     kept = {torch.ops.a2lib.flash_forward.default}
 
     def policy(ctx, operator, *args, **kwargs):
-        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        choice = checkpoints.CheckpointPolicy
+        return choice.MUST_SAVE if operator in kept else choice.PREFER_RECOMPUTE
 
-    def contexts():
-        return create_selective_checkpoint_contexts(policy)
+    def run(x):
+        return checkpoints.checkpoint(block, x, use_reentrant=False, **options)
 
+    contexts = functools.partial(checkpoints.create_selective_checkpoint_contexts, policy)
     options = {"context_fn": contexts} if keep else {}
-    call = torch.compile(
-        lambda x: checkpoint(block, x, use_reentrant=False, **options), backend="aot_eager"
-    )
+    call = torch.compile(run, backend="aot_eager")
     x, dy = inputs(block, 33)
-    got = by_name(call, block, x, dy)
+    got = blocks.by_name(call, block, x, dy)
     assert (passes.forward.call_count, passes.backward.call_count) == (1 if keep else 2, 1)
-    assert_close(got, by_name(truth, truth, x, dy), 1e-5, "checkpoint")
+    blocks.assert_close(got, blocks.by_name(truth, truth, x, dy), 1e-5, "checkpoint")
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_keeps_one_operator(strict):
-    block, _ = pair(fused, ours, torch.float32)
+    block, _ = blocks.pair(fused, ours, torch.float32)
     x, _ = inputs(block, 33)
     program = torch.export.export(block, (x,), strict=strict)
     targets = [node.target for node in program.graph.nodes]

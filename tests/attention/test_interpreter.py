@@ -2,31 +2,15 @@
 
 import math
 
+import attention_compare as compare
 import pytest
 import torch
-from attention_compare import (
-    NAMES,
-    drawn,
-    errors,
-    filled_with_nan,
-    in_float64,
-    log_sum_exp,
-    near_float64,
-    off_by,
-    problems,
-    random_inputs,
-    with_gradients,
-)
+from attention_compare import NAMES, errors, in_float64, near_float64, random_inputs, with_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a2lib.attention import (
-    FlashAttentionPyTorch,
-    FlashAttentionTriton,
-    attention_reference,
-    flash_attention,
-    passes,
-)
+import a2lib.attention.passes as passes
+from a2lib.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash
 from a2lib.attention.shapes import ROW_STRIDE_MAX
 from a2lib.theory.attention import tiled_memory
 
@@ -47,24 +31,18 @@ def check(attention, inputs, is_causal, *more, **options):
 
 @pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 3)  # of some seconds each
-@given(problems(LENGTHS, HEAD_DIMS, TOLERANCE))
+@given(compare.problems(LENGTHS, HEAD_DIMS, TOLERANCE))
 def test_matches_float64(p):
-    check(FlashAttentionTriton.apply, drawn(p), p["is_causal"], p["layout"], within=filled_with_nan)
+    options = {"layout": p["layout"], "within": compare.filled_with_nan}
+    check(FlashAttentionTriton.apply, compare.drawn(p), p["is_causal"], **options)
 
 
-@pytest.mark.parametrize(
-    "n_queries, n_keys, head_dim, is_causal, layout",
-    [
-        (128, 65, 40, True, "transposed"),
-        (97, 130, 32, False, "sliced"),
-        (1, 64, 64, True, "contiguous"),
-        (1, 1, 128, True, "contiguous"),
-        (65, 65, 128, True, "transposed"),
-        (128, 128, 128, False, "contiguous"),
-        (200, 130, 65, True, "sliced"),
-        (256, 256, 128, True, "contiguous"),
-    ],
-)
+@pytest.mark.parametrize("n_queries, n_keys, head_dim, is_causal, layout", [
+    (128, 65, 40, True, "transposed"), (97, 130, 32, False, "sliced"),
+    (1, 64, 64, True, "contiguous"), (1, 1, 128, True, "contiguous"),
+    (65, 65, 128, True, "transposed"), (128, 128, 128, False, "contiguous"),
+    (200, 130, 65, True, "sliced"), (256, 256, 128, True, "contiguous"),
+])  # fmt: skip
 def test_few_tokens_in_one_launch(monkeypatch, n_queries, n_keys, head_dim, is_causal, layout):
     """Grouped keys, new memory full of NaN; and nothing is made beside what is counted."""
     launched, added, add, real = [], {}, passes._Problem.add, passes.launch
@@ -73,7 +51,7 @@ def test_few_tokens_in_one_launch(monkeypatch, n_queries, n_keys, head_dim, is_c
     )
     monkeypatch.setattr(passes._Problem, "add", lambda p, **x: added.update(x) or add(p, **x))
     inputs = random_inputs((1, 2, n_queries, head_dim), (1, 1, n_keys, head_dim), torch.float16)
-    check(FlashAttentionTriton.apply, inputs, is_causal, layout, within=filled_with_nan)
+    check(FlashAttentionTriton.apply, inputs, is_causal, layout, within=compare.filled_with_nan)
     assert launched == ["forward", "backward"]
     held = tiled_memory(1, 2, n_queries, n_keys, head_dim, 2, "backward")
     assert {name: x.nbytes for name, x in added.items()} == {"delta": held["delta"]}
@@ -100,7 +78,7 @@ def test_saves_the_log_sum_exp_and_nothing_else_of_its_shape(attention):
     o = attention.apply(q.requires_grad_(), k, v, True)
     saved = [x for x in o.grad_fn.saved_tensors if x.shape == q.shape[:-1]]
     assert len(saved) == 1
-    want = log_sum_exp(q, k, True)
+    want = compare.log_sum_exp(q, k, True)
     torch.testing.assert_close(saved[0].double(), want, rtol=1e-5, atol=1e-5)
 
 
@@ -144,7 +122,7 @@ def test_fp32_error_is_that_of_eager_when_scores_are_large(attention, size, name
 def test_scale(scale):
     inputs = random_inputs((2, 40, 16), (2, 40, 16), torch.float32)
     results = with_gradients(
-        lambda q, k, v, c: flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, True
+        lambda q, k, v, c: flash.flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, True
     )
     found = errors(results, in_float64(*inputs, True, scale))
     assert all(error <= TOLERANCE[torch.float32] for error in found.values()), found
@@ -157,19 +135,15 @@ def test_only_the_gradients_asked_for():
         tensors = {"q": q.clone(), "k": k.clone(), "v": v.clone()}
         for name in wanted:
             tensors[name].requires_grad_()
-        o = flash_attention(*tensors.values())
+        o = flash.flash_attention(*tensors.values())
         gradients = torch.autograd.grad(o, [tensors[n] for n in wanted], do)
         for name, gradient in zip(wanted, gradients, strict=True):
-            assert off_by(gradient, truth["d" + name]) <= TOLERANCE[torch.float32]
+            assert compare.off_by(gradient, truth["d" + name]) <= TOLERANCE[torch.float32]
 
 
 def test_an_expanded_output_gradient():
     q, k, v, _ = random_inputs((2, 40, 16), (2, 40, 16), torch.float32)
-    q.requires_grad_()
-    flash_attention(q, k, v).sum().backward()
-    expected = q.detach().double().requires_grad_()
-    attention_reference(expected, k.double(), v.double()).sum().backward()
-    torch.testing.assert_close(q.grad.double(), expected.grad, atol=1e-5, rtol=1e-4)
+    check(FlashAttentionTriton.apply, (q, k, v, torch.ones(()).expand(2, 40, 16)), False)
 
 
 @pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])

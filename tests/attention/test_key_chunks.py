@@ -3,20 +3,12 @@ which program has which tile and chunk."""
 
 import math
 
+import attention_compare as compare
 import pytest
 import torch
 import triton
 import triton.language as tl
-from attention_compare import (
-    drawn,
-    filled_with_nan,
-    laid_out,
-    log_sum_exp,
-    near_float64,
-    off_by,
-    problems,
-    random_inputs,
-)
+from attention_compare import drawn, filled_with_nan, near_float64, off_by, problems, random_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +47,7 @@ def poisoned():
 def truth_of(q, k, v, is_causal):
     """o and the log-sum-exp in float64."""
     o = attention_reference(*(x.double() for x in (q, k, v)), is_causal)
-    return o, log_sum_exp(q, k, is_causal)
+    return o, compare.log_sum_exp(q, k, is_causal)
 
 
 LENGTHS = st.integers(1, 200) | st.sampled_from([31, 32, 33, 63, 64, 65, 127, 128, 129, 192])
@@ -68,7 +60,7 @@ HEAD_DIMS = st.integers(16, 128) | st.sampled_from([16, 32, 64, 128])
 def test_matches_float64(p):
     q, k, v, _ = drawn(p)
     o, lse = truth_of(q, k, v, p["is_causal"])
-    q, k, v = (laid_out(x, p["layout"]) for x in (q, k, v))
+    q, k, v = (compare.laid_out(x, p["layout"]) for x in (q, k, v))
     for key in TILES:
         if key[0] == "forward_chunk":
             TILES[key] = (Tile(*p["tile"], 4, 1),)  # the fixture puts the table back

@@ -37,14 +37,7 @@ def test_the_links_from_the_book_to_the_top_resolve():
         assert link.resolve() == (ROOT / name).resolve() and link.exists()
 
 
-def test_every_page_of_the_contents_was_built(book):
-    text = (ROOT / "_toc.yml").read_text()
-    named = re.findall(r"(?:root|file): *(\S+)", text)
-    assert len(named) >= 6
-    assert [name for name in named if not (book.html / f"{name}.html").is_file()] == []
-
-
-def test_every_picture_exists_and_has_a_description(book):
+def test_every_picture_exists_and_has_a_description_and_a_figure_its_number(book):
     pictures = 0
     for page in book.pages():
         for image in soup(page).find_all("img"):
@@ -55,9 +48,10 @@ def test_every_picture_exists_and_has_a_description(book):
             if image.find_parent("article"):
                 # Without a description docutils puts the address there.
                 assert image.get("alt") and image["alt"] not in source, where
-            if image.find_parent("figure"):
+            if figure := image.find_parent("figure"):
                 pictures += 1
                 assert len(image.get("alt", "")) > 40, where
+                assert figure.find(class_="caption-number"), where
     assert pictures >= 12
 
 
@@ -66,13 +60,6 @@ def test_no_cell_shows_an_empty_box(book):
         for output in soup(page).select("div.cell_output > div.output"):
             shown = output.get_text(strip=True) or output.find(["img", "svg", "object"])
             assert shown, f"{page.name}: {output.find_parent(class_='cell')}"
-
-
-def test_every_figure_of_the_chapter_is_numbered_and_captioned(book):
-    figures = soup(book.html / "flash.html").find_all("figure")
-    numbers = [figure.find(class_="caption-number") for figure in figures]
-    assert len(figures) >= 5 and all(numbers)
-    assert len({number.text for number in numbers}) == len(numbers)
 
 
 def test_references_to_figures_tables_and_equations_resolve(book):
@@ -202,18 +189,6 @@ def test_the_lines_of_a_measured_table_are_named_by_their_first_columns(book):
             kinds = [cell.name for cell in line.find_all(["th", "td"])]
             assert kinds[:2] == ["th", "th"] and set(kinds[2:]) == {"td"}
     assert soup(book.html / "collectives.html").select("table.dataframe tbody th[scope=row]")
-
-
-def test_a_number_does_not_part_from_its_unit(book):
-    parted = re.compile(r"\d (?:ms|MiB|GiB|KiB|TB/s|TFLOP/s)\b")
-    kept = 0
-    for page in book.pages():
-        for article in soup(page).find_all("article"):
-            for node in article.find_all(["p", "td", "li", "figcaption"]):
-                for text in node.find_all(string=True, recursive=False):
-                    assert not parted.search(text), f"{page.name}: {text}"
-                    kept += len(re.findall("\\d\N{NO-BREAK SPACE}", text))
-    assert kept > 50
 
 
 def test_a_page_says_what_it_holds_and_names_no_address_it_does_not_have(book):

@@ -67,12 +67,6 @@ def test_on_a_phone_a_table_says_that_there_is_more_and_what_names_a_line_stays(
     assert "sideways" in words and tab_index == 0 and "scrolls sideways" in label
 
 
-def test_on_a_desk_what_fits_has_no_cue(open_page):
-    tab = open_page("collectives.html")
-    assert tab.locator("table.dataframe").count()
-    assert tab.locator(".a2-wide:not(details *)").count() == 0
-
-
 def test_paper_is_light_and_nothing_is_cut(open_page):
     tab = open_page("flash.html", PAPER, theme="dark")
     themes = tab.evaluate("""["beforeprint", "afterprint"].map((name) => {
@@ -194,12 +188,15 @@ def test_every_page_is_light_named_readable_and_fits_a_phone(book, open_page):
     assert equations["flash.html"] and not equations["search.html"]
 
 
-def test_the_side_bar_of_a_desk_is_readable(open_page):
+def test_the_side_bar_of_a_desk_is_readable_and_names_its_toggles(open_page):
     tab = None
     for page in ("index.html", "flash.html", "notebooks/flash.html"):
         tab = open_page(page, tab=tab)
         assert tab.locator("#pst-primary-sidebar a:visible").count() > 10
         assert readable(tab)
+    toggles = tab.locator("#pst-primary-sidebar summary").all()
+    names = [toggle.get_attribute("aria-label") for toggle in toggles]
+    assert len(set(names)) == len(names) > 8
 
 
 def hexed(colour):
@@ -258,23 +255,6 @@ def test_chapters_follow_chapters_and_a_lab_record_its_own(book):
         chapter = (book.html / record.name).read_text(encoding="utf-8")
         assert f'href="notebooks/{record.name}">{short}<' in chapter  # in the side bar
     assert len(titles) == len(records)
-
-
-def test_the_side_bar_keeps_its_top_and_names_its_toggles(open_page):
-    for page in ("calculator.html", "notebooks/parallelism.html"):
-        tab = open_page(page, (1400, 700))
-        tab.wait_for_function("document.readyState === 'complete'")
-        seen = tab.evaluate("""[".navbar-brand", ".search-button-field", "a.current"]
-          .map((one) => [...document.querySelectorAll(`#pst-primary-sidebar ${one}`)].at(-1))
-          .map((one) => [one, one.getBoundingClientRect()])
-          .map(([one, { left, top, bottom }]) => top >= 0 && bottom <= innerHeight
-            && one.contains(document.elementFromPoint(left + 20, (top + bottom) / 2)))""")
-        assert seen == [True] * 3, page
-        above = "document.elementFromPoint(60, 4).closest('.a2-top, .bd-sidebar').className"
-        assert tab.evaluate(above) == "a2-top", page  # nothing of the list shows above
-    toggles = tab.locator("#pst-primary-sidebar summary").all()
-    names = [toggle.get_attribute("aria-label") for toggle in toggles]
-    assert len(set(names)) == len(names) > 8
 
 
 def test_a_first_visit_leaves_no_error_in_the_console(book, browser):

@@ -70,11 +70,9 @@ class Products:
 
         # As Inductor has it, whose kernels alone are left out.
         made = aot_autograd(
-            fw_compiler=count,
-            bw_compiler=count,
+            fw_compiler=count, bw_compiler=count, decompositions=select_decomp_table(),
             partition_fn=min_cut_rematerialization_partition,
-            decompositions=select_decomp_table(),
-        )
+        )  # fmt: skip
         return made(graph, inputs)
 
 

@@ -25,17 +25,10 @@ from torch.utils.checkpoint import checkpoint
 from a2lib.parallel.rank import progress
 
 MODULES = (
-    "checks_ddp",
-    "checks_copy_engines",
-    "checks_sharded_optimizer",
-    "checks_fsdp",
-    "checks_fsdp_memory",
-    "checks_fsdp_modules",
-    "checks_finish",
-    "checks_checkpoint",
-    "checks_schemes",
-    "checks_leaderboard",
-)
+    "checks_ddp", "checks_copy_engines", "checks_sharded_optimizer", "checks_fsdp",
+    "checks_fsdp_memory", "checks_fsdp_modules", "checks_finish", "checks_checkpoint",
+    "checks_schemes", "checks_leaderboard",
+)  # fmt: skip
 GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}
 # How long a rank that is through with a check waits for the others.

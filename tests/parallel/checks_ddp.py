@@ -4,25 +4,10 @@ import copy
 import functools
 from contextlib import nullcontext
 
+import checking
 import torch
 import torch.distributed as dist
-from checking import (
-    Tied,
-    backward_of_each,
-    check,
-    copies_on_the_cpu,
-    exact,
-    loss_on,
-    mean_gradients,
-    raises,
-    same,
-    same_gradients,
-    same_parameters,
-    take_step,
-    token_batches,
-    unlike,
-    world,
-)
+from checking import Tied, check, loss_on, raises, same, same_gradients, same_parameters, world
 from torch import nn
 
 from a2lib.optim import MasterAdamW
@@ -39,7 +24,7 @@ KINDS = {
 
 
 def copied(module, bucket_size_mb, **options):
-    with copies_on_the_cpu():
+    with checking.copies_on_the_cpu():
         ddp = BucketedDDP(module, bucket_size_mb, communication="copy_engines", **options)
     assert ddp.communication == "copy_engines" and ddp.why_backend is None
     return ddp
@@ -83,7 +68,7 @@ def ddp_takes_any_dtype_and_layout():
         same_parameters(module, reference, kind)
         same(module.flag, reference.flag)
         same(module.count, reference.count)
-        backward_of_each(ddp, reference, [lambda m, x=x: m(x) for x in batches])
+        checking.backward_of_each(ddp, reference, [lambda m, x=x: m(x) for x in batches])
         same_gradients(module, reference, kind)
         assert module.conv.weight.is_contiguous(memory_format=torch.channels_last)
 
@@ -92,11 +77,11 @@ def ddp_takes_any_dtype_and_layout():
 def ddp_is_exact_for_four_where_every_sum_is():
     """A linear function of small whole numbers: no order of the sum rounds."""
     _, size = world()
-    first = exact(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)))
+    first = checking.exact(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)))
     batches = [torch.randint(-4, 5, (4, 5)).float() for _ in range(size)]
     for kind, make in KINDS.items():
-        ddp, reference = make(unlike(first)), copy.deepcopy(first)
-        backward_of_each(ddp, reference, [lambda m, x=x: m(x).sum() for x in batches])
+        ddp, reference = make(checking.unlike(first)), copy.deepcopy(first)
+        checking.backward_of_each(ddp, reference, [lambda m, x=x: m(x).sum() for x in batches])
         same_gradients(ddp.module, reference, kind)
 
 
@@ -121,7 +106,7 @@ def ddp_ranks_may_make_gradients_in_different_orders():
             ddp.zero_grad()
             loss(ddp.module, step, rank).backward()
             ddp.finish_gradient_synchronization()
-            mean_gradients(
+            checking.mean_gradients(
                 reference, [[lambda m, step=step, r=r: loss(m, step, r)] for r in range(size)]
             )
             same_gradients(ddp.module, reference, f"{kind}, step {step}")
@@ -130,7 +115,7 @@ def ddp_ranks_may_make_gradients_in_different_orders():
 @check(2)
 def ddp_refuses_what_would_be_wrong():
     rank, _ = world()
-    tokens = token_batches(1)[0]
+    tokens = checking.token_batches(1)[0]
     for kind in HOOKED:
         ddp = KINDS[kind](Tied())
         loss_on(tokens)(ddp).backward()
@@ -203,7 +188,7 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
     first = Tied()
 
     def trained(make, overlap):
-        ddp, batches, early = make(copy.deepcopy(first)), iter(token_batches(8 * size)), []
+        ddp, batches, early = make(copy.deepcopy(first)), iter(checking.token_batches(8 * size)), []
         optimizer = MasterAdamW(ddp.parameters(), lr=0.05)
         for step in range(4):
             mine = [next(batches) for _ in range(2 * size)][2 * rank :][:2]
@@ -217,7 +202,7 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
             after = zip(ddp.parameters(), before, strict=True)
             early.append(sum(not torch.equal(p, was) for p, was in after))
             ddp.finish_gradient_synchronization()
-            take_step(optimizer)
+            checking.take_step(optimizer)
         return ddp.module, optimizer.state_dict()["state"], early
 
     module, state, early = trained(NaiveDDP, False)

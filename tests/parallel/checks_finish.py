@@ -5,23 +5,10 @@ import copy
 import itertools
 from types import SimpleNamespace
 
+import checking
 import torch
 import torch.distributed as dist
-from checking import (
-    Tied,
-    alone,
-    backward_of_each,
-    check,
-    loss_on,
-    mean_gradients,
-    raises,
-    same,
-    same_gradients,
-    take_step,
-    token_batches,
-    unlike,
-    world,
-)
+from checking import Tied, backward_of_each, check, loss_on, raises, same, token_batches, world
 from checks_ddp import HOOKED, KINDS
 from checks_fsdp import Ways, check_freed, check_gradients, mine_of
 from torch import nn
@@ -57,7 +44,7 @@ def wrappers_train_as_one_process_to_the_bit():
     first, tokens = Tied(width=5), token_batches(1)[0]
     for kind, make in EVERY.items():
         micros = 1 if kind == "FSDP" else 3
-        module, reference = unlike(first), copy.deepcopy(first)
+        module, reference = checking.unlike(first), copy.deepcopy(first)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (module, reference)]
         wrapper = make(module)
         same_whole(wrapper, reference, kind)
@@ -76,11 +63,11 @@ def wrappers_train_as_one_process_to_the_bit():
                         early[1](wrapper).backward()
             last(wrapper).backward()
             wrapper.finish_gradient_synchronization()
-            mean_gradients(reference, losses)
-            same_gradients(module, reference, f"{kind}, step {step}", part_of(kind))
+            checking.mean_gradients(reference, losses)
+            checking.same_gradients(module, reference, f"{kind}, step {step}", part_of(kind))
             assert module.never.weight.grad is None
             assert (module.extra.weight.grad is not None) == (step % 2 == 1)
-            take_step(*optimizers)
+            checking.take_step(*optimizers)
             same_whole(wrapper, reference, f"{kind}, step {step}")
             with torch.no_grad():
                 same(wrapper(tokens), reference(tokens))
@@ -100,13 +87,13 @@ def wrappers_in_groups_that_are_not_the_world():
     for kind, make in EVERY.items():
         if size == 2 and "copied" in kind:
             continue  # there is nobody to copy to
-        wrapper, reference = make(unlike(first), group=mine), copy.deepcopy(first)
+        wrapper, reference = make(checking.unlike(first), group=mine), copy.deepcopy(first)
         with torch.no_grad():
             for x in (*reference.parameters(), *reference.buffers()):
                 x.add_(rank % 2)
         same_whole(wrapper, reference, kind)
         backward_of_each(wrapper, reference, losses, mine)
-        same_gradients(wrapper.module, reference, kind, part_of(kind, mine))
+        checking.same_gradients(wrapper.module, reference, kind, part_of(kind, mine))
     with raises(RuntimeError, "not in the group"):
         NaiveDDP(Tied(), group=other)
 
@@ -136,7 +123,7 @@ def a_step_before_the_finish_is_refused():
                 same(p.detach(), was, kind)
             wrapper.finish_gradient_synchronization()
             loss_on(tokens)(wrapper)  # whose loss is only looked at
-            take_step(optimizer)
+            checking.take_step(optimizer)
             # A step that is not to be taken leaves nothing to refuse.
             loss_on(tokens)(wrapper).backward()
             optimizer.zero_grad()
@@ -205,7 +192,7 @@ def fsdp_refuses_torchs_norm_of_its_rows():
     """By whatever name; of parameters that are whole on each rank, and of one rank, it is right."""
     rank, size = world()
     tokens = token_batches(size)[rank]
-    fsdp, single = FSDP(Ways("plain")), FSDP(Ways("plain"), group=alone())
+    fsdp, single = FSDP(Ways("plain")), FSDP(Ways("plain"), group=checking.alone())
     for wrapped in (fsdp, single):
         loss_on(tokens)(wrapped).backward()
         wrapped.finish_gradient_synchronization()

@@ -5,24 +5,10 @@ import functools
 import warnings
 from types import SimpleNamespace
 
+import checking
 import torch
 import torch.distributed as dist
-from checking import (
-    Residual,
-    backward_of_each,
-    check,
-    exact,
-    loss_on,
-    mean_gradients,
-    raises,
-    same,
-    same_gradients,
-    take_step,
-    token_batches,
-    token_loss,
-    unlike,
-    world,
-)
+from checking import backward_of_each, check, loss_on, raises, same, take_step, token_batches, world
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -38,7 +24,7 @@ def mine_of(whole, group=None):
 
 
 def check_gradients(fsdp, reference, what):
-    same_gradients(fsdp.module, reference, what, mine_of)
+    checking.same_gradients(fsdp.module, reference, what, mine_of)
 
 
 def check_weights(fsdp, reference, what, group=None):
@@ -94,7 +80,7 @@ def run_all(blocks, x):
     return x
 
 
-class Block(Residual):
+class Block(checking.Residual):
     def __init__(self, way, width):
         super().__init__(width)
         self.way = way
@@ -113,10 +99,7 @@ class Block(Residual):
         return y
 
 
-WAYS = (
-    *("plain", "around", "reentrant", "inside", "segments"),
-    *("twice", "dict", "opaque", "view"),
-)
+WAYS = "plain around reentrant inside segments twice dict opaque view".split()
 
 
 @check(2)
@@ -125,7 +108,7 @@ def fsdp_trains_as_one_process_to_the_bit():
     rank, size = world()
     for way in WAYS:
         first = Ways(way)
-        fsdp, reference = FSDP(unlike(first)), copy.deepcopy(first)
+        fsdp, reference = FSDP(checking.unlike(first)), copy.deepcopy(first)
         check_weights(fsdp, reference, way)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (fsdp, reference)]
         batches = iter(token_batches(2 * size * 2))
@@ -135,7 +118,7 @@ def fsdp_trains_as_one_process_to_the_bit():
             for _ in range(2):
                 losses = [loss_on(next(batches)) for _ in range(size)]
                 losses[rank](fsdp).backward()
-                mean_gradients(reference, [[loss] for loss in losses])
+                checking.mean_gradients(reference, [[loss] for loss in losses])
                 gradients.append([p.grad.clone() for p in reference.parameters()])
             fsdp.finish_gradient_synchronization()
             for p, *both in zip(reference.parameters(), *gradients, strict=True):
@@ -165,8 +148,8 @@ def fsdp_shards_for_more_ranks_than_rows():
         def forward(self, x):
             return self.wide(self.thin(x)).sum() + (self.deep * x[0, 0]).sum()
 
-    reference = exact(Plain())
-    fsdp = FSDP(unlike(reference))
+    reference = checking.exact(Plain())
+    fsdp = FSDP(checking.unlike(reference))
     check_weights(fsdp, reference, "wrapped")
     shapes = [(1, 5), (1, 5), (1, 5), (0, 5)]
     assert fsdp.module.thin.weight.shape == shapes[rank]
@@ -244,9 +227,9 @@ def fsdp_computes_in_low_precision():
                 tokens = [next(batches) for _ in range(size)]
                 logits = fsdp(tokens[rank])
                 assert logits.dtype == dtype
-                token_loss(logits, tokens[rank]).backward()
+                checking.token_loss(logits, tokens[rank]).backward()
                 fsdp.finish_gradient_synchronization()
-                mean_gradients(computing, [[loss_on(t)] for t in tokens])
+                checking.mean_gradients(computing, [[loss_on(t)] for t in tokens])
                 assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
                 check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
                 take_step(*optimizers)

@@ -13,10 +13,7 @@ from a2lib.theory.transformer import Shape
 
 LAYERS, CONTEXT, LR = 2, 12, 0.1
 # Of the ladder, those that have between them all that its steps change.
-WAYS = {
-    "recomputed": None,
-    "offloaded": [BlockPlan(("k_proj", "w3"), 10**6), BlockPlan()],
-}
+WAYS = {"recomputed": None, "offloaded": [BlockPlan(("k_proj", "w3"), 10**6), BlockPlan()]}
 
 
 def plain_weights(shape, seed, batches, steps, device):

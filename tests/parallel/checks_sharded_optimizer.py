@@ -5,19 +5,10 @@ import io
 import itertools
 from unittest.mock import patch
 
+import checking
 import torch
 import torch.distributed as dist
-from checking import (
-    alone,
-    check,
-    chunks_from,
-    groups_of,
-    raises,
-    same,
-    same_parameters,
-    seeded,
-    world,
-)
+from checking import alone, check, chunks_from, groups_of, raises, same, same_parameters, world
 from torch import nn
 from torch.optim import SGD, AdamW
 
@@ -49,7 +40,7 @@ class Mixed(nn.Module):
 
 def give_gradients(step, *modules):
     for n, ps in enumerate(zip(*(m.parameters() for m in modules), strict=True)):
-        generator = seeded(100 * step + n)
+        generator = checking.seeded(100 * step + n)
         gradient = torch.randn(ps[0].shape, generator=generator)
         for module, p in zip(modules, ps, strict=True):
             # With the parameter's strides, as autograd gives it and a GPU's fused step demands it.

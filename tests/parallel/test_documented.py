@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import write_program
 
 from a2lib.paths import ROOT
 
@@ -40,10 +41,7 @@ def documented(rank_env, tmp_path):
     (tmp_path / "train.sbatch").write_text(script)
     commands = {**SLURM, "python": f'exec "{sys.executable}" "$@"'}
     for name, lines in commands.items():
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/bash\n{lines}\n")
-        path.chmod(0o755)
+        write_program(tmp_path / "bin" / name, f"#!/bin/bash\n{lines}\n")
 
     def run(*command, **env):
         path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])

@@ -11,13 +11,8 @@ from a2lib.report import data, units
 from a2lib.report.page import ClaimError, Missing, Page, faster, level, one, pick
 
 SORTING = Section("sorting", ("operation", "size"), ("peak_bytes", "note"), notebook="flash")
-TIMES = {
-    ("quick", 1024): 1.0,
-    ("merge", 1024): 2.0,
-    ("quick", 2048): 3.0,
-    ("merge", 2048): 3.0,
-    ("quick", 4096): None,
-}
+TIMES = {("quick", 1024): 1.0, ("merge", 1024): 2.0, ("quick", 2048): 3.0, ("merge", 2048): 3.0,
+         ("quick", 4096): None}  # fmt: skip
 
 
 @pytest.fixture
@@ -103,23 +98,15 @@ def test_many_rows_of_a_reader_are_a_link(page, monkeypatch):
     assert "| quick |" not in text and "Rows of NVIDIA B200: {download}`" in text
 
 
-@pytest.mark.parametrize(
-    ("written", "text"),
-    [
-        (units.ms(0.0999), "0.10\xa0ms"),
-        (units.ms(1234.5), "1,234\xa0ms"),
-        (units.ms(99.6, 2), "100\xa0ms"),
-        (units.us(0.0281), "28\xa0µs"),
-        (units.gb(56.054e9, 3), "56.1\xa0GB"),
-        (units.gib(2**30), "1.0\xa0GiB"),
-        (units.percent(0.274), "27\xa0%"),
-        (units.percent(-0.001), "0\xa0%"),
-        (units.digits(-2.5), "−2.5"),
-        (units.count(16384.2), "16,384"),
-        (units.span([40.2, 66, 61], units.ms), "40\xa0ms to 66\xa0ms"),
-        (units.span([1.001, 1.002], units.ms), "1.0\xa0ms"),
-    ],
-)
+@pytest.mark.parametrize(("written", "text"), [
+    (units.ms(0.0999), "0.10\xa0ms"), (units.ms(1234.5), "1,234\xa0ms"),
+    (units.ms(99.6, 2), "100\xa0ms"), (units.us(0.0281), "28\xa0µs"),
+    (units.gb(56.054e9, 3), "56.1\xa0GB"), (units.gib(2**30), "1.0\xa0GiB"),
+    (units.percent(0.274), "27\xa0%"), (units.percent(-0.001), "0\xa0%"),
+    (units.digits(-2.5), "−2.5"), (units.count(16384.2), "16,384"),
+    (units.span([40.2, 66, 61], units.ms), "40\xa0ms to 66\xa0ms"),
+    (units.span([1.001, 1.002], units.ms), "1.0\xa0ms"),
+])  # fmt: skip
 def test_a_number_as_text(written, text):
     assert written == text and written._repr_markdown_() == text
 

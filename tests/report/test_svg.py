@@ -10,14 +10,8 @@ from svg_sizes import LEAST_SIZE, contrast, smallest_text
 
 from a2lib.report import data, panels, style, svg
 from a2lib.report.page import pick
-from a2lib.report.pages import (
-    calculator,
-    communication,
-    flash,
-    flash_drawings,
-    flash_shapes,
-    parallelism,
-)
+from a2lib.report.pages import calculator, communication, flash, flash_shapes, parallelism
+from a2lib.report.pages import flash_drawings as attention
 from a2lib.report.pages import parallelism_drawings as drawings
 from a2lib.report.pages.flash import LOOKS
 from a2lib.report.plots import HEAT
@@ -37,7 +31,7 @@ def drawn():
         "bars": flash.bars(pick(rows, kind="board")),
         "maps": flash_shapes.maps(rows, "bf16"),
         "lines": flash.regimes(pick(one, pass_="backward")),
-        "tiles": flash_drawings.tiles(),
+        "tiles": attention.tiles(),
         "fsdp": drawings.fully_sharded(), "tensor": drawings.tensor_parallel(),
         "mesh": drawings.mesh(), "exchange": drawings.experts_and_contexts(),
         "rings": drawings.rings(), "pipelines": drawings.pipelines(),

@@ -38,55 +38,37 @@ def test_the_library_itself():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("files", "complaint"),
-    [
-        (
-            {"theory/a.py": "from a2lib import measure", "measure/__init__.py": ""},
-            "a2lib.theory.a imports a2lib.measure, which is no lower floor",
-        ),
-        (
-            {"experiments/harness/a.py": "from a2lib.experiments import b", "experiments/b.py": ""},
-            "a.py:1: a2lib.experiments.harness.a, which serves every section, imports"
-            " a2lib.experiments.b",
-        ),
-        (
-            {"report/a.py": "from a2lib.report.pages import b", "report/pages/b.py": ""},
-            "a.py:1: a2lib.report.a, which serves every section, imports a2lib.report.pages.b",
-        ),
-        (
-            {"model/a.py": "def f():\n    from ..experiments import b", "experiments/b.py": ""},
-            "a.py:2: a2lib.model.a imports a2lib.experiments.b, which is no lower floor",
-        ),
-        ({"extra.py": ""}, "'extra' stands on no floor"),
-        (
-            {"measure/a.py": "from . import b", "measure/b.py": "def f():\n    from .a import g"},
-            "circle: a2lib.measure.a -> a2lib.measure.b -> a2lib.measure.a",
-        ),
-        ({"theory/a.py": "import torch.nn"}, "loads torch when imported: a2lib.theory.a -> torch"),
-        ({"measure/a.py": "try:\n    from triton import x\nexcept ImportError: ..."}, "-> triton"),
-        (
-            {"report/a.py": "import a2lib.measure.b", "measure/__init__.py": "import torch"},
-            "a2lib.report.a -> a2lib.measure -> torch",
-        ),
-        ({"__init__.py": "import torch"}, "loads torch when imported: a2lib -> torch"),
-    ],
-)
+@pytest.mark.parametrize(("files", "complaint"), [
+    ({"theory/a.py": "from a2lib import measure", "measure/__init__.py": ""},
+     "a2lib.theory.a imports a2lib.measure, which is no lower floor"),
+    ({"experiments/harness/a.py": "from a2lib.experiments import b", "experiments/b.py": ""},
+     "a.py:1: a2lib.experiments.harness.a, which serves every section, imports"
+     " a2lib.experiments.b"),
+    ({"report/a.py": "from a2lib.report.pages import b", "report/pages/b.py": ""},
+     "a.py:1: a2lib.report.a, which serves every section, imports a2lib.report.pages.b"),
+    ({"model/a.py": "def f():\n    from ..experiments import b", "experiments/b.py": ""},
+     "a.py:2: a2lib.model.a imports a2lib.experiments.b, which is no lower floor"),
+    ({"extra.py": ""}, "'extra' stands on no floor"),
+    ({"measure/a.py": "from . import b", "measure/b.py": "def f():\n    from .a import g"},
+     "circle: a2lib.measure.a -> a2lib.measure.b -> a2lib.measure.a"),
+    ({"theory/a.py": "import torch.nn"}, "loads torch when imported: a2lib.theory.a -> torch"),
+    ({"measure/a.py": "try:\n    from triton import x\nexcept ImportError: ..."}, "-> triton"),
+    ({"report/a.py": "import a2lib.measure.b", "measure/__init__.py": "import torch"},
+     "a2lib.report.a -> a2lib.measure -> torch"),
+    ({"__init__.py": "import torch"}, "loads torch when imported: a2lib -> torch"),
+])  # fmt: skip
 def test_a_breach_is_named(package, files, complaint):
     done = package(files)
     assert done.returncode == 1
     assert complaint in done.stdout
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"measure/a.py": "def f():\n    import torch"},
-        {"measure/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"},
-        {"parallel/a.py": "import a2lib.model", "model/__init__.py": "import torch"},
-        {"experiments/a.py": "from a2lib import paths, theory", "theory.py": "", "paths.py": ""},
-    ],
-)
+@pytest.mark.parametrize("files", [
+    {"measure/a.py": "def f():\n    import torch"},
+    {"measure/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"},
+    {"parallel/a.py": "import a2lib.model", "model/__init__.py": "import torch"},
+    {"experiments/a.py": "from a2lib import paths, theory", "theory.py": "", "paths.py": ""},
+])  # fmt: skip
 def test_what_is_allowed(package, files):
     done = package(files)
     assert done.returncode == 0, done.stdout

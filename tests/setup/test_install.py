@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+from programs import write_program
 
 from a2lib.paths import ROOT
 
@@ -39,12 +40,6 @@ def repository(tmp_path):
     write_program(tmp_path / "bin" / "uname", "#!/bin/sh\necho Linux\n")
     (tmp_path / "pip-config").write_text("global.timeout='60'\n")
     return tmp_path
-
-
-def write_program(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def install(repository, **env):

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 
 import pytest
+from programs import write_program
 
 from a2lib.paths import ROOT
 
@@ -46,13 +47,8 @@ def repository(tmp_path):
     for name in ("_config.yml", "_toc.yml", "notebooks"):
         (tmp_path / "book" / name).symlink_to(f"../{name}")
     for name, script in STAND_INS.items():
-        path = tmp_path / ".venv" / "bin" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script)
-        path.chmod(0o755)
-    (tmp_path / "no-gpu").mkdir()
-    (tmp_path / "no-gpu" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "no-gpu" / "nvidia-smi").chmod(0o755)
+        write_program(tmp_path / ".venv" / "bin" / name, script)
+    write_program(tmp_path / "no-gpu" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
     age(tmp_path)
     for stamp in (".a2lib-cpu", ".a2lib-cuda"):
         (tmp_path / ".venv" / stamp).write_text("")
@@ -116,16 +112,13 @@ def test_a_second_book_does_nothing_and_still_says_where_it_is(repository):
     assert second.stdout == first.stdout.splitlines()[-1] + "\n"
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ("book/index.md", ["python", "jupyter-book"]),
-        ("src/a2lib/report/tables.py", ["python", "jupyter-book"]),
-        ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "python", "jupyter-book"]),
-        ("notebooks/ddp.ipynb", ["papermill", "python", "jupyter-book"]),
-        ("build/runs/flash.ipynb", []),
-    ],
-)
+@pytest.mark.parametrize(("changed", "expected"), [
+    ("book/index.md", ["python", "jupyter-book"]),
+    ("src/a2lib/report/tables.py", ["python", "jupyter-book"]),
+    ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "python", "jupyter-book"]),
+    ("notebooks/ddp.ipynb", ["papermill", "python", "jupyter-book"]),
+    ("build/runs/flash.ipynb", []),
+])  # fmt: skip
 def test_a_change_runs_what_depends_on_it(repository, changed, expected):
     assert make(repository, "book").returncode == 0
     age(repository)
@@ -192,11 +185,7 @@ def test_parameters_of_a_notebook_are_handed_on(repository):
 def test_parameters_become_options_of_papermill():
     module = runpy.run_path(str(ROOT / "dev" / "run_notebook.py"))
     options = module["papermill_options"](["SEQ_LEN=65536", "HEAD_DIM=[64,128]", "note=a=b"])
-    assert options == [
-        *("-p", "seq_len", "65536"),
-        *("-y", "{head_dim: [64,128]}"),
-        *("-p", "note", "a=b"),
-    ]
+    assert options == ["-p", "seq_len", "65536", "-y", "{head_dim: [64,128]}", "-p", "note", "a=b"]
     with pytest.raises(SystemExit, match="'SEQ-LEN=3' is not of the form NAME=value"):
         module["papermill_options"](["SEQ-LEN=3"])
     with pytest.raises(SystemExit, match=r"run_notebook: 'HEADS=\[1' is no list in YAML"):
@@ -206,9 +195,7 @@ def test_parameters_become_options_of_papermill():
 
 
 def test_a_stamp_older_than_the_pins_installs_again(repository):
-    install = repository / "dev" / "install.sh"
-    install.write_text("#!/bin/sh\necho install $* >>calls\n")
-    install.chmod(0o755)
+    write_program(repository / "dev" / "install.sh", "#!/bin/sh\necho install $* >>calls\n")
     age(repository)
     (repository / "dev" / "constraints.txt").write_text("torch==2.13.0\n")
     assert make(repository, "test").returncode == 0
@@ -218,9 +205,8 @@ def test_a_stamp_older_than_the_pins_installs_again(repository):
 
 
 def test_a_copy_of_a_checkout_installs_again(repository, tmp_path_factory):
-    install = repository / "dev" / "install.sh"
-    install.write_text("#!/bin/sh\necho install $* >>calls\npwd -P >.venv/.a2lib-where\n")
-    install.chmod(0o755)
+    note = "#!/bin/sh\necho install $* >>calls\npwd -P >.venv/.a2lib-where\n"
+    write_program(repository / "dev" / "install.sh", note)
     (repository / ".venv" / ".a2lib-cpu").touch()
     (repository / ".venv" / ".a2lib-where").write_text(f"{repository}\n")
     assert make(repository, "test").returncode == 0

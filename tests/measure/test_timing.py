@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from refusals import refused
 
@@ -60,6 +60,7 @@ def measure(functions, **policy):
     return time_many(functions, device="cpu", clock=clock, **POLICY | policy), clock
 
 
+@example([7.851685])
 @given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=50))
 def test_the_summary_is_the_median_and_the_quantiles(samples):
     summary = Timing.from_samples(samples)

@@ -72,11 +72,14 @@ class Timing:
         ordered = sorted(samples)
         several = ordered if len(ordered) > 1 else 2 * ordered  # one alone has no quantiles
         p20, _, _, p80 = statistics.quantiles(several, n=5, method="inclusive")
+        median = statistics.median(ordered)
+        # Interpolated between two that are equal, a quantile can be a rounding beside them.
+        p20 = max(ordered[0], min(p20, median))
+        p80 = min(ordered[-1], max(p80, median))
         ms_host = statistics.median(host) if host else None
         spread = (statistics.stdev(ordered) if len(ordered) > 1 else 0) or None
         whole = {"ms_mean": statistics.fmean(ordered), "ms_std": spread, "ms_min": ordered[0]}
-        n, median = len(ordered), statistics.median(ordered)
-        return cls(median, p20, p80, n, ms_host, median_reading(mhz), **whole)
+        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz), **whole)
 
     def row(self, section: Section) -> dict[str, object]:
         """The fields that ``section`` has a column for."""

@@ -389,6 +389,7 @@ def test_a_link_to_what_is_shown_is_copied(page):
 def test_the_address_holds_the_form_and_a_link_fills_it(page, book):
     [(job, layout)] = [one for words, one in calculator.LINKS.items() if "32,768" in words]
     page.locator("ul.a2-links a", has_text="32,768").click()
+    page.wait_for_function(f"document.getElementById('a2-context').value === '{job.context}'")
     shows(page, job, layout)
     forms.types(page, "batch", "4")
     page.wait_for_function("location.hash.includes('batch=4')")

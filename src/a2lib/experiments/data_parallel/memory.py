@@ -26,8 +26,12 @@ from a2lib.parallel import FSDP
 # PyTorch's names of collectives, and how the columns begin of the bytes that they are given.
 COLLECTIVES = {"allreduce": "reduced", "allgather": "gathered", "broadcast": "broadcast"}
 # Of what FSDP tells.
-COLUMNS = {"parameters": "parameter_bytes", "gradients": "gradient_bytes",
-           "gathered": "whole_bytes", "travelling": "travelling_bytes"}  # fmt: skip
+COLUMNS = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "gathered": "whole_bytes",
+    "travelling": "travelling_bytes",
+}
 
 
 def sharded_optimizer(job: RankJob) -> None:

@@ -47,10 +47,16 @@ def draw_averaging(job: RankJob, training: Training, way: Way, key: Mapping[str,
 
 
 def store(
-    job: RankJob, training: Training, key: Mapping[str, object], words: Sequence[str],
-    rows_of: Callable[[Trace], list[dict]], step: Callable[[], object] | None = None,
-    *, table: str = "strip", steps: int = 2,
-) -> None:  # fmt: skip
+    job: RankJob,
+    training: Training,
+    key: Mapping[str, object],
+    words: Sequence[str],
+    rows_of: Callable[[Trace], list[dict]],
+    step: Callable[[], object] | None = None,
+    *,
+    table: str = "strip",
+    steps: int = 2,
+) -> None:
     """Store ``rows_of`` a trace as a bulk table; collective. What fails leaves no picture; the
     words go where the rank's output goes."""
     try:

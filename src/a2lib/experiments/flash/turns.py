@@ -125,9 +125,12 @@ class Turns:
         return times
 
     def fail(
-        self, name: str, error: Exception, passes: Sequence[str] | None = None,
+        self,
+        name: str,
+        error: Exception,
+        passes: Sequence[str] | None = None,
         warned: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Rows without a time for ``passes`` of ``name``, or all that are left, which are measured
         no further."""
         if passes is None or failures.is_lost(error):

@@ -117,14 +117,48 @@ def test_few_tokens_are_one_launch_in_any_order(log, monkeypatch, fixed, length,
     assert [name for name, *_ in log[1:]] == ["backward_dq", "backward_dkdv"]
 
 
-@pytest.mark.parametrize("length, tile", [(2047, (64, 64, 8, 3)), (2048, (32, 64, 4, 3))])
-def test_tiles_of_long_rows_in_chunks(monkeypatch, length, tile):
-    seen, real = [], passes.launch
-    monkeypatch.setattr(
-        passes, "launch", lambda _, apart, *x: seen.append(apart) or real(_, apart, *x)
-    )
-    run(*qkv(length=length, heads=1, d=128))
-    assert [x[-1] for x in seen if x[0] == "backward_chunks"] == [tile]
+@pytest.fixture
+def launched(monkeypatch):
+    """What tells launches apart and their options, by name, on a GPU of 132 multiprocessors."""
+    found, real = {}, passes.launch
+
+    def launch(kernel, apart, *rest):
+        found[apart[0]] = apart, rest[4]
+        return real(kernel, apart, *rest)
+
+    monkeypatch.setattr(passes, "launch", launch)
+    monkeypatch.setattr(passes, "launches_early", lambda _: True)
+    monkeypatch.setattr(passes, "n_multiprocessors", lambda _: 132)
+    return found
+
+
+@pytest.mark.parametrize(
+    "length, heads, tile",
+    [
+        (512, 1, (64, 32, 4, 3)),  # 72 programs
+        (512, 4, (64, 64, 8, 3)),  # would be 160
+        (641, 1, (64, 64, 8, 3)),
+        (2047, 1, (64, 64, 8, 3)),
+        (2048, 1, (32, 64, 4, 3)),
+    ],
+)
+def test_tiles_of_rows_in_chunks(launched, length, heads, tile):
+    q, k, v = qkv(length=length, heads=heads, d=128)
+    run(q[:1], k[:1], v[:1])
+    assert launched["backward_chunks"][0][-1] == tile
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "length, is_causal, early", [(4096, True, 1), (4097, True, 0), (512, False, 1), (513, False, 0)]
+)
+def test_kernels_of_short_chunks_are_launched_early(launched, dtype, length, is_causal, early):
+    run(*(x[:1] for x in qkv(dtype, length=length, heads=1)), causal=is_causal)
+    early &= dtype == torch.bfloat16
+    chunks = [name for name in launched if name.endswith("chunks")]
+    assert chunks == ["prepare_chunks", "backward_chunks", "finish_chunks"]
+    options = [launched[name][1].get("launch_pdl", False) for name in chunks]
+    assert options == [False, early, early]
 
 
 def test_parts_of_chunks_are_made_anew_for_each_call(log, long_way, monkeypatch):

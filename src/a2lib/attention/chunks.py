@@ -5,10 +5,14 @@ causal mask the first of them is the longest; in fp32 one sweep pays for long ro
 program owns a key tile and a chunk of queries; what it finds is added to fp32 sums: dQ tile by
 tile, dK and dV at its end. The order of additions, and with it the last bits, differ from run to
 run. On Hopper the Gluon kernel cuts long rows of 16 bits so. The legend is that of ``kernels.py``.
+
+Where ``EARLY`` (as in ``key_chunks.py``) the second and third kernel are launched while the one
+before runs, and wait within for what that leaves; before the wait only inputs are read.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from a2lib.attention.kernels import ROWS_TO, SIZES, _exp, finish_kernel, prepare_kernel
 from a2lib.attention.operands import dot, float32, int64, load, load_rows, operand, store_rows
@@ -114,7 +118,7 @@ def backward_chunks_kernel(
     scale, H, n_heads_total, GROUP, Nq, Nk, chunk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    LOOPS: tl.constexpr,
+    LOOPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What adds up to dQ / scale, dK / scale and dV in DQ, DK and DV: a program per (key tile,
     chunk of queries, query head).
@@ -142,6 +146,8 @@ def backward_chunks_kernel(
     v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
+    if EARLY:
+        gdc_wait()
     if LOOPS == 1:
         dk, dv = _chunk_tiles(
             dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
@@ -167,6 +173,8 @@ def backward_chunks_kernel(
             Nq, Nk, n_rows, scale,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, 1,
         )  # fmt: skip
+    if EARLY:  # not before: programs that only wait would be in the way
+        gdc_launch_dependents()
     _add_rows(DK + kv_row, dk, n0, Nk, Bk, d, BD)
     _add_rows(DV + kv_row, dv, n0, Nk, Bk, d, BD)
 
@@ -177,10 +185,12 @@ def prepare_chunks_kernel(
     stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don,
     H, n_heads_total, Nq, n_rows, Nk,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """``prepare_kernel`` of queries, whose zeros are DQ; then programs that make those of DK and
     DV, (heads, Nk, d) fp32."""
+    if EARLY:
+        gdc_launch_dependents()
     n_queries = n_rows // B * n_heads_total
     if tl.program_id(0) < n_queries:
         prepare_kernel(
@@ -203,9 +213,11 @@ def finish_chunks_kernel(
     stride_dqb, stride_dqh, stride_dqn, stride_dkb, stride_dkh, stride_dkn,
     stride_dvb, stride_dvh, stride_dvn,
     scale, H, H_kv, n_heads_total, Nq, Nk,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """``finish_kernel`` of queries; then programs that write DK = scale * DK_SUMS and DV."""
+    if EARLY:
+        gdc_wait()
     n_queries = tl.cdiv(Nq, B) * n_heads_total
     if tl.program_id(0) < n_queries:
         finish_kernel(

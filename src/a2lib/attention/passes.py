@@ -33,6 +33,7 @@ from a2lib.attention.launch import launch, launches_early, n_multiprocessors
 from a2lib.attention.plans import Launch
 from a2lib.attention.shapes import as_batched_heads, check_inputs, empty_output
 from a2lib.attention.tiles import (
+    CHUNKS_EARLY,
     HEAD_DIM_MAX,
     SPECIALISED,
     TILES,
@@ -313,19 +314,22 @@ class _Problem:
         gradients, sums = ("dq", "dk", "dv"), ("dq_sums", "dk_sums", "dv_sums")
         n_heads, n_kv_heads = self.batch * self.heads, self.batch * self.kv_heads
         n_queries, n_keys, padded = self.n_queries, self.n_keys, rows.shape[-1]
+        early = self.dtype != "fp32" and not gluon_chunk and launches_early(self.device)
+        early = early and n_keys <= CHUNKS_EARLY[self.is_causal]
         BD = self._key("backward_chunks")[2]
         permuted = gluon_chunk > 0 and self.head_dim > 64
         B = 2 * CHUNK_ROWS if permuted else CHUNK_ROWS  # a whole tile
 
         def around(name, n_rows, names, strided, sizes):
-            constants = {"d": self.head_dim, "BD": BD, "B": B, "PERMUTED": permuted}
+            constants = {"d": self.head_dim, "BD": BD, "B": B, "PERMUTED": permuted, "EARLY": early}
             if name == "prepare_chunks":
                 constants["PRECISION"] = self.precision
             strides = [s for name in strided for s in self.tensors[name].stride()[:3]]
             apart = (name, self.dtype, self.device, *strides, *constants.values())
             numbers = (*strides, *sizes)
             tiles = -(-n_rows // B) * n_heads + -(-n_keys // B) * n_kv_heads
-            self._run(_kernel(name), apart, tiles, names, numbers, constants, {"num_warps": 4})
+            options = {"num_warps": 4, "launch_pdl": early and name == "finish_chunks"}
+            self._run(_kernel(name), apart, tiles, names, numbers, constants, options)
 
         names = ("o", "do", "lse", "rows", *sums)
         sizes = (self.heads, n_heads, n_queries, padded, n_keys)
@@ -346,7 +350,7 @@ class _Problem:
             self._split("q", "do")
             sizes = (self.scale, self.heads, n_heads, self.group, n_queries, n_keys)
             names = ("q", "k", "v", "do"), ("rows", *sums), sizes
-            name, needs = "backward_chunks", {"LOOPS": chunk_loops(BD, self.dtype)}
+            name, needs = "backward_chunks", {"LOOPS": chunk_loops(BD, self.dtype), "EARLY": early}
             if wide:
                 name, needs = "backward_wide", _NOTHING
             self._launch(name, n_keys, n_heads, *names, needs, cut, n_keys)
@@ -408,15 +412,17 @@ class _Problem:
         names = [self.terms.get(name, name) for name in names]
         over_queries = name in ("forward", "backward_dq")
 
-        def n_programs(tile):
-            return -(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads
+        def programs(tile):
+            if cut:
+                return cut(tile)
+            return (-(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads,)
 
         tiles = TILES[key]
         many = n_multiprocessors(self.device)
-        if key in WHEN_FEW and n_programs(tiles[0]) < many:
+        if key in WHEN_FEW and programs(tiles[0])[0] < many:
             tiles = WHEN_FEW[key], *tiles
         for most, tile in WHEN_SHORT.get(key, {}).items():
-            if self.n_keys <= most and n_programs(tile) <= many:
+            if self.n_keys <= most and programs(tile)[0] <= many:
                 tiles = tile, *tiles
         tiles = *(t for least, t in WHEN_LONG.get(key[:3], {}).items() if keys >= least), *tiles
         strides = [stride for name in names for stride in self.tensors[name].stride()[:3]]
@@ -434,12 +440,14 @@ class _Problem:
                 **needs,
             }
             apart = (name, self.dtype, self.device, self.group, *strides, *constants.values(), tile)
-            programs, *more = cut(tile) if cut else (n_programs(tile),)
+            n_programs, *more = programs(tile)
             numbers = (*strides, *sizes, *more)
             options = options_of(tile, self.precision)
+            if name == "backward_chunks":
+                options["launch_pdl"] = needs["EARLY"]
             chosen = (*names, *row_names)
             try:
-                self._run(_kernel(name), apart, programs, chosen, numbers, constants, options)
+                self._run(_kernel(name), apart, n_programs, chosen, numbers, constants, options)
             except _out_of_resources():
                 _does_not_fit.add((key, tile, self.device))
                 continue

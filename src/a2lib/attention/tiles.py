@@ -19,7 +19,7 @@ SPECIALISED = {
     "backward_dk": ("backward_dkdv_kernel", {"NEEDS_DK": True, "NEEDS_DV": False}),
     "backward_dv": ("backward_dkdv_kernel", {"NEEDS_DK": False, "NEEDS_DV": True}),
     "backward": ("backward_kernel", {}),
-    "backward_chunks": ("backward_chunks_kernel", {}),
+    "backward_chunks": ("backward_chunks_kernel", {"EARLY": True}),
     "backward_wide": ("backward_wide_kernel", {}),
 }
 HEAD_DIM_MAX = 128
@@ -95,6 +95,8 @@ for _causal in (True, False):
 
 # Up to so many keys, where each program has a multiprocessor.
 WHEN_SHORT = {("forward", "16bit", 128, True): {256: Tile(16, 128, 4, 1)}}
+for _causal in (True, False):
+    WHEN_SHORT["backward_chunks", "16bit", 128, _causal] = {640: Tile(64, 32, 4, 3)}
 
 # The forward's chunks of at least so many keys: what is read for a tile is read less often. The
 # backward in chunks by the keys of a row.
@@ -156,6 +158,10 @@ def _pairs_pay(n_queries, rows, n_heads, at_once):
 # The backward in chunks (chunks.py); when it is the one: passes.py.
 # At most so many in one, or of all that fraction: dK and dV are added up once for them.
 CHUNK_TILES = 16
+# Up to so many keys, with a causal mask or without, each of its kernels is launched while the one
+# before runs, in 16 bits. Without a mask, where programs take equally long, longer rows can lose by
+# it: two then share a multiprocessor while another has none, we infer.
+CHUNKS_EARLY = {True: 4096, False: 512}
 
 
 def chunk_loops(BD, dtype):

@@ -159,27 +159,19 @@ class ShardedOptimizer(Optimizer):
         """Take a whole state, of this class at any number of ranks or of a plain optimizer; only
         this rank's part of it is kept. Raises ValueError where the groups differ."""
         super().load_state_dict({**state_dict, "state": {}})
-        params = self._all()
-        mine = [i for i, p in enumerate(params) if self._owners[p] == self._rank]
-        place = {i: n for n, i in enumerate(mine)}
-        groups = state_dict["param_groups"]
         # A saved group may call its parameters anything, names for one: they count in order.
-        order = {key: i for i, key in enumerate(key for g in groups for key in g["params"])}
-        state = {order[key]: values for key, values in state_dict["state"].items() if key in order}
-        self._local.load_state_dict(
-            {
-                "param_groups": [
-                    {
-                        **{key: x for key, x in group.items() if key not in OWN_KEYS},
-                        "params": [
-                            place[order[key]] for key in group["params"] if order[key] in place
-                        ],
-                    }
-                    for group in groups
-                ],
-                "state": {place[i]: state[i] for i in mine if i in state},
-            }
-        )
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        mine = [
+            key for key, p in zip(saved, self._all(), strict=True) if self._owners[p] == self._rank
+        ]
+        local = self._local.state_dict()["param_groups"]
+        groups = [
+            {**_settings(group), "params": own["params"]}
+            for group, own in zip(state_dict["param_groups"], local, strict=True)
+        ]
+        states = state_dict["state"]
+        state = {n: states[key] for n, key in enumerate(mine) if key in states}
+        self._local.load_state_dict({"param_groups": groups, "state": state})
         self.state = self._local.state
 
     def __getstate__(self):
@@ -189,8 +181,8 @@ class ShardedOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _own_part(self, group: dict) -> dict:
-        settings = {key: x for key, x in group.items() if key not in OWN_KEYS}
-        return {**settings, "params": [p for p in group["params"] if self.owner(p) == self._rank]}
+        mine = [p for p in group["params"] if self.owner(p) == self._rank]
+        return {**_settings(group), "params": mine}
 
     def _check(self, groups: list[dict]) -> None:
         """Raise ValueError, on every rank, for new groups that cannot be sharded."""
@@ -282,6 +274,10 @@ def _to_cpu(x: object) -> object:
     return x.to("cpu", copy=True) if isinstance(x, Tensor) else x
 
 
+def _settings(group: dict) -> dict:
+    return {key: x for key, x in group.items() if key not in OWN_KEYS}
+
+
 def _copy_settings(source: list[dict], target: list[dict]) -> None:
     for a, b in zip(source, target, strict=True):
-        b.update({key: x for key, x in a.items() if key not in OWN_KEYS})
+        b.update(_settings(a))

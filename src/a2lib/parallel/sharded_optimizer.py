@@ -138,17 +138,14 @@ class ShardedOptimizer(Optimizer):
         own = whole["state"]
         # Shapes and plain values first; then tensor by tensor, so that no more than one more is on
         # the device.
-        plain = {
-            i: {key: _Shape(x) if _travels(x) else _to_cpu(x) for key, x in values.items()}
-            for i, values in own.items()
-        }
+        plain = {i: {key: _told(x) for key, x in values.items()} for i, values in own.items()}
         params = self._all()
         state = {}
         for rank, theirs in enumerate(everyone(plain, self._group)):
             for i, values in theirs.items():
                 state[i] = {
                     key: self._receive(rank, x, own.get(i, {}).get(key), params[i].device)
-                    if isinstance(x, _Shape)
+                    if isinstance(x, Tensor) and x.is_meta
                     else x
                     for key, x in values.items()
                 }
@@ -160,17 +157,13 @@ class ShardedOptimizer(Optimizer):
         this rank's part of it is kept. Raises ValueError where the groups differ."""
         super().load_state_dict({**state_dict, "state": {}})
         # A saved group may call its parameters anything, names for one: they count in order.
-        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
-        mine = [
-            key for key, p in zip(saved, self._all(), strict=True) if self._owners[p] == self._rank
-        ]
-        local = self._local.state_dict()["param_groups"]
-        groups = [
-            {**_settings(group), "params": own["params"]}
-            for group, own in zip(state_dict["param_groups"], local, strict=True)
-        ]
-        states = state_dict["state"]
-        state = {n: states[key] for n, key in enumerate(mine) if key in states}
+        groups = []
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            named = zip(saved["params"], group["params"], strict=True)
+            mine = [name for name, p in named if self.owner(p) == self._rank]
+            groups.append({**_settings(saved), "params": mine})
+        names = {name for group in groups for name in group["params"]}
+        state = {name: x for name, x in state_dict["state"].items() if name in names}
         self._local.load_state_dict({"param_groups": groups, "state": state})
         self.state = self._local.state
 
@@ -249,29 +242,20 @@ class ShardedOptimizer(Optimizer):
         for chunk, _ in self._chunks:
             chunk.finish(self._rank)
 
-    def _receive(self, rank: int, shape: _Shape, own: Tensor | None, device: torch.device):
-        tensor = own if rank == self._rank else torch.empty(shape.shape, dtype=shape.dtype)
+    def _receive(self, rank: int, like: Tensor, own: Tensor | None, device: torch.device) -> Tensor:
+        tensor = own if rank == self._rank else torch.empty_like(like, device=device)
         flat = tensor.to(device).contiguous().reshape(-1)
         dist.broadcast(flat.view(torch.uint8), group=self._group, group_src=rank)
         # Strides as they are: fused kernels take parameter and state to be laid out alike.
-        result = torch.empty_strided(shape.shape, shape.strides, dtype=shape.dtype, device="cpu")
-        return result.copy_(flat.view(shape.shape))
+        return torch.empty_like(like, device="cpu").copy_(flat.view(like.shape))
 
 
-class _Shape:
-    """What is told of a tensor of the state that is sent by itself."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.dtype = tensor.shape, tensor.dtype
-        self.strides = torch.empty_like(tensor, device="meta").stride()
-
-
-def _travels(x: object) -> bool:
-    return isinstance(x, Tensor) and x.dim() > 0 and x.numel() > 0
-
-
-def _to_cpu(x: object) -> object:
-    return x.to("cpu", copy=True) if isinstance(x, Tensor) else x
+def _told(x: object) -> object:
+    """What all ranks are told of a value of the state: of a tensor that is then sent by itself its
+    shape, dtype and strides, as one without memory; of any other the value, on the CPU."""
+    if not isinstance(x, Tensor):
+        return x
+    return torch.empty_like(x, device="meta") if x.dim() and x.numel() else x.to("cpu", copy=True)
 
 
 def _settings(group: dict) -> dict:

@@ -9,9 +9,10 @@ from refusals import refused
 from waiting import until
 
 from a2lib.measure import nsight
+from a2lib.measure.program import ProgramError
 from a2lib.parallel.lifeline import is_alive
 
-refuses = functools.partial(refused, error=nsight.NsightError)
+refuses = functools.partial(refused, error=ProgramError)
 
 # `profile` runs the command after the options and leaves a report, `export` a file of its name.
 FAKE = """#!/usr/bin/env bash

@@ -10,6 +10,7 @@ from a2lib.theory import roofline
 from a2lib.theory.memory.step import peak
 from a2lib.theory.memory.tensors import MODES as COUNTED
 from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.products import check_name
 from a2lib.theory.roofline import NARROW
 from a2lib.theory.transformer import SIZES, Shape, named_size, parameter_count
 
@@ -128,26 +129,31 @@ class Config:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
         modules, compiled = self.nvtx == "modules", self.compile or self.compile_blocks
-        for refused, words in (
-            (self.compile and self.compile_blocks,
-             "compile and compile_blocks exclude each other; allowed is one"),
-            (self.capture and self.warmup < 2,
-             f"warmup is {self.warmup}; allowed with capture are whole numbers of at least 2, a "
-             "step before the capture and the first replay"),
-            (self.capture and modules, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
-            (self.capture and self.keep_gradients,
-             "keep_gradients: a captured step makes its gradients; allowed with capture is to "
-             "leave it out"),
-            (modules and compiled,
-             "nvtx 'modules' is lost in a compiled graph; allowed is 'phases'"),
-            (modules and self.checkpointing != "none",
-             "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; allowed "
-             "here is 'phases'"),
-            (self.cuda_profiler and self.torch_profile is not None,
-             "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"),
-        ):  # fmt: skip
-            if refused:
-                raise ValueError(words)
+        if self.compile and self.compile_blocks:
+            raise ValueError("compile and compile_blocks exclude each other; allowed is one")
+        if self.capture and self.warmup < 2:
+            raise ValueError(
+                f"warmup is {self.warmup}; allowed with capture are whole numbers of at least 2, a "
+                "step before the capture and the first replay"
+            )
+        if self.capture and modules:
+            raise ValueError("nvtx 'modules' is lost in a replay; allowed is 'phases'")
+        if self.capture and self.keep_gradients:
+            raise ValueError(
+                "keep_gradients: a captured step makes its gradients; allowed with capture is to "
+                "leave it out"
+            )
+        if modules and compiled:
+            raise ValueError("nvtx 'modules' is lost in a compiled graph; allowed is 'phases'")
+        if modules and self.checkpointing != "none":
+            raise ValueError(
+                "nvtx 'modules' needs checkpointing 'none', since recomputation stops midway; "
+                "allowed here is 'phases'"
+            )
+        if self.cuda_profiler and self.torch_profile is not None:
+            raise ValueError(
+                "cuda_profiler and torch_profile exclude each other: CUPTI has one reader at a time"
+            )
         for name in ("memory_history", "torch_profile"):
             path = getattr(self, name)
             if path is not None and not Path(path).parent.is_dir():
@@ -195,9 +201,7 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     elif field.name == "size":
         named_size(value)
     elif "choices" in rules:
-        if value not in rules["choices"]:
-            allowed = ", ".join(rules["choices"])
-            raise ValueError(f"{field.name} {value!r}: allowed are {allowed}")
+        check_name(field.name, value, rules["choices"])
     elif not isinstance(value, str) or not value:
         raise ValueError(f"{field.name} is {value!r}; allowed is text")
 

@@ -19,12 +19,10 @@ import csv
 import glob
 import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from a2lib.errors import OneLine
+from a2lib.measure.program import ProgramError, last_line, run
 
 VARIABLE = "A2LIB_NSYS"
 PLACES = (
@@ -55,23 +53,14 @@ NCU_OPTIONS += ("--profile-from-start", "off", "--target-processes", "all")
 NCU_PLACES = ("/usr/local/cuda/bin/**/ncu", "/opt/nvidia/nsight-compute/**/ncu")
 
 
-class NsightError(OneLine, RuntimeError):
-    """A profiler, or what ran in one, gave no result; the message is one line and says why.
-    ``stuck`` is whether the command did not end, and may still run."""
-
-    def __init__(self, message: str, stuck: bool = False) -> None:
-        super().__init__(message)
-        self.stuck = stuck
-
-
 def find() -> str | None:
     """The path of ``nsys``, or None where Nsight Systems is not found.
 
-    Raises NsightError where ``$A2LIB_NSYS`` names no program.
+    Raises ProgramError where ``$A2LIB_NSYS`` names no program.
     """
     chosen = os.environ.get(VARIABLE)
     if chosen and shutil.which(chosen) is None:
-        raise NsightError(f"${VARIABLE} is {chosen!r}, which is no program; name nsys")
+        raise ProgramError(f"${VARIABLE} is {chosen!r}, which is no program; name nsys")
     return installed(chosen or "nsys", PLACES)
 
 
@@ -79,11 +68,11 @@ def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[P
     """Trace ``command``; the path of the SQLite export, and what the command printed.
 
     ``report`` is the file's name without its suffix; ``.nsys-rep`` and ``.sqlite`` are written.
-    Raises NsightError where there is no nsys, or no report or export comes of it.
+    Raises ProgramError where there is no nsys, or no report or export comes of it.
     """
     nsys = find()
     if nsys is None:
-        raise NsightError(f"Nsight Systems (nsys) is not found; ${VARIABLE} can name it")
+        raise ProgramError(f"Nsight Systems (nsys) is not found; ${VARIABLE} can name it")
     report = Path(report).absolute()
     made, exported = (report.with_name(f"{report.name}.{kind}") for kind in ("nsys-rep", "sqlite"))
     for path in (made, exported):
@@ -92,11 +81,11 @@ def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[P
         "nsys profile", [nsys, "profile", *OPTIONS, f"--output={report}", *command], timeout_s
     )
     if not made.is_file():
-        raise NsightError(f"nsys profile left no report: {last_line(printed)}")
+        raise ProgramError(f"nsys profile left no report: {last_line(printed)}")
     export = [nsys, "export", "--type=sqlite", "--force-overwrite=true", f"--output={exported}"]
     said = run("nsys export", [*export, str(made)], EXPORT_S)
     if not exported.is_file():
-        raise NsightError(f"nsys export left no SQLite file: {last_line(said)}")
+        raise ProgramError(f"nsys export left no SQLite file: {last_line(said)}")
     return exported, printed
 
 
@@ -104,22 +93,22 @@ def counted(command: Sequence[str], *, timeout_s: float = 300) -> list[dict[str,
     """One dict per kernel that ``command`` ran while the profiler was on, in launch order.
 
     ``kernel`` is its name, ``device_bytes`` and ``l2_bytes`` are bytes moved, the others shares of
-    the peak in percent. Raises NsightError where ``ncu`` is missing, fails, is refused the
+    the peak in percent. Raises ProgramError where ``ncu`` is missing, fails, is refused the
     counters, counts no kernel, has not every metric or takes longer than ``timeout_s`` seconds;
     nothing it started is left running.
     """
     ncu = installed("ncu", NCU_PLACES)
     if ncu is None:
-        raise NsightError("Nsight Compute (ncu) is not installed; hardware counters need it")
+        raise ProgramError("Nsight Compute (ncu) is not installed; hardware counters need it")
     output = run("ncu", [ncu, *NCU_OPTIONS, *command], timeout_s)
     lines = output.splitlines()  # the raw CSV page, which may stand amid the program's own
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
-        raise NsightError(f"ncu counted no kernel: {last_line(output)}")
+        raise ProgramError(f"ncu counted no kernel: {last_line(output)}")
     head, *rows = csv.reader(line for line in lines[start:] if line.startswith('"'))
     missing = [metric for metric in METRICS.values() if metric not in head]
     if missing:
-        raise NsightError(f"this GPU or ncu has no metric {', '.join(missing)}")
+        raise ProgramError(f"this GPU or ncu has no metric {', '.join(missing)}")
     # The line below the head holds the units, with no id.
     return [_kernel(dict(zip(head, row, strict=True))) for row in rows if row[0]]
 
@@ -130,7 +119,7 @@ def _kernel(cells: dict[str, str]) -> dict[str, object]:
         try:
             value = float(cells[metric].replace(",", ""))
         except ValueError:
-            raise NsightError(f"ncu gave {cells[metric]!r} for {metric}") from None
+            raise ProgramError(f"ncu gave {cells[metric]!r} for {metric}") from None
         if column == "l2_bytes":
             value *= SECTOR_BYTES
         values[column] = round(value) if column.endswith("_bytes") else round(value, 2)
@@ -142,35 +131,3 @@ def installed(program: str, places: Sequence[str]) -> str | None:
     found = [path for place in places for path in sorted(glob.glob(place, recursive=True))]
     runs = (path for path in reversed(found) if os.access(path, os.X_OK))
     return shutil.which(program) or next(runs, None)
-
-
-def run(what: str, command: Sequence[str], timeout_s: float) -> str:
-    """What ``command`` printed on both outputs. Raises NsightError, naming ``what``, where it
-    fails, or does not end in time: then it is killed, with all that it started in its session."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise NsightError(f"{what} did not end within {timeout_s:g} s", stuck=True) from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if process.returncode:
-        raise NsightError(f"{what} ended with {process.returncode}: {last_line(output)}")
-    return output
-
-
-def last_line(output: str) -> str:
-    """The last line that says anything, an error of ncu's before others."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "==ERROR==" in line]
-    return (errors or lines or ["it printed nothing"])[-1][:200]

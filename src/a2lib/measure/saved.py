@@ -96,16 +96,14 @@ def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:
 def _name_operations(output, found: dict[int, Saved]) -> None:
     import torch
 
-    seen, nodes, order = set(), [output.grad_fn], []
+    seen, nodes = set(), [output.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        order.append(node)
-        nodes += [following for following, _ in node.next_functions]
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [following for following, _ in node.next_functions]
     # From the first operation of the forward on, as autograd numbers them.
-    for node in sorted(order, key=lambda node: node._sequence_nr()):
+    for node in sorted(seen, key=lambda node: node._sequence_nr()):
         named = [(a.removeprefix("_saved_"), a) for a in dir(node) if a.startswith("_saved_")]
         kept = [(name, getattr(node, attribute)) for name, attribute in named]
         if hasattr(node, "saved_tensors"):  # a Function of Python

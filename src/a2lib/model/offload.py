@@ -53,9 +53,8 @@ class PlannedBlocks:
         if moves:
             self._mover.begin()
         for i, (block, plan) in enumerate(zip(blocks, self.plans, strict=True)):
-            with contextlib.ExitStack() as stack:
-                if moves:
-                    stack.enter_context(self._mover.moving(i, block, plan.moved))
+            moving = self._mover.moving(i, block, plan.moved) if moves else contextlib.nullcontext()
+            with moving:
                 x = block(x, each=keeping(plan.kept))
         if moves:
             self._mover.settle()

@@ -53,7 +53,7 @@ def run_torchrun(arguments: list[str], folder: str) -> int:
     try:
         run(parse_args(arguments))
     except ChildFailedError as error:
-        ends = {rank: (end.exitcode, end.timestamp) for rank, end in error.failures.items()}
+        ends = {rank: (one.exitcode, one.timestamp) for rank, one in error.failures.items()}
         send(folder, "torchrun", "ends", ends)
         return 1
     except Exception as error:

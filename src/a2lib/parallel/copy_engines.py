@@ -63,12 +63,12 @@ def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None
         mine["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
     all_of = everyone(mine, group)
     reasons = [one["reason"] for one in all_of if one["reason"]]
-    if not reasons and len({one["host"] for one in all_of}) > 1:
-        reasons = ["the ranks are on several hosts"]
-    if not reasons and len({one["gpu"] for one in all_of}) < size:
-        reasons = ["several ranks have one GPU"]
     if reasons:
         return reasons[0]
+    if len({one["host"] for one in all_of}) > 1:
+        return "the ranks are on several hosts"
+    if len({one["gpu"] for one in all_of}) < size:
+        return "several ranks have one GPU"
     reasons = everyone(_unreachable(device, [one["gpu"] for one in all_of]), group)
     return next((reason for reason in reasons if reason), None)
 

@@ -47,14 +47,7 @@ from torch import Tensor, nn
 from a2lib.parallel.carriers import Backend, choose
 from a2lib.parallel.copy_engines import CopyEngines, Then
 from a2lib.parallel.finish import Backwards, watch_steps
-from a2lib.parallel.group import (
-    Holders,
-    broadcast_from_first,
-    make_alike,
-    member,
-    one_device,
-    sum_or_mean,
-)
+from a2lib.parallel.group import Holders, make_alike, member, one_device, sum_or_mean
 
 MB = 2**20
 
@@ -328,15 +321,12 @@ class _Overlapped(_Replica):
 
     def _take_order(self, arrived: list[int]) -> None:
         """Agree on the order of rank 0, of this first backward if it had one."""
-        count = len(self._trained)
-        mine = torch.tensor(
-            [len(arrived), *arrived, *[-1] * (count - len(arrived))], device=self.device
-        )
-        broadcast_from_first([mine], self.group)
-        known, *first = mine.tolist()
-        if known:
-            rest = [i for i in reversed(range(count)) if i not in set(first[:known])]
-            self._make_buckets([*first[:known], *rest], known)
+        orders = [arrived]
+        dist.broadcast_object_list(orders, group=self.group, device=self.device, group_src=0)
+        (first,) = orders
+        if first:
+            rest = [i for i in reversed(range(len(self._trained))) if i not in set(first)]
+            self._make_buckets([*first, *rest], len(first))
             self._order_known = True
 
 

@@ -100,8 +100,12 @@ class Chunk:
         for rank, (row, share) in enumerate(zip(self._rows, params, strict=True)):
             copied, places, begin = [], [], 0
             for i, p in enumerate(share):
-                size, lone = p.numel() * p.element_size(), (rank, i) in out
-                if not lone:
+                size = p.numel() * p.element_size()
+                if (rank, i) in out:
+                    place = p.detach().contiguous()  # where it lies, or a copy
+                    self.padding_bytes += 0 if p.is_contiguous() else size
+                    self._lone.append((rank, place.view(-1)))
+                else:
                     place = row[begin : begin + p.numel()].view(p.shape)
                     begin += _room(p)
                     if _movable(p):
@@ -109,13 +113,6 @@ class Chunk:
                         p.data = place
                         p._moved_to = place.data_ptr()
                         self.padding_bytes -= size
-                elif p.is_contiguous():
-                    place = p.detach()
-                else:
-                    place = torch.empty_like(p, memory_format=torch.contiguous_format)
-                    self.padding_bytes += size
-                if lone:
-                    self._lone.append((rank, place.view(-1)))
                 if p.numel() and place.data_ptr() == p.data_ptr():
                     self._placed.append((p, p.data_ptr()))
                 elif p.numel():

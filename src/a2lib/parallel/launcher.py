@@ -174,22 +174,16 @@ def _command(
     agent = [sys.executable, "-m", "a2lib.parallel.agent"]
     if processes * nodes == 1 and device is None:
         return agent
-    # One node: a port that the system picks, and no look-up of this machine's name.
-    where = (
-        ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
-        if nodes == 1
-        else [
-            *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--node-rank={node}"),
-            # Said, not guessed: who guesses takes what occupies the port for the host, and waits.
-            f"--rdzv-conf=is_host={int(node == 0)}",
-        ]
-    )
-    return [
-        *agent,
-        *(f"--nnodes={nodes}", f"--nproc-per-node={processes}", *where, "--rdzv-id=a2lib"),
-        *("--max-restarts=0", "--monitor-interval=0.1", f"--log-dir={folder}/torchrun"),
-        *("-m", "a2lib.parallel.rank"),
-    ]
+    agent += [f"--nnodes={nodes}", f"--nproc-per-node={processes}"]
+    agent += ["--rdzv-backend=c10d", "--rdzv-id=a2lib"]
+    if nodes == 1:  # a port that the system picks, and no look-up of this machine's name
+        agent += ["--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
+    else:
+        agent += [f"--rdzv-endpoint={endpoint}", f"--node-rank={node}"]
+        # Said, not guessed: who guesses takes what occupies the port for the host, and waits.
+        agent += [f"--rdzv-conf=is_host={int(node == 0)}"]
+    agent += ["--max-restarts=0", "--monitor-interval=0.1", f"--log-dir={folder}/torchrun"]
+    return [*agent, "-m", "a2lib.parallel.rank"]
 
 
 def _environment(world: int, processes: int, folder: str, env: Mapping[str, str]) -> dict[str, str]:

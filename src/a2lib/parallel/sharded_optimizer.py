@@ -138,17 +138,14 @@ class ShardedOptimizer(Optimizer):
         own = whole["state"]
         # Shapes and plain values first; then tensor by tensor, so that no more than one more is on
         # the device.
-        plain = {
-            i: {key: _Shape(x) if _travels(x) else _to_cpu(x) for key, x in values.items()}
-            for i, values in own.items()
-        }
+        plain = {i: {key: _told(x) for key, x in values.items()} for i, values in own.items()}
         params = self._all()
         state = {}
         for rank, theirs in enumerate(everyone(plain, self._group)):
             for i, values in theirs.items():
                 state[i] = {
                     key: self._receive(rank, x, own.get(i, {}).get(key), params[i].device)
-                    if isinstance(x, _Shape)
+                    if isinstance(x, Tensor) and x.is_meta
                     else x
                     for key, x in values.items()
                 }
@@ -159,27 +156,15 @@ class ShardedOptimizer(Optimizer):
         """Take a whole state, of this class at any number of ranks or of a plain optimizer; only
         this rank's part of it is kept. Raises ValueError where the groups differ."""
         super().load_state_dict({**state_dict, "state": {}})
-        params = self._all()
-        mine = [i for i, p in enumerate(params) if self._owners[p] == self._rank]
-        place = {i: n for n, i in enumerate(mine)}
-        groups = state_dict["param_groups"]
         # A saved group may call its parameters anything, names for one: they count in order.
-        order = {key: i for i, key in enumerate(key for g in groups for key in g["params"])}
-        state = {order[key]: values for key, values in state_dict["state"].items() if key in order}
-        self._local.load_state_dict(
-            {
-                "param_groups": [
-                    {
-                        **{key: x for key, x in group.items() if key not in OWN_KEYS},
-                        "params": [
-                            place[order[key]] for key in group["params"] if order[key] in place
-                        ],
-                    }
-                    for group in groups
-                ],
-                "state": {place[i]: state[i] for i in mine if i in state},
-            }
-        )
+        groups = []
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            named = zip(saved["params"], group["params"], strict=True)
+            mine = [name for name, p in named if self.owner(p) == self._rank]
+            groups.append({**_settings(saved), "params": mine})
+        names = {name for group in groups for name in group["params"]}
+        state = {name: x for name, x in state_dict["state"].items() if name in names}
+        self._local.load_state_dict({"param_groups": groups, "state": state})
         self.state = self._local.state
 
     def __getstate__(self):
@@ -189,8 +174,8 @@ class ShardedOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _own_part(self, group: dict) -> dict:
-        settings = {key: x for key, x in group.items() if key not in OWN_KEYS}
-        return {**settings, "params": [p for p in group["params"] if self.owner(p) == self._rank]}
+        mine = [p for p in group["params"] if self.owner(p) == self._rank]
+        return {**_settings(group), "params": mine}
 
     def _check(self, groups: list[dict]) -> None:
         """Raise ValueError, on every rank, for new groups that cannot be sharded."""
@@ -257,31 +242,26 @@ class ShardedOptimizer(Optimizer):
         for chunk, _ in self._chunks:
             chunk.finish(self._rank)
 
-    def _receive(self, rank: int, shape: _Shape, own: Tensor | None, device: torch.device):
-        tensor = own if rank == self._rank else torch.empty(shape.shape, dtype=shape.dtype)
+    def _receive(self, rank: int, like: Tensor, own: Tensor | None, device: torch.device) -> Tensor:
+        tensor = own if rank == self._rank else torch.empty_like(like, device=device)
         flat = tensor.to(device).contiguous().reshape(-1)
         dist.broadcast(flat.view(torch.uint8), group=self._group, group_src=rank)
         # Strides as they are: fused kernels take parameter and state to be laid out alike.
-        result = torch.empty_strided(shape.shape, shape.strides, dtype=shape.dtype, device="cpu")
-        return result.copy_(flat.view(shape.shape))
+        return torch.empty_like(like, device="cpu").copy_(flat.view(like.shape))
 
 
-class _Shape:
-    """What is told of a tensor of the state that is sent by itself."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.dtype = tensor.shape, tensor.dtype
-        self.strides = torch.empty_like(tensor, device="meta").stride()
-
-
-def _travels(x: object) -> bool:
-    return isinstance(x, Tensor) and x.dim() > 0 and x.numel() > 0
+def _told(x: object) -> object:
+    """What all ranks are told of a value of the state: of a tensor that is then sent by itself its
+    shape, dtype and strides, as one without memory; of any other the value, on the CPU."""
+    if not isinstance(x, Tensor):
+        return x
+    return torch.empty_like(x, device="meta") if x.dim() and x.numel() else x.to("cpu", copy=True)
 
 
-def _to_cpu(x: object) -> object:
-    return x.to("cpu", copy=True) if isinstance(x, Tensor) else x
+def _settings(group: dict) -> dict:
+    return {key: x for key, x in group.items() if key not in OWN_KEYS}
 
 
 def _copy_settings(source: list[dict], target: list[dict]) -> None:
     for a, b in zip(source, target, strict=True):
-        b.update({key: x for key, x in a.items() if key not in OWN_KEYS})
+        b.update(_settings(a))

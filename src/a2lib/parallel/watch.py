@@ -108,6 +108,7 @@ class Run:
         """Hand on what ranks say until torchrun ends. The results, in rank order; raises unless all
         went well."""
         until, failed = time.monotonic() + time_limit_s, None
+        late = f"{self.world} ranks had not finished within the time limit of {time_limit_s:g} s"
         while self.agent.poll() is None:
             self._hand_on(until)
             now = time.monotonic()
@@ -119,12 +120,11 @@ class Run:
                 self._signal(signal.SIGKILL)
             if failed is not None and now > failed + 2 * END_S:
                 break
-            late = now > until and f"the time limit of {time_limit_s:g} s"
-            if why := overdue() or late and f"{self.world} ranks had not finished within {late}":
+            if why := overdue() or (now > until and late):
                 self._signal(STACKS)
                 time.sleep(STACKS_S)
                 self._end_hearing(now)
-                stacks = {rank: self._stack(rank) for rank in sorted(self.pids)}
+                stacks = {r: "\n".join(self.stacks[r]).strip() for r in sorted(self.pids)}
                 raise TimeLimitPassed(f"{why}{self._shown(stacks)}", stacks)
             self._new.poll(1e3 * POLL_S)
         self._end_hearing(until)
@@ -187,9 +187,6 @@ class Run:
             self.ends = {int(rank): tuple(end) for rank, end in value.items()}
         elif kind == "failed":
             self.failed = value
-
-    def _stack(self, rank: int) -> str:
-        return "\n".join(self.stacks[rank]).strip()
 
     def _shown(self, stacks: Mapping[int, str]) -> str:
         if stacks:

@@ -8,6 +8,7 @@ from a2lib.experiments.flash import counting
 from a2lib.experiments.flash.shapes import Parameters
 from a2lib.experiments.harness.sweep import Task
 from a2lib.measure import nsight
+from a2lib.measure.program import ProgramError
 
 
 def kernel(name, **values):
@@ -57,7 +58,7 @@ def test_each_call_has_the_kernels_behind_its_marker(put, counted):
 
 @pytest.mark.parametrize(
     "kernels",
-    [nsight.NsightError("ncu is refused the counters"), [], [MARK, kernel("a")]],
+    [ProgramError("ncu is refused the counters"), [], [MARK, kernel("a")]],
     ids=["refused", "nothing", "a call short"],
 )
 def test_what_was_not_counted_is_a_row_with_the_reason(put, counted, kernels):

@@ -18,6 +18,7 @@ from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.profile import Parameters, handlers, sweep_of
 from a2lib.measure import PROFILE, bulk, nsight, trace
 from a2lib.measure.failures import LostContext
+from a2lib.measure.program import ProgramError
 
 HERE = Path(make.__file__).parent
 (TASK,) = profile.tasks(Parameters(context=16), "cpu")
@@ -126,9 +127,9 @@ def test_out_of_memory_is_a_row_with_or_without_the_profiler(stored, monkeypatch
 
 @pytest.mark.parametrize(
     ("error", "lost"),
-    [(nsight.NsightError("nsys profile left no report: x"), False),
-     (nsight.NsightError("the traced process printed no result"), False),
-     (nsight.NsightError("nsys profile did not end within 9 s", stuck=True), True)],
+    [(ProgramError("nsys profile left no report: x"), False),
+     (ProgramError("the traced process printed no result"), False),
+     (ProgramError("nsys profile did not end within 9 s", stuck=True), True)],
 )  # fmt: skip
 def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, monkeypatch, error, lost):
     played(monkeypatch, error=error)
@@ -141,7 +142,7 @@ def test_no_trace_is_an_error_and_a_stuck_child_ends_the_worker(job, monkeypatch
 def test_the_line_of_the_benchmark_among_those_of_nsys():
     line = json.dumps({"status": "ok", "steps": []})
     assert handlers._said(f"Collecting data...\n{line}\nGenerating 'x'\n")["steps"] == []
-    refused("printed no result", handlers._said, "Generating\n", error=nsight.NsightError)
+    refused("printed no result", handlers._said, "Generating\n", error=ProgramError)
 
 
 def test_who_traces(monkeypatch):

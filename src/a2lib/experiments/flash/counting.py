@@ -23,6 +23,7 @@ from a2lib.experiments.passes import one_pass
 from a2lib.measure import nsight, synchronize
 from a2lib.measure.failures import note
 from a2lib.measure.memory import free_memory
+from a2lib.measure.program import ProgramError
 
 SHAPES = {
     "cuda": (
@@ -63,8 +64,8 @@ def measure(job: Job) -> None:
         command = [sys.executable, "-m", __spec__.name, asked]
         counted = split(nsight.counted(command, timeout_s=TIMEOUT_S))
         if len(counted) != len(calls):
-            raise nsight.NsightError(f"{len(counted)} of {len(calls)} calls were counted")
-    except nsight.NsightError as error:
+            raise ProgramError(f"{len(counted)} of {len(calls)} calls were counted")
+    except ProgramError as error:
         return job.refuse("unsupported", str(error))
     for key, kernels in zip(job.keys, counted, strict=True):
         if not kernels:

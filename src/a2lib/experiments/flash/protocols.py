@@ -31,7 +31,7 @@ from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.flash.turns import TIMING
 from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass, random
-from a2lib.measure import FLASH_PROTOCOL, Timing, inductor, nsight, synchronize, time_many
+from a2lib.measure import FLASH_PROTOCOL, Timing, inductor, program, synchronize, time_many
 from a2lib.measure.clock import Clock
 from a2lib.measure.device import Watch
 from a2lib.measure.sustained import seconds_of
@@ -171,7 +171,7 @@ def first_calls(name: str, shape: Shape, device: str, seed: int) -> Callable[[],
 
     def call() -> list[float]:
         command = [sys.executable, "-m", __spec__.name, json.dumps(asked)]
-        said = nsight.run("the first call", command, FIRST_S).splitlines()
+        said = program.run("the first call", command, FIRST_S).splitlines()
         return json.loads(next(line for line in said if line.startswith("[[")))[0]
 
     return call

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from a2lib.benchmark import Config, StepTimes, run
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.profile import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
-from a2lib.measure import PROFILE, nsight, trace
+from a2lib.measure import PROFILE, nsight, program, trace
 from a2lib.measure.failures import LostContext, note
 from a2lib.measure.trace import Kernel, Trace, TraceError, busy, kernel_rows, strip_rows
 from a2lib.measure.trace.classes import shorten
@@ -39,7 +39,7 @@ def measure(job: Job) -> None:
     config = traced.config(job.device, steps=TRACED_STEPS, nvtx=traced.ranges, **given)
     try:
         found, under = record(traced, config)
-    except nsight.NsightError as error:
+    except program.ProgramError as error:
         job.refuse("error", str(error))
         if error.stuck:
             # What the child started ends with this process.
@@ -57,7 +57,7 @@ def measure(job: Job) -> None:
 def record(traced: Traced, config: Config) -> tuple[Trace, Mapping]:
     """The trace of ``config`` in a child process, and what its benchmark said of itself.
 
-    The trace's file stays in build/traces. Raises NsightError where none comes of it.
+    The trace's file stays in build/traces. Raises ProgramError where none comes of it.
     """
     folder = build_dir() / "traces"
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def record(traced: Traced, config: Config) -> tuple[Trace, Mapping]:
     else:
         path = path.with_name(f"{path.name}.json.gz")
         config = dataclasses.replace(config, torch_profile=str(path))
-        printed = nsight.run("the traced process", command(config), TIMEOUT_S)
+        printed = program.run("the traced process", command(config), TIMEOUT_S)
     return trace.read(path), _said(printed)
 
 
@@ -138,7 +138,7 @@ def _said(printed: str) -> Mapping[str, object]:
     for line in printed.splitlines():
         if line.startswith('{"status"'):
             return json.loads(line)
-    raise nsight.NsightError("the traced process printed no result")
+    raise program.ProgramError("the traced process printed no result")
 
 
 def median_step(found: Trace) -> list[Kernel]:

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
+from a2lib.parallel.fsdp.peer import local
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import clean
 from a2lib.parallel.fsdp.wrapper import FSDP
@@ -168,15 +169,9 @@ def _take(fsdp: FSDP, optimizer: Optimizer, content: dict, folder: str | os.Path
         g["params"] for g in _groups(fsdp, optimizer)
     ]:
         raise ValueError(f"{os.fspath(folder)} has other parameters in its groups")
-    numbers: dict[str, int] = {}
-    groups = []
-    for group in content["param_groups"]:
-        params = [numbers.setdefault(name, len(numbers)) for name in group["params"]]
-        groups.append({**group, "params": params})
     state = {
-        numbers[name]: {
-            key: x.to_local() if isinstance(x, DTensor) else x for key, x in values.items()
-        }
+        name: {key: local(x) for key, x in values.items()}
         for name, values in content["state"].items()
     }
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    # A saved state may call parameters anything: they count in the order of the groups.
+    optimizer.load_state_dict({**content, "state": state})

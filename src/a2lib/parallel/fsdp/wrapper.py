@@ -217,9 +217,10 @@ class FSDP(nn.Module):
     def _shard(self) -> None:
         places = places_of(self.module)
         owners = {m for p, (_, at) in places.items() if p.dim() >= 2 for m, _ in at}
-        modules = {"": self.module, **unit_modules(self.module)}
+        inner = unit_modules(self.module)
+        modules = {"": self.module, **inner}
         units_of: dict[nn.Module, set[str]] = {}
-        for name, module in list(modules.items())[1:]:
+        for name, module in inner.items():
             for m in module.modules():
                 units_of.setdefault(m, set()).add(name)
         held: dict[str, tuple[list[Sharded], list[Replicated]]] = {n: ([], []) for n in modules}

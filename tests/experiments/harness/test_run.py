@@ -125,29 +125,22 @@ def test_an_error_for_the_reader_is_shown_as_its_line(kind):
 
 def test_a_step_holds_the_device_and_gives_it_back():
     run = SimpleNamespace(device="cpu", id="20260102T030405Z-cpu-000000", parameters=None)
-
-    @harness.measures
-    def step(run, more):
-        with pytest.raises(DeviceBusy, match=run.id):
-            DeviceLock("cpu").check()
-        return more
-
-    assert step(run, more=3) == 3
+    with harness.measuring(run), pytest.raises(DeviceBusy, match=run.id):
+        DeviceLock("cpu").check()
     DeviceLock("cpu").check()
 
 
 def test_a_step_refuses_what_the_notebook_has_changed_since():
     notebook = vars(Parameters())
     run = SimpleNamespace(device="cpu", id="a", parameters=check(notebook, Parameters))
-    measured = []
-    step = harness.measures(lambda run: measured.append(run.parameters.size))
-    step(run)
-    notebook["size"] = 2
-    with pytest.raises(ParameterError, match="size is 2 by now, and was 1 when this run began"):
-        step(run)
+    with harness.measuring(run):
+        notebook["size"] = 2
+    words = "size is 2 by now, and was 1 when this run began"
+    with pytest.raises(ParameterError, match=words), harness.measuring(run):
+        raise AssertionError("it began")
     run.parameters = check(notebook, Parameters)
-    step(run)
-    assert measured == [1, 2]
+    with harness.measuring(run):
+        assert run.parameters.size == 2
 
 
 def test_the_clock_goes_on_while_nothing_else_does(monkeypatch):

@@ -51,13 +51,51 @@ class Table:
         tasks = self.tasks(run.parameters, run.device)
         if not tasks:
             output.say_nothing("Nothing of this is asked for (-p sweep all has it).")
-        _measure(run, self, tasks)
+        with harness.measuring(run):
+            self._measure(run, tasks)
+
+    def _measure(self, run: Run, tasks: list[Task]) -> None:
+        """Measure what is pending of ``tasks``, under a bar; rows are stored one by one."""
+        pending, keep = self._pending(run, tasks), self.keep_worker or run.keep_worker
+        total = sum(task.size for task in pending)
+        known = sum(task.size for task in tasks) - total
+        if known:
+            print(f"{known} rows are stored already (-p remeasure True measures them again)")
+        if not total:
+            if run.worker and not keep:
+                run.worker.close()
+            return
+        bar = output.Progress(total, self.section.name, unit="rows")
+
+        def begin(task: Task, culprit: str | None) -> None:
+            who = culprit or ("in turns" if task.in_turns else "")
+            bar.say(task.label if who == task.label else f"{task.label} {who}".strip())
+
+        how = {"seed": run.parameters.seed, "until": run.until, "silence_s": self.silence_s}
+        how |= {"worker": run.worker, "keep": keep, "begin": begin}
+        sweep = Sweep(
+            run.store(self.section), run.id, run.device, row=lambda row: bar.step(), **how
+        )
+        try:
+            left = sweep.measure(pending)
+        finally:
+            run.worker = sweep.worker
+            bar.close()
+        run.left += left
+        if left:
+            print(
+                f"Time limit reached: {left} rows are left. To go on, run the same command again:"
+            )
+            print(f"  {harness.command(run.notebook, run.parameters)}")
 
     def pending(self, run: Run) -> list[Task]:
         """What ``measure`` is going to measure."""
+        return self._pending(run, self.tasks(run.parameters, run.device))
+
+    def _pending(self, run: Run, tasks: list[Task]) -> list[Task]:
         resume = not self.always and getattr(run.parameters, "sweep", None) != "shape"
         how = {"resume": resume, "remeasure": run.parameters.remeasure}
-        return plan(self.tasks(run.parameters, run.device), run.store(self.section), **how)
+        return plan(tasks, run.store(self.section), **how)
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""
@@ -80,38 +118,6 @@ class Table:
     def draw(self, run: Run):
         """The same rows as a matplotlib figure; None where none has what is drawn."""
         return view.draw(self.rows(run), self.section, self.plot, self.derived)
-
-
-@harness.measures
-def _measure(run: Run, table: Table, tasks: list[Task]) -> None:
-    """Measure what is pending of ``tasks``, under a bar; rows are stored one by one."""
-    pending = table.pending(run)
-    total = sum(task.size for task in pending)
-    known = sum(task.size for task in tasks) - total
-    if known:
-        print(f"{known} rows are stored already (-p remeasure True measures them again)")
-    if not total:
-        if run.worker and not table.keep_worker:
-            run.worker.close()
-        return
-    bar = output.Progress(total, table.section.name, unit="rows")
-
-    def begin(task: Task, culprit: str | None) -> None:
-        turns = "in turns" if task.in_turns else ""
-        bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
-
-    how = {"seed": run.parameters.seed, "until": run.until, "silence_s": table.silence_s}
-    how |= {"worker": run.worker, "keep": table.keep_worker, "begin": begin}
-    sweep = Sweep(run.store(table.section), run.id, run.device, row=lambda row: bar.step(), **how)
-    try:
-        left = sweep.measure(pending)
-    finally:
-        run.worker = sweep.worker
-        bar.close()
-    run.left += left
-    if left:
-        print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
-        print(f"  {harness.command(run.notebook, run.parameters)}")
 
 
 @dataclass(frozen=True)

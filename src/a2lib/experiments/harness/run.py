@@ -4,13 +4,12 @@ The parameters are a section's own dataclass; those every sweep has are read fro
 ``remeasure``, ``time_limit_s``, ``seed`` and, for compiling ahead, ``compile_workers``.
 """
 
-import functools
+import contextlib
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from a2lib import paths
 from a2lib.errors import OneLine
@@ -30,7 +29,7 @@ class Run:
 
     Rows go to ``data``, to the files of the device ``slug``. ``until`` is when nothing more is
     started (``time.time()``), ``left`` how many rows that has left. ``worker`` is one that was kept
-    for the next sweep.
+    for the next sweep; with ``keep_worker`` also by tables that would not.
     """
 
     parameters: object
@@ -42,6 +41,7 @@ class Run:
     until: float | None = None
     left: int = 0
     worker: Worker | None = None
+    keep_worker: bool = False
 
     def store(self, section: Section) -> Store:
         return store_of(section, self.slug, self.data)
@@ -69,43 +69,39 @@ class Interrupted(OneLine, KeyboardInterrupt):
     """A step was interrupted; the message says what is kept and how to go on."""
 
 
-def measures(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Make ``step(run, ...)`` hold the lock of ``run.device`` ("cuda" or "cpu") as run ``run.id``.
+@contextlib.contextmanager
+def measuring(run: Run) -> Iterator[None]:
+    """Hold the lock of the run's device.
 
-    It then raises ParameterError where the notebook has other parameters by now than the run,
-    DeviceBusy where another process measures there, and Interrupted for a KeyboardInterrupt.
+    Raises ParameterError where the notebook has other parameters by now than the run, DeviceBusy
+    where another process measures there, and Interrupted for a KeyboardInterrupt.
     """
-
-    @functools.wraps(step)
-    def guarded(run, *args, **kwargs):
-        parameters.check_current(run.parameters)
-        with DeviceLock(run.device).held(f"run {run.id}"):
-            try:
-                return step(run, *args, **kwargs)
-            except KeyboardInterrupt:
-                raise Interrupted(
-                    "every row measured so far is stored; to go on, run this cell again or start"
-                    " the same command again"
-                ) from None
-
-    return guarded
+    parameters.check_current(run.parameters)
+    with DeviceLock(run.device).held(f"run {run.id}"):
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "every row measured so far is stored; to go on, run this cell again or start the"
+                " same command again"
+            ) from None
 
 
-@measures
 def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) -> None:
     """Fill the compilation caches with ``tasks``, in parallel, where that pays."""
-    workers = ahead.worker_count(len(tasks), run.parameters.compile_workers)
-    if not workers:
-        print("Nothing to compile ahead: what needs compiling is compiled when it is measured.")
-        return
-    bar = output.Progress(len(tasks), "compile", unit="kernels")
-    try:
-        how = {"handler": handler, "device": run.device, "workers": workers, "until": run.until}
-        how["memory_bytes"] = int(COMPILE_SHARE * free_bytes(run.device))
-        how["progress"] = lambda task: bar.step(text=task.label)
-        failed = ahead.compile_ahead(tasks, **how)
-    finally:
-        bar.close(f"{workers} processes")
+    with measuring(run):
+        workers = ahead.worker_count(len(tasks), run.parameters.compile_workers)
+        if not workers:
+            print("Nothing to compile ahead: what needs compiling is compiled when it is measured.")
+            return
+        bar = output.Progress(len(tasks), "compile", unit="kernels")
+        try:
+            how = {"handler": handler, "device": run.device, "workers": workers, "until": run.until}
+            how["memory_bytes"] = int(COMPILE_SHARE * free_bytes(run.device))
+            how["progress"] = lambda task: bar.step(text=task.label)
+            failed = ahead.compile_ahead(tasks, **how)
+        finally:
+            bar.close(f"{workers} processes")
     for task, reason in failed:
         print(f"  not compiled ahead: {task.label}: {reason}")
 

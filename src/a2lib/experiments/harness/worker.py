@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.measure import Section, Store, StoreError, bulk, memory
+from a2lib.measure import Section, Store, bulk, memory
 from a2lib.measure.failures import LostContext, classify, is_lost, note
 from a2lib.measure.memory import free_memory
 from a2lib.measure.sections import section_of
@@ -135,20 +135,6 @@ def load(handler: str) -> Callable[[Job], None]:
         quote_torch()
     getattr(loaded, "prepare", lambda: None)()
     return getattr(loaded, name)
-
-
-def do(handler: str, job: Job, emit: Emit) -> None:
-    """Have ``handler`` do ``job``; what it raises is emitted first."""
-    try:
-        with at_work():
-            load(handler)(job)
-    except StoreError as error:
-        emit({"fatal": str(error)})
-        raise
-    except Exception as error:
-        status, why = classify(error)
-        emit({"raised": why, "status": status})
-        raise
 
 
 @contextlib.contextmanager

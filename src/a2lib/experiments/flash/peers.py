@@ -49,7 +49,6 @@ def configure() -> None:
     # compiled.
     torch._dynamo.config.error_on_recompile = True
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def inputs(shape: Shape, device: str, seed: int) -> tuple:

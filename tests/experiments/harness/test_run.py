@@ -12,8 +12,8 @@ from experiments.harness.toy import TOY, UNTIMED, task
 from waiting import until
 
 from a2lib.errors import OneLine
+from a2lib.experiments.harness import experiment as harness
 from a2lib.experiments.harness import output as outputs
-from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import Common, ParameterError, check, parameter
 from a2lib.experiments.harness.process import WorkerDied
@@ -87,7 +87,7 @@ def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tm
 
 INTERRUPTED = """
 from experiments.harness import test_run, toy
-from a2lib.experiments.harness.run import Interrupted
+from a2lib.experiments.harness.experiment import Interrupted
 run = test_run.TOYS.start(test_run.Parameters())
 asked = toy.task(*"abcdefgh", seconds=0.2)
 print("started", flush=True)

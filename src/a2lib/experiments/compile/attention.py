@@ -37,10 +37,6 @@ def measure(job: Job) -> None:
 class _Comparison(Turns):
     section, passes = COMPILE_ATTENTION, PASSES
 
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)
-        self.found: dict[str, dict[str, Row]] = {}
-
     def inputs(self) -> tuple:
         shape = self.shape
         one_head = (1,) if shape.written == "heads" else ()
@@ -56,7 +52,7 @@ class _Comparison(Turns):
         self.forwards[name] = forward
         for pass_, row in found.items():
             row["peak_bytes"] = peak_bytes(self.call(name, pass_), device=self.device)
-        self.found[name] = found
+            self.known[name, pass_] = row
 
     def _compile(self) -> tuple[Callable, dict[str, Row]]:
         """The compiled function, and of each pass what compiling took and made."""
@@ -86,10 +82,9 @@ class _Comparison(Turns):
 
     def values(self, name: str, pass_: str, times: Row, usable: bool) -> Row:
         make = partial(self.call, name, pass_)
-        known = launched(make) if self.device == "cuda" and usable else {}
-        notes = filter(None, (one.get("note") for one in (known, times)))
-        note = {"note": failures.note("; ".join(notes))}
-        return self.found[name][pass_] | known | times | note
+        more = launched(make) if self.device == "cuda" and usable else {}
+        notes = filter(None, (one.get("note") for one in (more, times)))
+        return more | times | {"note": failures.note("; ".join(notes))}
 
 
 def counts(compiled: list[inductor.Graph], times: int = 1) -> Row:

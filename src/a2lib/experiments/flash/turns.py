@@ -32,6 +32,8 @@ class Turns:
         # The keys of what is still to be timed.
         self.left = {(name, key["pass"]): key for name in self.names for key in job.wanted[name]}
         self.forwards: dict[str, Callable] = {}
+        # What is known of a pass beside its times.
+        self.known: dict[tuple[str, str], Row] = {}
         self.expected: sanity.Expected | None = None
 
     def run(self) -> None:
@@ -82,8 +84,8 @@ class Turns:
                 self.fail(name, result, [pass_])
             else:
                 key = self.left.pop((name, pass_))
-                row = {**key, "status": "ok", "note": ""}
-                rows.append(row | self.values(name, pass_, result, usable))
+                known = {"status": "ok", "note": ""} | self.known.get((name, pass_), {})
+                rows.append(key | known | self.values(name, pass_, result, usable))
         self.job.put(*rows)
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
@@ -121,7 +123,7 @@ class Turns:
         return {n: timed[n].row(self.section) | row for n, row in replays.items()} | failed, usable
 
     def values(self, name: str, pass_: str, times: Row, usable: bool) -> Row:
-        """The values of a row."""
+        """``times``, with what is looked at after them."""
         return times
 
     def fail(

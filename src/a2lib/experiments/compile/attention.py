@@ -15,7 +15,7 @@ from a2lib.experiments.compile import PASSES, Shape
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.turns import Turns
 from a2lib.experiments.harness.worker import Job, Row
-from a2lib.experiments.passes import DTYPES, inputs
+from a2lib.experiments.passes import DTYPES
 from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
 from a2lib.theory.eager import Eager
 
@@ -36,12 +36,6 @@ def measure(job: Job) -> None:
 
 class _Comparison(Turns):
     section, passes = COMPILE_ATTENTION, PASSES
-
-    def inputs(self) -> tuple:
-        shape = self.shape
-        one_head = (1,) if shape.written == "heads" else ()
-        sizes = shape.batch, *one_head, shape.seq_len, shape.head_dim
-        return inputs(sizes, shape.dtype, self.device, self.job.seed)
 
     def prepare(self, name: str) -> None:
         forward = peers.reference(self.shape.causal, compiled=name == "compile")

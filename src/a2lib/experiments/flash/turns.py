@@ -20,8 +20,9 @@ TIMING = {
 
 
 class Turns:
-    """The wanted passes of the culprits ``names`` (of all) at ``shape``, which has ``dtype`` and
-    ``causal``. ``prepare(name)`` puts into ``forwards`` what ``call`` makes a pass of."""
+    """The wanted passes of the culprits ``names`` (of all) at ``shape``, of which ``sizes``,
+    ``dtype`` and ``causal`` are used. ``prepare(name)`` puts into ``forwards`` what ``call`` makes
+    a pass of."""
 
     section: Section
     passes: Sequence[str]
@@ -55,14 +56,10 @@ class Turns:
 
     def _ready(self, name: str) -> None:
         if self.expected is None:
-            *self.qkv, self.do = self.inputs()
+            *self.qkv, self.do = peers.inputs(self.shape, self.device, self.job.seed)
             how = {"causal": self.shape.causal, "dtype": self.shape.dtype}
             self.expected = sanity.Expected(*self.qkv, self.do, **how)
         self.prepare(name)
-
-    def inputs(self) -> tuple:
-        """q, k, v and do."""
-        return peers.inputs(self.shape, self.device, self.job.seed)
 
     def call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
         return one_pass(self.forwards[name], self.qkv, self.do, pass_, anew=anew)

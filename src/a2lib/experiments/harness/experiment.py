@@ -10,7 +10,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -191,7 +191,7 @@ class Experiment:
     def sections(self) -> tuple[Section, ...]:
         return tuple(dict.fromkeys(table.section for table in self.tables))
 
-    def check(self, namespace: MutableMapping) -> object:
+    def check(self, namespace: Mapping) -> object:
         """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""
         return parameters.check(namespace, self.Parameters)
 

@@ -1,21 +1,10 @@
-"""Workers that find what tests measure."""
-
-import os
-from pathlib import Path
+"""What a worker is given, where what it measures is stored, and what is there to measure on."""
 
 import pytest
 
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.experiments.harness.worker import Job
 from a2lib.measure import Store, start_run
-
-TESTS = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def path_of_tests(monkeypatch):
-    given = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), given])))
 
 
 @pytest.fixture

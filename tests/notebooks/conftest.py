@@ -9,20 +9,9 @@ from notebook_runs import environment
 
 from a2lib.paths import ROOT
 
-# Ahead of a notebook's own cells: the worker of the one before measures for it too.
-BEFORE = """
-%reset -f
-%env A2LIB_DATA={}
-from dataclasses import replace
-from a2lib.experiments.harness import experiment as harness
-harness.own = getattr(harness, "own", harness._measure)
-harness.kept = getattr(harness, "kept", None)
-def measure(given, table, tasks, harness=harness, replace=replace):
-    given.worker = harness.kept
-    harness.own(given, replace(table, keep_worker=True), tasks)
-    harness.kept = given.worker
-harness._measure = measure
-"""
+# The worker of the notebook before measures for this one too.
+TAKEN = "run.worker, run.keep_worker = globals().get('worker'), True"
+LEFT = "worker = run.worker"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +28,11 @@ def execute(tmp_path_factory):
     def executed(name, **given):
         folder = tmp_path_factory.mktemp(name)
         notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(BEFORE.format(folder / "data")))
+        starts = next(i for i, cell in enumerate(notebook.cells) if ".start(" in cell.source)
+        before, steps = notebook.cells[: starts + 1], notebook.cells[starts + 1 :]
+        cell = nbformat.v4.new_code_cell
+        first = cell(f"%env A2LIB_DATA={folder / 'data'}")
+        notebook.cells = [first, *before, cell(TAKEN), *steps, cell(LEFT)]
         nbformat.write(notebook, folder / "in.ipynb")
         paths = folder / "in.ipynb", folder / "out.ipynb"
         done = papermill.execute_notebook(*paths, given, km=kernel, progress_bar=False)

@@ -56,7 +56,6 @@ def prepare() -> None:
     import torch
 
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def measure(job: Job) -> None:

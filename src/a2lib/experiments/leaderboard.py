@@ -16,10 +16,10 @@ from a2lib.measure.memory import free_memory
 from a2lib.theory.transformer import step_flops
 
 WAYS = tuple(way.name for way in LADDER)
-# On the CPU every path in seconds.
+# On the CPU every path in seconds. None: what ``Step.on`` takes for it.
 _DEFAULTS = {
-    "cuda": {"model": SIZE, "layers": None, "room_percent": None},
-    "cpu": {"model": "tiny", "layers": 4, "room_percent": 75},
+    "cuda": {"model": SIZE, "layers": None, "attention": None, "room_percent": None},
+    "cpu": {"model": "tiny", "layers": 4, "attention": None, "room_percent": 75},
 }
 
 
@@ -67,18 +67,15 @@ class Parameters(parameters.OnRanks):
         """The steps, in the order of the ladder; on the CPU without our attention, which runs on a
         GPU alone. Raises ParameterError for what these ranks cannot do."""
         ranks = self.ranks()
-        usual = _DEFAULTS[ranks.device]
         wanted = WAYS if self.ways == "all" else names(self.ways)
-        model = usual["model"] if self.model == "auto" else self.model
-        attention = None if self.attention == "auto" else self.attention
         here = ways(ranks.device)
         if wanted != WAYS and (elsewhere := [name for name in wanted if name not in here]):
             raise ParameterError(f"ways = {elsewhere[0]!r}: allowed on GPUs, where it runs")
-        sizes = MODELS[model], self.layers or usual["layers"], self.context, attention
-        how = {name: getattr(self, name) for name in ("batch", "warmup_ms", "rep_ms")}
-        room = usual["room_percent"] if self.room_percent is None else self.room_percent
+        how = parameters.filled(self, _DEFAULTS[ranks.device])
+        model = how.pop("model")
+        how |= {name: getattr(self, name) for name in ("context", "batch", "warmup_ms", "rep_ms")}
         return [
-            Asked(ranks, model, Step.on(ranks.device, way, *sizes, room_percent=room, **how))
+            Asked(ranks, model, Step.on(ranks.device, way, MODELS[model], **how))
             for way in here.values()
             if way.name in wanted
         ]

@@ -2,6 +2,7 @@
 CUDA graph. Importing this needs no torch."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,13 +32,17 @@ class Shape:
         return {"implementation": implementation, **dataclasses.asdict(self), "pass": pass_}
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Those of q, and of each other tensor of its shape."""
+        return self.batch, self.heads, self.seq_len, self.head_dim
+
+    @property
     def element_bytes(self) -> int:
         return DTYPES[self.dtype]
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of q, and of each other tensor of its shape."""
-        return self.batch * self.heads * self.seq_len * self.head_dim * self.element_bytes
+        return math.prod(self.sizes) * self.element_bytes
 
     @property
     def matrix_bytes(self) -> int:
@@ -58,8 +63,7 @@ class Shape:
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
-        sizes = (self.batch, self.heads, self.seq_len, self.head_dim)
-        return f"{'x'.join(map(str, sizes))} {self.dtype} {mask}"
+        return f"{'x'.join(map(str, self.sizes))} {self.dtype} {mask}"
 
 
 def random(dtype: str, device: str, seed: int) -> dict[str, object]:
@@ -69,15 +73,6 @@ def random(dtype: str, device: str, seed: int) -> dict[str, object]:
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     generator = torch.Generator(device).manual_seed(seed)
     return {"device": device, "dtype": dtypes[dtype], "generator": generator}
-
-
-def inputs(sizes: Sequence[int], dtype: str, device: str, seed: int) -> tuple:
-    """q, k, v (leaves that require grad) and do, of ``sizes``, normal."""
-    import torch
-
-    how = random(dtype, device, seed)
-    *qkv, do = (torch.randn(tuple(sizes), **how) for _ in range(4))
-    return (*(x.requires_grad_() for x in qkv), do)
 
 
 def one_pass(

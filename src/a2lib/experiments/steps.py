@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from a2lib.benchmark import PHASES, Config
 from a2lib.benchmark.config import least_bytes
-from a2lib.experiments.harness.parameters import ParameterError
+from a2lib.experiments.harness.parameters import ParameterError, filled
 from a2lib.measure import Section, memory
 from a2lib.theory.transformer import MODELS, SIZES, Shape, forward_flops
 
@@ -52,9 +52,8 @@ class Configuration:
         ``usual`` or tiny, and no context that of ``contexts``."""
         fields = dataclasses.fields(cls)
         values = {f.name: getattr(given, f.name) for f in fields if hasattr(given, f.name)}
-        if values["model"] == "auto":
-            values["model"] = {"cuda": usual, "cpu": "tiny"}[device]
-        return cls(**{**values, "context": values["context"] or contexts[device]})
+        model = {"cuda": usual, "cpu": "tiny"}[device]
+        return cls(**values | filled(given, {"model": model, "context": contexts[device]}))
 
     @classmethod
     def every(cls, **values: Iterable[Any]) -> list[Self]:

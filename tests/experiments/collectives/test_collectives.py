@@ -5,17 +5,11 @@ from unittest.mock import Mock
 import pytest
 
 from a2lib.experiments import collectives
-from a2lib.experiments.collectives import MB, Collective, Parameters
+from a2lib.experiments.collectives import Collective
 from a2lib.experiments.collectives.handlers import Call, values
 from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.measure import COLLECTIVES
 from a2lib.theory.latency import OPERATIONS
-
-
-def test_one_size_by_default(gpus):
-    gpus(0)
-    (one,) = Parameters().asked()
-    assert one == Collective(Ranks(2, "gloo"), "all_reduce", "fp32", MB)
 
 
 def test_an_all_reduce_of_two_moves_as_many_bytes_as_it_has():

@@ -1,16 +1,10 @@
 """What a worker would be given, and what it puts, in this process and without a store."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from a2lib.experiments.harness.worker import Job
-
-
-class Rows(Job):
-    """A job whose rows are events."""
-
-    def put(self, *rows):
-        for row in rows:
-            self.emit(dict(row))
 
 
 @pytest.fixture
@@ -22,11 +16,11 @@ def put():
         rows, measure.begun, measure.raised = [], [], None
 
         def emit(event):
-            measure.begun.append(event["begin"]) if "begin" in event else rows.append(event)
+            measure.begun.append(event["begin"]) if "begin" in event else rows.append(event["row"])
 
-        given = {"wanted": task.rows, "in_turns": task.in_turns}
+        given = {"wanted": task.rows, "in_turns": task.in_turns, "store": Mock()}
         try:
-            handler(Rows(task.spec, device, emit=emit, **given))
+            handler(Job(task.spec, device, emit=emit, **given))
         except Exception as error:
             measure.raised = error
         return rows

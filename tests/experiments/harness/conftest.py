@@ -1,14 +1,20 @@
 """A data folder of its own for each test, and workers that find the toy section."""
 
+import os
+from pathlib import Path
+
 import pytest
 from experiments.harness import toy
 
 from a2lib.measure import Store, start_run
 
+TESTS = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture(autouse=True)
-def toy_is_found(path_of_tests):
+def toy_is_found(monkeypatch):
     """The toy's handler has a name that a worker can import."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
 
 
 @pytest.fixture

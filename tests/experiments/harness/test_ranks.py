@@ -8,7 +8,6 @@ import time
 
 import pytest
 import torch
-from experiments.harness.toy import task as alone
 from experiments.harness.toy_ranks import IN_GROUP, RANKS, task
 from refusals import refused
 from waiting import until
@@ -17,7 +16,7 @@ from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import OnRanks, ParameterError
 from a2lib.experiments.harness.process import where, why
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.experiments.harness.sweep import Sweep, gpus_of
+from a2lib.experiments.harness.sweep import Sweep
 from a2lib.measure import Store
 from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed
 from a2lib.parallel.lifeline import is_alive
@@ -163,10 +162,3 @@ def test_the_backend_is_that_of_the_machine(gpus):
     ):
         refused(words, given, n, error=ParameterError, **asked)
     assert [Ranks(1, name).device for name in ("gloo", "nccl")] == ["cpu", "cuda"]
-
-
-def test_a_run_names_how_many_gpus_measured_together():
-    two, four, six = task("a", 2, "nccl"), task("a", 4, "nccl"), task("a", 6, "gloo")
-    assert gpus_of([two, four, six]) == 4
-    # As for one process that measures alone.
-    assert gpus_of([six]) == gpus_of([alone("a")]) == gpus_of([]) == 1

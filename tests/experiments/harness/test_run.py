@@ -12,8 +12,8 @@ from experiments.harness.toy import TOY, UNTIMED, task
 from waiting import until
 
 from a2lib.errors import OneLine
+from a2lib.experiments.harness import experiment as harness
 from a2lib.experiments.harness import output as outputs
-from a2lib.experiments.harness import run as harness
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import Common, ParameterError, check, parameter
 from a2lib.experiments.harness.process import WorkerDied
@@ -87,7 +87,7 @@ def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tm
 
 INTERRUPTED = """
 from experiments.harness import test_run, toy
-from a2lib.experiments.harness.run import Interrupted
+from a2lib.experiments.harness.experiment import Interrupted
 run = test_run.TOYS.start(test_run.Parameters())
 asked = toy.task(*"abcdefgh", seconds=0.2)
 print("started", flush=True)
@@ -125,29 +125,22 @@ def test_an_error_for_the_reader_is_shown_as_its_line(kind):
 
 def test_a_step_holds_the_device_and_gives_it_back():
     run = SimpleNamespace(device="cpu", id="20260102T030405Z-cpu-000000", parameters=None)
-
-    @harness.measures
-    def step(run, more):
-        with pytest.raises(DeviceBusy, match=run.id):
-            DeviceLock("cpu").check()
-        return more
-
-    assert step(run, more=3) == 3
+    with harness.measuring(run), pytest.raises(DeviceBusy, match=run.id):
+        DeviceLock("cpu").check()
     DeviceLock("cpu").check()
 
 
 def test_a_step_refuses_what_the_notebook_has_changed_since():
     notebook = vars(Parameters())
     run = SimpleNamespace(device="cpu", id="a", parameters=check(notebook, Parameters))
-    measured = []
-    step = harness.measures(lambda run: measured.append(run.parameters.size))
-    step(run)
-    notebook["size"] = 2
-    with pytest.raises(ParameterError, match="size is 2 by now, and was 1 when this run began"):
-        step(run)
+    with harness.measuring(run):
+        notebook["size"] = 2
+    words = "size is 2 by now, and was 1 when this run began"
+    with pytest.raises(ParameterError, match=words), harness.measuring(run):
+        raise AssertionError("it began")
     run.parameters = check(notebook, Parameters)
-    step(run)
-    assert measured == [1, 2]
+    with harness.measuring(run):
+        assert run.parameters.size == 2
 
 
 def test_the_clock_goes_on_while_nothing_else_does(monkeypatch):

@@ -7,7 +7,6 @@ workspaces, 32 MiB for each thread on Hopper, are taken before anything is count
 import functools
 import math
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -18,6 +17,7 @@ from a2lib.experiments.attention import PASSES, STEP
 from a2lib.experiments.harness.worker import Job, Row, free_memory
 from a2lib.experiments.passes import Shape, one_pass, replayed
 from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
+from a2lib.measure.clock import Mark
 from a2lib.measure.failures import LostContext, classify, detached
 from a2lib.measure.memory import expandable_segments, take_workspaces
 from a2lib.theory.eager import longest
@@ -105,21 +105,16 @@ def _timed(call: Callable[[], object], device: str, calls: int) -> Row:
     wall, events, host = [], [], []
     for number in range(WARMUP + calls):
         synchronize(device)
-        if device == "cuda":
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            marks[0].record()
-        begun = time.perf_counter_ns()
+        begun = Mark(device)
         result = call()
-        issued = time.perf_counter_ns()
-        if device == "cuda":
-            marks[1].record()
+        issued, done = Mark("cpu"), Mark(device)
         synchronize(device)
-        ended = time.perf_counter_ns()
+        ended = Mark("cpu")
         del result
         if number >= WARMUP:
-            wall.append((ended - begun) / 1e6)
-            host.append((issued - begun) / 1e6)
-            events += [marks[0].elapsed_time(marks[1])] if device == "cuda" else []
+            wall.append(begun.host_ms_until(ended))
+            host.append(begun.host_ms_until(issued))
+            events.append(begun.ms_until(done))
     row = Timing.from_samples(wall).row(ATTENTION)
     if device == "cuda":
         row |= {"ms_event": statistics.median(events), "ms_host": statistics.median(host)}
@@ -211,15 +206,12 @@ def _limit(key: Row, job: Job) -> Row:
 def search(fits: Callable[[int], bool], guess: int, step: int) -> int:
     """The largest multiple of ``step`` that ``fits``, from ``guess`` on; 0 for none. Smaller ones
     than one that fits are taken to fit."""
-    if guess and fits(guess):
-        while fits(guess + step):
-            guess += step
-        return guess
-    while guess > 0:
+    fits = functools.cache(fits)
+    while guess > 0 and not fits(guess):
         guess -= step
-        if guess > 0 and fits(guess):
-            return guess
-    return 0
+    while guess > 0 and fits(guess + step):
+        guess += step
+    return max(guess, 0)
 
 
 def _fits(key: Row, job: Job, seq_len: int) -> bool:

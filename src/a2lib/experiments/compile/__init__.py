@@ -49,6 +49,12 @@ class Shape:
     def causal(self) -> bool:
         return self.written == "causal"
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Those of q, k and v."""
+        one_head = (1,) if self.written == "heads" else ()
+        return self.batch, *one_head, self.seq_len, self.head_dim
+
     def keys(self) -> dict[str, tuple[dict[str, object], ...]]:
         """The keys of its rows, by implementation."""
         shape = dataclasses.asdict(self)

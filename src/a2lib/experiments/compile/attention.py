@@ -15,7 +15,7 @@ from a2lib.experiments.compile import PASSES, Shape
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.turns import Turns
 from a2lib.experiments.harness.worker import Job, Row
-from a2lib.experiments.passes import DTYPES, inputs
+from a2lib.experiments.passes import DTYPES
 from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
 from a2lib.theory.eager import Eager
 
@@ -37,16 +37,6 @@ def measure(job: Job) -> None:
 class _Comparison(Turns):
     section, passes = COMPILE_ATTENTION, PASSES
 
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)
-        self.found: dict[str, dict[str, Row]] = {}
-
-    def inputs(self) -> tuple:
-        shape = self.shape
-        one_head = (1,) if shape.written == "heads" else ()
-        sizes = shape.batch, *one_head, shape.seq_len, shape.head_dim
-        return inputs(sizes, shape.dtype, self.device, self.job.seed)
-
     def prepare(self, name: str) -> None:
         forward = peers.reference(self.shape.causal, compiled=name == "compile")
         found: dict[str, Row] = {pass_: {} for pass_ in PASSES}
@@ -56,7 +46,7 @@ class _Comparison(Turns):
         self.forwards[name] = forward
         for pass_, row in found.items():
             row["peak_bytes"] = peak_bytes(self.call(name, pass_), device=self.device)
-        self.found[name] = found
+            self.known[name, pass_] = row
 
     def _compile(self) -> tuple[Callable, dict[str, Row]]:
         """The compiled function, and of each pass what compiling took and made."""
@@ -86,10 +76,9 @@ class _Comparison(Turns):
 
     def values(self, name: str, pass_: str, times: Row, usable: bool) -> Row:
         make = partial(self.call, name, pass_)
-        known = launched(make) if self.device == "cuda" and usable else {}
-        notes = filter(None, (one.get("note") for one in (known, times)))
-        note = {"note": failures.note("; ".join(notes))}
-        return self.found[name][pass_] | known | times | note
+        more = launched(make) if self.device == "cuda" and usable else {}
+        notes = filter(None, (one.get("note") for one in (more, times)))
+        return more | times | {"note": failures.note("; ".join(notes))}
 
 
 def counts(compiled: list[inductor.Graph], times: int = 1) -> Row:

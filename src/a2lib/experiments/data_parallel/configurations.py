@@ -71,9 +71,8 @@ class Setting(Configuration):
 
     @classmethod
     def usual(cls, ranks: Ranks, **given: object) -> Self:
-        """That of the ranks' device, launched, with what is ``given`` and not None in place."""
-        named = {name: value for name, value in given.items() if value is not None}
-        return cls(ranks=ranks, **{**DEFAULTS[ranks.device], **named})
+        """That of the ranks' device, launched, with what is ``given`` in place."""
+        return cls(ranks=ranks, **{**DEFAULTS[ranks.device], **given})
 
     def spec(self) -> dict[str, object]:
         """What the ranks make it from."""
@@ -121,9 +120,8 @@ def asked(given: Any, ways: Iterable[Way], sweep: Callable[[str, Usual], Steps])
     else:
         if given.capture and ranks.device != "cuda":
             raise ParameterError("capture = True: allowed with nccl, since a CUDA graph is a GPU's")
-        fields = ("model", "batch", "context", "capture", *HOW)
-        named = {name: v for name in fields if (v := getattr(given, name, None)) != "auto"}
-        found = [(usual(**named), ways)]
+        named = parameters.filled(given, DEFAULTS[ranks.device])
+        found = [(usual(capture=given.capture, **named), ways)]
     return _merged(
         (setting, (way for way in every if not (setting.capture and way.wrapper in PEERS)))
         for setting, every in found

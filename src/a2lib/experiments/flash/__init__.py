@@ -10,7 +10,7 @@ from a2lib.experiments.ceilings import CEILINGS
 from a2lib.experiments.flash import accuracy, comparison, counting, ladder, protocols
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness import Experiment, Plot, Run, Table, Task, view
-from a2lib.experiments.harness import run as harness
+from a2lib.experiments.harness import experiment as harness
 from a2lib.experiments.harness.output import say_nothing
 from a2lib.measure import FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_LADDER, FLASH_PROTOCOL
 from a2lib.theory.attention import PASSES, attention_flops

@@ -25,7 +25,7 @@ from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.flash.turns import Turns, tried
 from a2lib.experiments.harness.ahead import Compilation
-from a2lib.experiments.harness.worker import Job, Row, free_memory
+from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.experiments.passes import one_pass
 from a2lib.measure import FLASH, memory, peak_bytes, synchronize
 from a2lib.theory.attention import PASSES
@@ -86,10 +86,6 @@ class Comparison(Turns):
 
     section, passes = FLASH, PASSES
 
-    def __init__(self, job: Job, shape: Shape) -> None:
-        super().__init__(job, shape)
-        self.peaks: dict[tuple[str, str], int] = {}
-
     def ruled_out(self, name: str) -> bool:
         """Store the rows that need no trial; whether no pass is left to try."""
         if failed := tried(partial(peers.check, name, self.device)):
@@ -125,7 +121,7 @@ class Comparison(Turns):
             sanity.check_finite(which, gradient)
 
     def _read_peak(self, name: str, pass_: str) -> None:
-        self.peaks[name, pass_] = peak_bytes(self.call(name, pass_))
+        self.known[name, pass_] = {"peak_bytes": peak_bytes(self.call(name, pass_))}
 
     def groups(self, names: list[str], pass_: str) -> list[list[str]]:
         together = [n for n in names if self.job.in_turns and not self._is_large(n, pass_)]
@@ -139,12 +135,10 @@ class Comparison(Turns):
         if len(names) == 1:
             free_memory(self.device)
 
-    def values(self, name: str, pass_: str, times: Row, usable: bool) -> Row:
-        return {"peak_bytes": self.peaks.get((name, pass_))} | times
-
     def _is_large(self, name: str, pass_: str) -> bool:
         # A held graph keeps about what a forward leaves behind, which end_to_end's estimate bounds.
-        needed = self.peaks.get((name, pass_)) or peers.needed_bytes(name, self.shape, pass_)
+        peak = self.known.get((name, pass_), {}).get("peak_bytes")
+        needed = peak or peers.needed_bytes(name, self.shape, pass_)
         if pass_ == "backward":
             needed = max(needed, peers.needed_bytes(name, self.shape, "end_to_end"))
         return needed > SHARE * memory.total_bytes(self.device)

@@ -79,13 +79,14 @@ def tasks(given: Parameters, device: str) -> list[Task]:
 def compilations(pending: list[Task]) -> list[Compilation]:
     """What ``pending`` needs compiled: the same kernel may be asked for twice, which costs less
     than to know."""
-    return [
-        Compilation(f"{rung} {task.label}", {**task.spec, "rung": rung}, 16 * shape.tensor_bytes)
-        for task in pending
-        for shape in [Shape(**task.spec["shape"])]
-        for rung in task.rows
-        if rung in RUNGS
-    ]
+    made = []
+    for task in pending:
+        needed = 16 * Shape(**task.spec["shape"]).tensor_bytes
+        for rung in task.rows:
+            if rung in RUNGS:
+                spec = {**task.spec, "rung": rung}
+                made.append(Compilation(f"{rung} {task.label}", spec, needed))
+    return made
 
 
 def measure(job: Job) -> None:

@@ -49,13 +49,15 @@ def configure() -> None:
     # compiled.
     torch._dynamo.config.error_on_recompile = True
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def inputs(shape: Shape, device: str, seed: int) -> tuple:
-    """q, k, v (leaves that require grad) and do, ``(batch, heads, seq_len, head_dim)``, normal."""
-    sizes = shape.batch, shape.heads, shape.seq_len, shape.head_dim
-    return passes.inputs(sizes, shape.dtype, device, seed)
+    """q, k, v (leaves that require grad) and do, of ``shape.sizes``, normal."""
+    import torch
+
+    how = passes.random(shape.dtype, device, seed)
+    *qkv, do = (torch.randn(shape.sizes, **how) for _ in range(4))
+    return (*(x.requires_grad_() for x in qkv), do)
 
 
 def check(implementation: str, device: str) -> None:

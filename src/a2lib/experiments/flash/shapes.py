@@ -13,8 +13,10 @@ PUBLISHED = ("a2lib", "eager", "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_effi
 ASKED = "compiled_backward"
 IMPLEMENTATIONS = (*PUBLISHED, ASKED, "tiled")
 SWEEPS = ("handout", "leaderboard", "fa3", "ladder", "all")
-SEQ_LEN = {"cuda": 16384, "cpu": 128}
-DTYPE = {"cuda": "bf16", "cpu": "fp32"}
+_DEFAULTS = {
+    "cuda": {"dtype": "bf16", "seq_len": 16384},
+    "cpu": {"dtype": "fp32", "seq_len": 128},
+}
 # Tile by tile in Python takes minutes beyond this on a CPU, so it is then measured only if asked
 # for.
 TILED_SEQ_LEN = 4096
@@ -69,9 +71,9 @@ class Parameters(WithSweep):
         if self.sweep != "shape":
             shapes = sweep_shapes(self.sweep, tiny=device == "cpu")
             return [shape for shape in shapes if self.dtype in ("auto", shape.dtype)]
-        dtype = DTYPE[device] if self.dtype == "auto" else self.dtype
-        seq_len = SEQ_LEN[device] if self.seq_len is None else self.seq_len
-        return [Shape(dtype, self.batch, self.heads, seq_len, self.head_dim, self.causal)]
+        how = parameters.filled(self, _DEFAULTS[device])
+        sizes = {name: getattr(self, name) for name in ("batch", "heads", "head_dim", "causal")}
+        return [Shape(**how, **sizes)]
 
 
 def sweep_shapes(sweep: str, *, tiny: bool = False) -> list[Shape]:

@@ -20,8 +20,9 @@ TIMING = {
 
 
 class Turns:
-    """The wanted passes of the culprits ``names`` (of all) at ``shape``, which has ``dtype`` and
-    ``causal``. ``prepare(name)`` puts into ``forwards`` what ``call`` makes a pass of."""
+    """The wanted passes of the culprits ``names`` (of all) at ``shape``, of which ``sizes``,
+    ``dtype`` and ``causal`` are used. ``prepare(name)`` puts into ``forwards`` what ``call`` makes
+    a pass of."""
 
     section: Section
     passes: Sequence[str]
@@ -32,6 +33,8 @@ class Turns:
         # The keys of what is still to be timed.
         self.left = {(name, key["pass"]): key for name in self.names for key in job.wanted[name]}
         self.forwards: dict[str, Callable] = {}
+        # What is known of a pass beside its times.
+        self.known: dict[tuple[str, str], Row] = {}
         self.expected: sanity.Expected | None = None
 
     def run(self) -> None:
@@ -53,14 +56,10 @@ class Turns:
 
     def _ready(self, name: str) -> None:
         if self.expected is None:
-            *self.qkv, self.do = self.inputs()
+            *self.qkv, self.do = peers.inputs(self.shape, self.device, self.job.seed)
             how = {"causal": self.shape.causal, "dtype": self.shape.dtype}
             self.expected = sanity.Expected(*self.qkv, self.do, **how)
         self.prepare(name)
-
-    def inputs(self) -> tuple:
-        """q, k, v and do."""
-        return peers.inputs(self.shape, self.device, self.job.seed)
 
     def call(self, name: str, pass_: str, *, anew: bool = False) -> Callable[[], object]:
         return one_pass(self.forwards[name], self.qkv, self.do, pass_, anew=anew)
@@ -82,8 +81,8 @@ class Turns:
                 self.fail(name, result, [pass_])
             else:
                 key = self.left.pop((name, pass_))
-                row = {**key, "status": "ok", "note": ""}
-                rows.append(row | self.values(name, pass_, result, usable))
+                known = {"status": "ok", "note": ""} | self.known.get((name, pass_), {})
+                rows.append(key | known | self.values(name, pass_, result, usable))
         self.job.put(*rows)
         if not usable:
             raise failures.LostContext("a failed CUDA graph")
@@ -121,7 +120,7 @@ class Turns:
         return {n: timed[n].row(self.section) | row for n, row in replays.items()} | failed, usable
 
     def values(self, name: str, pass_: str, times: Row, usable: bool) -> Row:
-        """The values of a row."""
+        """``times``, with what is looked at after them."""
         return times
 
     def fail(

@@ -2,9 +2,8 @@
 experiment is written with are here."""
 
 from a2lib.experiments.harness import parameters, view
-from a2lib.experiments.harness.experiment import Experiment, Table
+from a2lib.experiments.harness.experiment import Experiment, Run, Table
 from a2lib.experiments.harness.ranks import RankJob, Ranks
-from a2lib.experiments.harness.run import Run
 from a2lib.experiments.harness.sweep import Key, Task
 from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.harness.worker import Job, Row, free_memory

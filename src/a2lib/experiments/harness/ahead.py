@@ -6,7 +6,6 @@ by the process that measures.
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from a2lib.experiments.harness.process import Worker, WorkerDied
+from a2lib.experiments.harness.ranks import cores
 
 TIMEOUT_S = 300
 # Fewer than this many compilations per process are sooner done than a process is started.
@@ -33,7 +33,7 @@ class Compilation:
 
 def worker_count(n_tasks: int, asked: int = 0) -> int:
     """Processes for ``n_tasks`` compilations; 0 where the measuring process may as well do it."""
-    wanted = asked or min(max(1, len(os.sched_getaffinity(0)) - 1), n_tasks // TASKS_PER_WORKER)
+    wanted = asked or min(max(1, cores() - 1), n_tasks // TASKS_PER_WORKER)
     count = min(wanted, n_tasks)
     return count if count > 1 else 0
 

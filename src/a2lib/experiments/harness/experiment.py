@@ -6,18 +6,73 @@ check, start, say_where = EXPERIMENT.check, EXPERIMENT.start, EXPERIMENT.say_whe
 measure, show, draw = TIMES.measure, TIMES.show, TIMES.draw
 """
 
+import contextlib
+import os
+import shlex
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from a2lib.experiments.harness import output, parameters, view
-from a2lib.experiments.harness import run as harness
-from a2lib.experiments.harness.run import Run
+from a2lib import paths
+from a2lib.errors import OneLine
+from a2lib.experiments.harness import ahead, output, parameters, view
+from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.sweep import Sweep, Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
+from a2lib.experiments.harness.worker import store_of
 from a2lib.measure import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
+from a2lib.measure.memory import free_bytes
 
 _HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
+# Share of the free device memory that compiling ahead may take.
+COMPILE_SHARE = 0.8
+
+
+@dataclass
+class Run:
+    """One execution of ``notebook`` on ``device`` ("cuda" or "cpu"), under run id ``id``.
+
+    Rows go to ``data``, to the files of the device ``slug``. ``until`` is when nothing more is
+    started (``time.time()``), ``left`` how many rows that has left. ``worker`` is one that was kept
+    for the next sweep; with ``keep_worker`` also by tables that would not.
+    """
+
+    parameters: object
+    notebook: str
+    device: str
+    id: str
+    slug: str
+    data: Path
+    until: float | None = None
+    left: int = 0
+    worker: Worker | None = None
+    keep_worker: bool = False
+
+    def store(self, section: Section) -> Store:
+        return store_of(section, self.slug, self.data)
+
+
+class Interrupted(OneLine, KeyboardInterrupt):
+    """A step was interrupted; the message says what is kept and how to go on."""
+
+
+@contextlib.contextmanager
+def measuring(run: Run) -> Iterator[None]:
+    """Hold the lock of the run's device.
+
+    Raises ParameterError where the notebook has other parameters by now than the run, DeviceBusy
+    where another process measures there, and Interrupted for a KeyboardInterrupt.
+    """
+    parameters.check_current(run.parameters)
+    with DeviceLock(run.device).held(f"run {run.id}"):
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "every row measured so far is stored; to go on, run this cell again or start the"
+                " same command again"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -51,13 +106,51 @@ class Table:
         tasks = self.tasks(run.parameters, run.device)
         if not tasks:
             output.say_nothing("Nothing of this is asked for (-p sweep all has it).")
-        _measure(run, self, tasks)
+        with measuring(run):
+            self._measure(run, tasks)
+
+    def _measure(self, run: Run, tasks: list[Task]) -> None:
+        """Measure what is pending of ``tasks``, under a bar; rows are stored one by one."""
+        pending, keep = self._pending(run, tasks), self.keep_worker or run.keep_worker
+        total = sum(task.size for task in pending)
+        known = sum(task.size for task in tasks) - total
+        if known:
+            print(f"{known} rows are stored already (-p remeasure True measures them again)")
+        if not total:
+            if run.worker and not keep:
+                run.worker.close()
+            return
+        bar = output.Progress(total, self.section.name, unit="rows")
+
+        def begin(task: Task, culprit: str | None) -> None:
+            who = culprit or ("in turns" if task.in_turns else "")
+            bar.say(task.label if who == task.label else f"{task.label} {who}".strip())
+
+        how = {"seed": run.parameters.seed, "until": run.until, "silence_s": self.silence_s}
+        how |= {"worker": run.worker, "keep": keep, "begin": begin}
+        sweep = Sweep(
+            run.store(self.section), run.id, run.device, row=lambda row: bar.step(), **how
+        )
+        try:
+            left = sweep.measure(pending)
+        finally:
+            run.worker = sweep.worker
+            bar.close()
+        run.left += left
+        if left:
+            print(
+                f"Time limit reached: {left} rows are left. To go on, run the same command again:"
+            )
+            print(f"  {command(run.notebook, run.parameters)}")
 
     def pending(self, run: Run) -> list[Task]:
         """What ``measure`` is going to measure."""
+        return self._pending(run, self.tasks(run.parameters, run.device))
+
+    def _pending(self, run: Run, tasks: list[Task]) -> list[Task]:
         resume = not self.always and getattr(run.parameters, "sweep", None) != "shape"
         how = {"resume": resume, "remeasure": run.parameters.remeasure}
-        return plan(self.tasks(run.parameters, run.device), run.store(self.section), **how)
+        return plan(tasks, run.store(self.section), **how)
 
     def measure_and_show(self, run: Run) -> None:
         """``measure``, then ``show``, where it is asked for."""
@@ -82,38 +175,6 @@ class Table:
         return view.draw(self.rows(run), self.section, self.plot, self.derived)
 
 
-@harness.measures
-def _measure(run: Run, table: Table, tasks: list[Task]) -> None:
-    """Measure what is pending of ``tasks``, under a bar; rows are stored one by one."""
-    pending = table.pending(run)
-    total = sum(task.size for task in pending)
-    known = sum(task.size for task in tasks) - total
-    if known:
-        print(f"{known} rows are stored already (-p remeasure True measures them again)")
-    if not total:
-        if run.worker and not table.keep_worker:
-            run.worker.close()
-        return
-    bar = output.Progress(total, table.section.name, unit="rows")
-
-    def begin(task: Task, culprit: str | None) -> None:
-        turns = "in turns" if task.in_turns else ""
-        bar.say(task.label if culprit == task.label else f"{task.label} {culprit or turns}".strip())
-
-    how = {"seed": run.parameters.seed, "until": run.until, "silence_s": table.silence_s}
-    how |= {"worker": run.worker, "keep": table.keep_worker, "begin": begin}
-    sweep = Sweep(run.store(table.section), run.id, run.device, row=lambda row: bar.step(), **how)
-    try:
-        left = sweep.measure(pending)
-    finally:
-        run.worker = sweep.worker
-        bar.close()
-    run.left += left
-    if left:
-        print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
-        print(f"  {harness.command(run.notebook, run.parameters)}")
-
-
 @dataclass(frozen=True)
 class Experiment:
     """A notebook with the parameters ``Parameters`` and ``tables``, for ``chapter`` of the book.
@@ -130,7 +191,7 @@ class Experiment:
     def sections(self) -> tuple[Section, ...]:
         return tuple(dict.fromkeys(table.section for table in self.tables))
 
-    def check(self, namespace: MutableMapping) -> object:
+    def check(self, namespace: Mapping) -> object:
         """The notebook's parameters out of its globals; raises ParameterError for a wrong one."""
         return parameters.check(namespace, self.Parameters)
 
@@ -147,10 +208,10 @@ class Experiment:
         output.quiet_at_the_end()
         parameters.check_current(given)
         DeviceLock(device).check()
-        data, slug = harness.data_folder(device), device_slug()
+        data, slug = data_folder(device), device_slug()
         for section in self.sections:
             Store(section, slug, data).check_writable()
-        asked = {"command": harness.command(notebook, given), "parameters": asdict(given)}
+        asked = {"command": command(notebook, given), "parameters": asdict(given)}
         run_id = start_run(**asked, device=slug, n_devices=gpus, data=data)
         until = time.time() + given.time_limit_s if given.time_limit_s else None
         if device == "cuda":
@@ -167,10 +228,54 @@ class Experiment:
 
     def say_where(self, run: Run) -> None:
         """Print where the rows are and how they get into the book."""
-        paths = [run.store(section).path for section in self.sections]
-        files = " and ".join(harness.shown(path) for path in paths if path.exists())
+        stored = [run.store(section).path for section in self.sections]
+        files = " and ".join(shown(path) for path in stored if path.exists())
         print(f"Rows: {files or 'none'}; run {run.id}")
         if run.left:
-            again = harness.command(run.notebook, run.parameters)
+            again = command(run.notebook, run.parameters)
             print(f"{run.left} rows are left; run again: {again}")
         print(f"Book: `make book` rebuilds the report with them; the chapter is {self.chapter}.")
+
+
+def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) -> None:
+    """Fill the compilation caches with ``tasks``, in parallel, where that pays."""
+    with measuring(run):
+        workers = ahead.worker_count(len(tasks), run.parameters.compile_workers)
+        if not workers:
+            print("Nothing to compile ahead: what needs compiling is compiled when it is measured.")
+            return
+        bar = output.Progress(len(tasks), "compile", unit="kernels")
+        try:
+            how = {"handler": handler, "device": run.device, "workers": workers, "until": run.until}
+            how["memory_bytes"] = int(COMPILE_SHARE * free_bytes(run.device))
+            how["progress"] = lambda task: bar.step(text=task.label)
+            failed = ahead.compile_ahead(tasks, **how)
+        finally:
+            bar.close(f"{workers} processes")
+    for task, reason in failed:
+        print(f"  not compiled ahead: {task.label}: {reason}")
+
+
+def command(notebook: str, given: object) -> str:
+    """The papermill command that runs ``notebook`` with the parameters ``given``."""
+    changed = parameters.changed(given).items()
+    options = [f"-p {name} {shlex.quote(str(value))}" for name, value in changed]
+    return " ".join(["papermill", f"notebooks/{notebook}.ipynb", *options])
+
+
+def data_folder(device: str) -> Path:
+    """Where rows of ``device`` ("cuda" or "cpu") go: $A2LIB_DATA if set, else data/ for a GPU.
+
+    Those of a CPU go to build/data, which the report reads too: data/ is committed, and a trial of
+    the notebook leaves it as it was.
+    """
+    if device == "cpu" and not os.environ.get("A2LIB_DATA"):
+        return paths.build_dir() / "data"
+    return paths.data_dir()
+
+
+def shown(path: Path) -> str:
+    """``path`` without the folders of this machine: they would be published with the notebook."""
+    if path.is_relative_to(paths.ROOT):
+        return str(path.relative_to(paths.ROOT))
+    return str(Path("$A2LIB_DATA") / path.relative_to(paths.data_dir()))

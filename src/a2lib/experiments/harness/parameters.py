@@ -176,6 +176,12 @@ def changed(given: Any) -> dict[str, Any]:
     return {f.name: v for f in fields(given) if (v := getattr(given, f.name)) != f.default}
 
 
+def filled(given: Any, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """``usual``, with what ``given`` names in place: neither None nor "auto"."""
+    named = {name: getattr(given, name, None) for name in usual}
+    return {name: usual[name] if v in (None, "auto") else v for name, v in named.items()}
+
+
 def names(value: str) -> tuple[str, ...]:
     """The entries of a comma list that was checked, in order, each once."""
     return tuple(dict.fromkeys(part.strip() for part in value.split(",")))

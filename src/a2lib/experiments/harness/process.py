@@ -172,9 +172,9 @@ def why(error: Exception | None, raised: Mapping[int, dict], world_size: int) ->
         said = f"{said}: {where(error.stacks)}"
     elif isinstance(error, RankFailed) and world_size == 1:
         how = said.partition(": ")[2]
-        said = ": ".join(
-            [f"its process died ({how})", *(last for last in more[-1:] if last != how)]
-        )
+        said = f"its process died ({how})"
+        if more and more[-1] != how:
+            said += f": {more[-1]}"
     return WorkerDied(said, -code in OUTSIDE)
 
 

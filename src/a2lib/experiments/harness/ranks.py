@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.experiments.harness.worker import Job, do, fields, load, settle
+from a2lib.experiments.harness.worker import Job, at_work, fields, load, settle
 from a2lib.measure import DeviceLock, StoreError
-from a2lib.measure.failures import is_lost
+from a2lib.measure.failures import classify, is_lost
 from a2lib.parallel.lifeline import FOLDER
 from a2lib.parallel.rank import progress
 
@@ -70,8 +70,12 @@ def conditions(device: str) -> str:
     cores, on "cuda" those of NCCL's switches that are set."""
     if device == "cuda":
         return ", ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores"
+    return f"{_processor()}, {cores()} cores"
+
+
+def cores() -> int:
+    """Those that this process may use; on macOS, which does not tell, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _processor() -> str:
@@ -105,17 +109,19 @@ def serve(handler: str, backend: str | None) -> None:
             task = json.loads(line)
             given = fields(task)
             if rank == 0:
-                given["emit"] = _emit
+                given["emit"] = lambda event: progress(**event)
             alone = backend is None
             job = Job(**given) if alone else RankJob(rank=rank, world_size=world_size, **given)
             try:
-                do(task["do"], job, _emit)
+                with at_work():
+                    load(task["do"])(job)
+            except StoreError as error:
+                progress(fatal=str(error))
+                raise
             except Exception as error:
-                if not alone or isinstance(error, StoreError) or is_lost(error):
+                status, why = classify(error)
+                progress(raised=why, status=status)
+                if not alone or is_lost(error):
                     raise
             settle(task["device"])
             progress(done=True)
-
-
-def _emit(event: dict) -> None:
-    progress(**event)

@@ -29,8 +29,8 @@ def show(
     section: Section,
     says: str,
     shown: Sequence[str],
-    across: str = "",
-    derived: Derived | None = None,
+    across: str,
+    derived: Derived,
 ) -> None:
     """Show a line of the columns ``shown`` and ``derived`` for each of ``rows``, named by the key
     columns in which they differ; with ``across`` its values are columns of the first one shown."""
@@ -39,10 +39,10 @@ def show(
         return
     import pandas as pd
 
-    made = frame(rows, derived or {})
+    made = frame(rows, derived)
     same, named = _keys(made, section)
     named = [column for column in named if column != across]
-    values = [c for c in dict.fromkeys([*shown, *(derived or {})]) if c != across]
+    values = [c for c in dict.fromkeys([*shown, *derived]) if c != across]
     made["status"] = made["status"].where(made["status"] != "ok", "")
     if across:
         first, *values = values

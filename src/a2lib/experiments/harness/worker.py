@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.measure import Section, Store, StoreError, bulk, memory
+from a2lib.measure import Section, Store, bulk, memory
 from a2lib.measure.failures import LostContext, classify, is_lost, note
 from a2lib.measure.memory import free_memory
 from a2lib.measure.sections import section_of
@@ -34,7 +34,6 @@ from a2lib.paths import cache_dir, quote_torch
 
 AT_WORK = "a2lib-at-work-"
 COMPILED = (".so", ".o", ".gch")
-Emit = Callable[[dict], None]
 Row = dict[str, object]
 
 
@@ -49,7 +48,7 @@ class Job:
 
     spec: Mapping[str, object]
     device: str
-    emit: Emit = lambda event: None
+    emit: Callable[[dict], None] = lambda event: None
     seed: int = 0
     wanted: Mapping[str, list[dict]] = dataclasses.field(default_factory=dict)
     in_turns: bool = False
@@ -97,9 +96,7 @@ class Job:
         reason = {"status": status, "note": note(why)}
         self.put(*({**key, **reason} for key in (self.keys if keys is None else keys)))
 
-    def fail(
-        self, error: Exception, keys: Iterable[Mapping] | None = None, warned: Iterable[str] = ()
-    ) -> None:
+    def fail(self, error: Exception, keys: Iterable[Mapping], warned: Iterable[str] = ()) -> None:
         """``refuse`` for ``error``, which ``warned`` came before. Raises LostContext, the rows
         stored, where the device has to be reset."""
         status, why = classify(error, warned)
@@ -135,20 +132,6 @@ def load(handler: str) -> Callable[[Job], None]:
         quote_torch()
     getattr(loaded, "prepare", lambda: None)()
     return getattr(loaded, name)
-
-
-def do(handler: str, job: Job, emit: Emit) -> None:
-    """Have ``handler`` do ``job``; what it raises is emitted first."""
-    try:
-        with at_work():
-            load(handler)(job)
-    except StoreError as error:
-        emit({"fatal": str(error)})
-        raise
-    except Exception as error:
-        status, why = classify(error)
-        emit({"raised": why, "status": status})
-        raise
 
 
 @contextlib.contextmanager

@@ -109,9 +109,11 @@ def _steps(case: Configuration, job: Job, meter: Peaks) -> None:
 
 
 def _counted_on_cpu(case: Configuration, job: Job) -> dict[tuple[int, str], Row]:
-    recorded, found = _record(case, job), itertools.product(STEPS, phases(case))
-    names = {(n, p): f"step {n}" if p == "step" else f"step {n}/{p}" for n, p in found}
-    return {at: {"tensor_bytes": snapshot.peak(recorded, name).total} for at, name in names.items()}
+    recorded, found = _record(case, job), {}
+    for number, phase in itertools.product(STEPS, phases(case)):
+        name = f"step {number}" if phase == "step" else f"step {number}/{phase}"
+        found[number, phase] = {"tensor_bytes": snapshot.peak(recorded, name).total}
+    return found
 
 
 def recording(job: Job) -> None:

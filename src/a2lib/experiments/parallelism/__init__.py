@@ -145,7 +145,7 @@ class Parameters(parameters.OnRanks, parameters.WithSweep):
     def _asked(self, ranks: Ranks) -> Iterator[tuple[Setting, list[int]]]:
         """What answers most questions first: ours by batch, by width, then PyTorch's."""
         device, n = ranks.device, ranks.world_size
-        given = dict(_DEFAULTS[device])
+        given = _DEFAULTS[device]
         batches = [n * own for own in PER_RANK[device]]
 
         def settings(schemes: tuple[str, ...], implementation: str, **over) -> Iterator[Setting]:
@@ -154,9 +154,7 @@ class Parameters(parameters.OnRanks, parameters.WithSweep):
                     yield Setting(scheme, implementation, mesh, ranks, **{**given, **over})
 
         if self.sweep == "shape":
-            named = {"d_model": self.d_model, "d_ff": self.d_ff, "layers": self.layers}
-            named |= {"dtype": None if self.dtype == "auto" else self.dtype}
-            given |= {name: value for name, value in named.items() if value is not None}
+            given = parameters.filled(self, given)
             schemes = SCHEMES if self.schemes == "all" else names(self.schemes)
             few = [n * own for own in SHAPE_PER_RANK[device]]
             for setting in settings(schemes, self.implementation):

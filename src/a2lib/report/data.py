@@ -95,17 +95,14 @@ def load_reference(
 
 
 def _typed(frame: pd.DataFrame, numbers: tuple[str, ...] = ()) -> pd.DataFrame:
-    floats, columns = FLOATS | set(numbers), {}
-    for column in frame:
-        cells = frame[column]
+    floats, typed = FLOATS | set(numbers), {}
+    for column, cells in frame.items():
         if column in FLAGS:
-            columns[column] = cells == "true"
+            typed[column] = cells == "true"
         elif column in floats or column in INTEGERS:
             try:
                 known = pd.to_numeric(cells.where(cells != ""))
-                columns[column] = known.astype(float if column in floats else "Int64")
+                typed[column] = known.astype(float if column in floats else "Int64")
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{column}: {error}") from None
-        else:
-            columns[column] = cells
-    return pd.DataFrame(columns, index=frame.index)
+    return frame.assign(**typed)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from a2lib.report.panels import REFERENCE_LINE, thickness
 from a2lib.report.style import COLOURS, DIM, INK, PAPER, Chart, Looks
@@ -47,7 +47,7 @@ def log_values(ax) -> None:
     if top < 30 * bottom:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_major_formatter("{x:g}")
 
 
 def label(ax, words: str, at: tuple, by: tuple[float, float] = (5, 0), **looks) -> None:
@@ -116,13 +116,12 @@ def stacked(
     for name, colour in colours.items():
         wide = parts[name].fillna(0).to_numpy(dtype=float)
         looks = {"color": colour, "label": name, "edgecolor": PAPER, "linewidth": 0.8}
-        ax.barh(np.arange(len(parts)), wide, left=left, height=0.66, **looks)
-        for y, (start, size) in enumerate(zip(left, wide, strict=True)):
-            if size >= least * total.max():
-                inside(ax, digits(size), (start + size / 2, y), PAPER)
+        pieces = ax.barh(np.arange(len(parts)), wide, left=left, height=0.66, **looks)
+        numbers = [digits(size) if size >= least * total.max() else "" for size in wide]
+        ax.bar_label(pieces, numbers, label_type="center", color=PAPER)
         left += wide
-    for y, words in enumerate(text):
-        label(ax, words, (left[y], y), va="center")
+    if len(text):
+        ax.bar_label(pieces, text, padding=5)
     _lying(ax, parts.index, total.max(), xlabel, room=0.16 if len(text) else 0.02)
 
 

@@ -56,12 +56,8 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
 def strip_of(row, strips: dict[str, bulk.Picture]) -> list[dict]:
     """The window of a row's trace; empty where it was not traced."""
-    about = {key: getattr(row, key) for key in (*WAY, "capture")}
-    for picture in strips.values():
-        of = picture.about
-        if of.get("section") == "ddp" and all(of.get(k, v) == v for k, v in about.items()):
-            return picture.rows
-    return []
+    own = {name: one for name, one in strips.items() if one.about.get("section") == "ddp"}
+    return traces.traced(row, own)
 
 
 def _overlapped(rows: list[dict]) -> float | None:

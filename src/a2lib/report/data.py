@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.measure.runs import read_runs
+from a2lib.measure.runs import COLUMNS, read_runs
 from a2lib.measure.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, TIMES
 from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
@@ -60,9 +60,7 @@ def load_runs(roots: list[Path] | None = None) -> pd.DataFrame:
     """runs.csv of every root, one row per run, indexed by the run's id."""
     roots = data_roots() if roots is None else roots
     rows = [run for root in roots for run in read_runs(data=root)]
-    if not rows:
-        return pd.DataFrame(columns=["run", "started", "device"]).set_index("run")
-    return pd.DataFrame(rows).drop_duplicates("run").set_index("run")
+    return pd.DataFrame(rows, columns=list(COLUMNS)).drop_duplicates("run").set_index("run")
 
 
 @cache  # a page asks for a device's sheet a hundred times

@@ -52,8 +52,6 @@ def palette(names) -> Looks:
     return Looks({name: Look(str(name), *look) for name, look in dealt})
 
 
-STATUS = {"oom": "oom", "unsupported": "n/a", "error": "error"}
-
 INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"
 
 # A figure is 342 px wide on a phone, so text of p points in w inches is 4.75 p / w px high there:

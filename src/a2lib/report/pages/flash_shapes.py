@@ -80,7 +80,7 @@ def memory(rows: pd.DataFrame) -> pd.DataFrame:
     wide = here.pivot(index="seq_len", columns="implementation", values="peak_bytes")
     wide = wide[LOOKS.order(wide.columns)].astype(float).map(binary, na_action="ignore")
     wide = wide.rename(index=count, columns=LOOKS.short).rename_axis("tokens")
-    return wide.rename_axis(columns=None).reset_index()
+    return wide.reset_index()
 
 
 def apart(rows: pd.DataFrame) -> pd.DataFrame:

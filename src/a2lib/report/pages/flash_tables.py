@@ -8,7 +8,6 @@ from a2lib.report.metrics import OURS, ceilings, copy_bandwidth
 from a2lib.report.page import LEVEL, one, pick
 from a2lib.report.pages import flash
 from a2lib.report.pages.flash import BOARD, COUNTED, LOOKS, OWN, PASSES, THEIRS
-from a2lib.report.style import STATUS
 from a2lib.report.units import count, digits, ms, percent, quantity, tflops
 from a2lib.theory.attention import attention_bytes, tiled_memory
 
@@ -21,11 +20,11 @@ def latency(rows: pd.DataFrame, index: list[str], value: str = "ms") -> pd.DataF
     status = rows.pivot(index=index, columns="implementation", values="status")[names]
     least = wide.min(axis=1)
     cells = wide.map(lambda v: "" if np.isnan(v) else digits(v, 3)).mask(
-        wide.isna(), status.replace(STATUS)
+        wide.isna(), status.replace("unsupported", "n/a")
     )
     if value == "ms":
         cells = cells.mask(wide.le(LEVEL * least, axis=0), "**" + cells + "**")
-    cells = cells.rename(columns=LOOKS.short).rename_axis(columns=None).reset_index()
+    cells = cells.rename(columns=LOOKS.short).reset_index()
     for name in cells.columns.intersection(["seq_len"]):
         cells[name] = cells[name].map(count)
     return cells.rename(columns={"seq_len": "tokens", "head_dim": "d", "batch": "sequences"})
@@ -55,7 +54,7 @@ def at_board(rows: pd.DataFrame) -> pd.DataFrame:
     cells["TFLOP/s"] = [digits(r, 3) for r in rate]
     cells["of the peak"] = [percent(r / flash.sheet("bf16_dense")) for r in rate]
     cells = cells.rename(index=LOOKS.short).rename_axis("GPU time, ms")
-    return cells.rename_axis(columns=None).reset_index()
+    return cells.reset_index()
 
 
 def machines(protocols: list[pd.DataFrame], plain: list[pd.DataFrame]) -> pd.DataFrame:
@@ -96,7 +95,7 @@ def spreads() -> pd.DataFrame:
     wide = rows.assign(cell=cells).pivot(index="implementation", columns="pass", values="cell")
     wide = wide.loc[LOOKS.order(wide.index), list(PASSES)]
     wide = wide.rename(index=LOOKS.short, columns=PASSES).rename_axis("ms (p20 to p80), samples")
-    return wide.rename_axis(columns=None).reset_index()
+    return wide.reset_index()
 
 
 def memory_parts(measured: int) -> pd.DataFrame:
@@ -157,7 +156,7 @@ def one_head(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[~rows["seq_len"].isin([256, 1024])]
     rows = rows.assign(ratio=(rows["ms"] / rows["best"]).map("{:.2f}".format))
     wide = rows.pivot(index=["dtype", "head_dim"], columns="seq_len", values="ratio")
-    wide = wide.rename(columns=count).rename_axis(columns=None).reset_index()
+    wide = wide.rename(columns=count).reset_index()
     return wide.rename(columns={"dtype": "", "head_dim": "d"})
 
 

@@ -89,19 +89,14 @@ def least(
     return floor(kernels, rate * 1e12, bandwidth * 1e12)
 
 
-def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> list[float]:
-    known: dict[tuple, float] = {}
-    found = []
-    for r in rows.itertuples():
-        fused = r.compile == "blocks"
-        case = (r.model, r.precision, int(r.context), int(r.batch), fused)
-        fits = r.mode == "train-step" and r.phase == "wall" and r.model in SIZES
-        fits &= fused or r.precision == "fp32"
-        if fits and case not in known:
-            total = least(ceiling, *case).get("total")
-            known[case] = total.ms if total else np.nan
-        found.append(known[case] if fits else np.nan)
-    return found
+def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
+    rows = rows.assign(fused=rows["compile"] == "blocks")
+    whole = (rows["mode"] == "train-step") & (rows["phase"] == "wall") & rows["model"].isin(SIZES)
+    rows = rows[whole & (rows["fused"] | (rows["precision"] == "fp32"))]
+    cases = rows[["model", "precision", "context", "batch", "fused"]].astype(object)
+    cases = pd.Series(list(cases.itertuples(index=False, name=None)), rows.index, dtype=object)
+    floors = {one: least(ceiling, *one).get("total") for one in cases.unique()}
+    return cases.map({one: total.ms for one, total in floors.items() if total})
 
 
 CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"

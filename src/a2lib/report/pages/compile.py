@@ -58,10 +58,8 @@ def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     base = rows[key].join(eager, on=key)
     rows["gain"] = base["ms"] / rows["ms"]
     extra = rows["ms_cold"] - base["ms_cold"]
-    rows["pays"] = [
-        e / (b - c) if e > 0 and c < b else None
-        for e, b, c in zip(extra, base["ms"], rows["ms"], strict=True)
-    ]
+    spared = base["ms"] - rows["ms"]
+    rows["pays"] = (extra / spared).where((extra > 0) & (spared > 0))
     return rows
 
 

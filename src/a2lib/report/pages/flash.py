@@ -51,11 +51,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ``matrices``, what the peak has beyond them in N x N matrices.
     """
     found = by_graph(rows).assign(called=rows["ms"], name=rows["implementation"].map(LOOKS.short))
-    found["kind"] = np.where(
-        rows["heads"] == 1,
-        "one head",
-        np.where(rows["heads"] * rows["head_dim"] == 2048, "paper", "board"),
-    )
+    found["kind"] = "board"
+    found.loc[rows["heads"] * rows["head_dim"] == 2048, "kind"] = "paper"
+    found.loc[rows["heads"] == 1, "kind"] = "one head"
     sizes = rows[["batch", "heads", "seq_len", "seq_len", "head_dim"]].astype(int)
     sizes = sizes.to_numpy().tolist()
     flops = [

@@ -102,13 +102,12 @@ def by_share(figure, rows: pd.DataFrame, traced: pd.DataFrame):
     share = [s / 100 for s in range(0, 101)]
     ax.plot(share, [1 / (s + (1 - s) / 2) for s in share], color=COLOURS[4], linewidth=1)
     ax.annotate("all but the multiplies twice as fast", (0.03, 1.99), va="bottom")
-    for r in eager.itertuples():
-        mine = rows[(rows["model"] == r.model) & (rows["precision"] == r.precision)]
-        mine = mine[(mine["compile"] == "blocks") & (mine["phase"] == "wall")]
-        for gain in mine[mine["context"] == 512]["gain"]:
-            ax.plot(r.share, gain, "o", color=COLOURS[0], markersize=6)
-            above = 5 if r.share > 0.85 else 14
-            label(ax, f"{r.model}, {r.precision}", (r.share, gain), (6, above))
+    steps = rows[(rows["compile"] == "blocks") & (rows["phase"] == "wall")]
+    steps = steps[steps["context"] == 512][["model", "precision", "gain"]]
+    for r in eager.merge(steps).itertuples():
+        ax.plot(r.share, r.gain, "o", color=COLOURS[0], markersize=6)
+        above = 5 if r.share > 0.85 else 14
+        label(ax, f"{r.model}, {r.precision}", (r.share, r.gain), (6, above))
     ax.set(xlim=(0, 1.12), ylim=(0.9, 2.3), xlabel="share of matrix multiplies, eager")
     ax.set_ylabel("times as fast as eager")
     reference(ax, 1, "")

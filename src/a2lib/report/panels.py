@@ -46,7 +46,7 @@ def places(wanted: list[float], line: float, low: float, high: float) -> list[fl
 
 
 def name_ends(figure, ax, ends: list, looks: Looks) -> None:
-    """Write the short name of each line beside the panel, with a hairline from the line's end.
+    """Write the label of each line beside the panel, with a hairline from the line's end.
 
     `ends` are (x, y, name). Call it when the layout is final; the panel's right side must have
     ROOM.
@@ -68,19 +68,19 @@ def name_ends(figure, ax, ends: list, looks: Looks) -> None:
         figure.add_artist(Line2D([x0, bend, x1], [y0, y0, y1], markevery=[2], **drawn))
         figure.text(
             *to_figure((start + 6 * pixels, height)),
-            looks.short(name),
+            look.label,
             va="center_baseline",
             fontweight="bold" if look.ours else "normal",
         )
 
 
 def handles(names: list[str], looks: Looks) -> list[Line2D]:
-    """What a legend says of lines: look and short name."""
+    """What a legend says of lines: look and label."""
     found = []
     for name in names:
         look = looks.look(name)
         drawn = {"color": look.colour, "marker": look.marker, "linewidth": thickness(look)}
-        found.append(Line2D([], [], markersize=5, label=looks.short(name), **drawn))
+        found.append(Line2D([], [], markersize=5, label=look.label, **drawn))
     return found
 
 

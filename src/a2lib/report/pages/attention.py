@@ -16,8 +16,8 @@ from a2lib.theory.roofline import floor
 BATCH = 8
 LENGTHS, SIZES = (256, 1024, 4096, 8192, 16384), (16, 32, 64, 128)
 LOOKS = Looks(
-    eager=Look("eager PyTorch", "#444444", "s", short="eager"),
-    a2lib=Look("our FlashAttention", "#d55e00", "o", ours=True, short="ours"),
+    eager=Look("eager PyTorch", "#444444", "s"),
+    a2lib=Look("our FlashAttention", "#d55e00", "o", ours=True),
 )
 KINDS = {
     "inputs and output": "#8b5a2b",

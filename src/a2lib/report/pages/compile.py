@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import label, lines, reference
-from a2lib.report.style import COLOURS, Look, Looks, chart
+from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.traces import kernels
 from a2lib.theory.compiling import attention_kernels, moves
 from a2lib.theory.roofline import floor
@@ -13,12 +13,7 @@ from a2lib.theory.roofline import floor
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 MODELS = ("small", "medium", "large", "xl25", "2.7B")
 BATCH = 8
-LOOKS = Looks(
-    {
-        d: Look(f"heads of {d}", colour, marker, short=f"{d}")
-        for d, colour, marker in zip((16, 32, 64, 128), COLOURS[:4], "o^vX", strict=True)
-    }
-)
+LOOKS = palette((16, 32, 64, 128))  # by head size
 
 
 def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:

@@ -24,7 +24,7 @@ def latency(rows: pd.DataFrame, index: list[str], value: str = "ms") -> pd.DataF
     )
     if value == "ms":
         cells = cells.mask(wide.le(LEVEL * least, axis=0), "**" + cells + "**")
-    cells = cells.rename(columns=LOOKS.short).reset_index()
+    cells = cells.rename(columns=LOOKS.label).reset_index()
     for name in cells.columns.intersection(["seq_len"]):
         cells[name] = cells[name].map(count)
     return cells.rename(columns={"seq_len": "tokens", "head_dim": "d", "batch": "sequences"})
@@ -53,7 +53,7 @@ def at_board(rows: pd.DataFrame) -> pd.DataFrame:
     cells = wide.map(lambda v: digits(v, 3)).rename(columns=PASSES)
     cells["TFLOP/s"] = [digits(r, 3) for r in rate]
     cells["of the peak"] = [percent(r / flash.sheet("bf16_dense")) for r in rate]
-    cells = cells.rename(index=LOOKS.short).rename_axis("GPU time, ms")
+    cells = cells.rename(index=LOOKS.label).rename_axis("GPU time, ms")
     return cells.reset_index()
 
 
@@ -66,12 +66,12 @@ def machines(protocols: list[pd.DataFrame], plain: list[pd.DataFrame]) -> pd.Dat
     last = {"protocol": "sustained", "second": 9}
     found = {}
     for name in (OURS, "sdpa_cudnn", "sdpa_flash"):
-        short = LOOKS.short(name)
+        short = LOOKS.label(name)
         found[f"{short}, burst"] = both("ms_mean", protocol="burst", implementation=name)
         found[f"{short}, tenth second"] = both("ms_mean", **last, implementation=name)
     for name in (OURS, "sdpa_cudnn", "sdpa_flash", "compile"):
         board = both("ms_mean", protocol="board", implementation=name)
-        found[f"{LOOKS.short(name)}, leaderboard's protocol"] = board
+        found[f"{LOOKS.label(name)}, leaderboard's protocol"] = board
     found |= {
         "clock in our tenth second, MHz": both("sm_mhz", **last, implementation=OURS),
         "power, W": both("power_w", **last, implementation=OURS),
@@ -94,7 +94,7 @@ def spreads() -> pd.DataFrame:
     ]
     wide = rows.assign(cell=cells).pivot(index="implementation", columns="pass", values="cell")
     wide = wide.loc[LOOKS.order(wide.index), list(PASSES)]
-    wide = wide.rename(index=LOOKS.short, columns=PASSES).rename_axis("ms (p20 to p80), samples")
+    wide = wide.rename(index=LOOKS.label, columns=PASSES).rename_axis("ms (p20 to p80), samples")
     return wide.reset_index()
 
 
@@ -147,7 +147,7 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
     wide = rows.groupby(["implementation", "dtype", "score_scale"])["error"].max().unstack([1, 2])
     wide = wide.loc[LOOKS.order(wide.index)].map(lambda e: "n/a" if e != e else f"{e:.1e}")
     wide.columns = [f"{d}{'' if s == 1 else f', scores × {s:.0f}'}" for d, s in wide.columns]
-    return wide.rename(index=LOOKS.short).rename_axis("largest relative error").reset_index()
+    return wide.rename(index=LOOKS.label).rename_axis("largest relative error").reset_index()
 
 
 def one_head(rows: pd.DataFrame) -> pd.DataFrame:

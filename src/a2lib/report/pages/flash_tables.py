@@ -13,21 +13,19 @@ from a2lib.theory.attention import attention_bytes, tiled_memory
 
 
 def latency(rows: pd.DataFrame, index: list[str], value: str = "ms") -> pd.DataFrame:
-    """Times to three digits, a line per value of the ``index`` columns, a column for each
-    implementation; a GPU time within 2 % of the least of its line is bold."""
+    """Times to three digits, a line per value of the ``index`` columns (``seq_len`` is one), a
+    column for each implementation; a GPU time within 2 % of the least of its line is bold."""
     names = LOOKS.order(rows["implementation"])
     wide = rows.pivot(index=index, columns="implementation", values=value)[names].astype(float)
     status = rows.pivot(index=index, columns="implementation", values="status")[names]
     least = wide.min(axis=1)
-    cells = wide.map(lambda v: "" if np.isnan(v) else digits(v, 3)).mask(
-        wide.isna(), status.replace("unsupported", "n/a")
-    )
+    cells = wide.map(lambda v: digits(v, 3), na_action="ignore")
+    cells = cells.fillna(status.replace("unsupported", "n/a"))
     if value == "ms":
         cells = cells.mask(wide.le(LEVEL * least, axis=0), "**" + cells + "**")
     cells = cells.rename(columns=LOOKS.label).reset_index()
-    for name in cells.columns.intersection(["seq_len"]):
-        cells[name] = cells[name].map(count)
-    return cells.rename(columns={"seq_len": "tokens", "head_dim": "d", "batch": "sequences"})
+    cells["seq_len"] = cells["seq_len"].map(count)
+    return cells.rename(columns={"seq_len": "tokens", "head_dim": "d"})
 
 
 def limits(measured: dict) -> pd.DataFrame:

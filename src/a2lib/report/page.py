@@ -189,12 +189,12 @@ class Page:
         return Markdown(f"*Not measured yet: {words}.*")
 
     def table(
-        self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1, fold=None
+        self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1, fold=True
     ) -> Markdown:
         """A numbered table; one of more than eight lines is folded away under its caption, unless
-        ``fold`` is False (because it stands in a fold already)."""
+        not to ``fold`` (because it stands in a fold already)."""
         table = Table(frame, caption, name, left=left, keys=keys)
-        return table if fold is False else Markdown(folded(table, longest=OPEN_LINES))
+        return Markdown(folded(table, longest=OPEN_LINES)) if fold else table
 
     def source(self, command: str) -> Markdown:
         """Where the page's rows come from, in a line: files, machine, versions and the command;

@@ -19,8 +19,6 @@ def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
     Several values of one field are all named: a mixture is worth seeing.
     """
     used = runs.loc[sorted(set(rows["run"]))]
-    if not len(used):
-        return "no run yet"
     names = {
         f"{n} × {style.device_name(d)}"
         for d, n in zip(used["device"], used["n_devices"], strict=True)

@@ -125,6 +125,5 @@ def swatch(drawing: str) -> str:
 
 def palette() -> str:
     """The drawings' colours as variables of the form, by the page's theme."""
-    light = ";".join(f"--{name}:{value}" for name, value, _ in svg.PAIRS.values())
-    dark = ";".join(f"--{name}:{value}" for name, _, value in svg.PAIRS.values())
+    light, dark = svg.variables()
     return f'<style>.a2-form{{{light}}}html[data-theme="dark"] .a2-form{{{dark}}}</style>'

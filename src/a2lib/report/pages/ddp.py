@@ -50,8 +50,9 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
         for r in rows.itertuples()
     ]
     strips = traces.pictures("strip", rows)
-    rows["overlapped"] = [_overlapped(strip_of(r, strips)) for r in rows.itertuples()]
-    return rows.join(pd.DataFrame(_stretches(rows, strips)).T.astype(float))
+    windows = {r.Index: strip_of(r, strips) for r in rows.itertuples()}
+    rows["overlapped"] = list(map(_overlapped, windows.values()))
+    return rows.join(pd.DataFrame(_stretches(rows, windows)).T.astype(float))
 
 
 def strip_of(row, strips: dict[str, bulk.Picture]) -> list[dict]:
@@ -67,17 +68,17 @@ def _overlapped(rows: list[dict]) -> float | None:
     return traces.overlap_us(sent, others) / total if total else None
 
 
-def _stretches(rows: pd.DataFrame, strips) -> dict[int, dict[str, float]]:
-    """What ``stretched`` says of each traced step in a CUDA graph, by the row's index."""
-    traced = {r.Index: (r, strip_of(r, strips)) for r in rows.itertuples()}
-    same = {n: x for n, x in traced.items() if x[0].precision == "bf16" and x[1]}
-    whole = [strip for r, strip in same.values() if r.wrapper == "naive"]
-    captured = {n: strip for n, (r, strip) in same.items() if r.capture}
-    nccl = [s for n, s in captured.items() if rows.loc[n, "carrier"] == "backend"]
-    if not (whole and nccl):
+def _stretches(rows: pd.DataFrame, windows: dict[int, list[dict]]) -> dict[int, dict[str, float]]:
+    """What ``stretched`` says of each traced step in a CUDA graph, by the row's index, as the
+    ``windows`` are that the traces have."""
+    rows = rows.loc[[n for n, window in windows.items() if window]]
+    rows = rows[rows["precision"] == "bf16"]
+    captured = rows[rows["capture"]]
+    whole, nccl = rows["wrapper"] == "naive", captured["carrier"] == "backend"
+    if not (whole.any() and nccl.any()):
         return {}
-    kinds = block_kinds(nccl[0])
-    return {n: stretched(strip, whole[0], kinds) for n, strip in captured.items()}
+    kinds = block_kinds(windows[nccl.idxmax()])
+    return {n: stretched(windows[n], windows[whole.idxmax()], kinds) for n in captured.index}
 
 
 def block_kinds(traced: list[dict]) -> list[str]:

@@ -86,17 +86,14 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rate, flops = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
     rows = rows.join(pd.DataFrame([_counted(r, flops, rate) for r in rows.itertuples()]))
     rows["depth"] = rows["us_queued"] / 1e3 * rows["launches"] / rows["ms_busy"]
-    timed = [rows.assign(ms=rows["ms_timer"])]
-    for name in ("benchmark", "compile_model"):
-        own = rows_of(name)
-        timed.append(own[~own["capture"] & (own["warmup"] > 0)] if "capture" in own else own)
-    timed = pd.concat([t[[*SETTING, "phase", "ms"]] for t in timed if len(t)]).dropna()
-    timers = timed.groupby([*SETTING, "phase"])["ms"].agg(quick="min", slow="max")
-    rows = rows.join(timers, on=[*SETTING, "phase"])
-    own = rows_of("benchmark")
-    own = own[own["capture"] & (own["status"] == "ok")].drop_duplicates([*SETTING, "phase"])
-    replayed = own.set_index([*SETTING, "phase"])["ms"].rename("replay")
-    rows = rows.join(replayed, on=[*SETTING, "phase"])
+    case = [*SETTING, "phase"]
+    steps = rows_of("benchmark")
+    launched = steps[~steps["capture"] & (steps["warmup"] > 0)]
+    timed = [rows.assign(ms=rows["ms_timer"]), launched, rows_of("compile_model")]
+    timed = pd.concat([t[[*case, "ms"]] for t in timed if len(t)]).dropna()
+    rows = rows.join(timed.groupby(case)["ms"].agg(quick="min", slow="max"), on=case)
+    replayed = steps[steps["capture"] & (steps["status"] == "ok")].drop_duplicates(case)
+    rows = rows.join(replayed.set_index(case)["ms"].rename("replay"), on=case)
     rows["idle_least"] = (1 - rows["ms_busy"] / rows["quick"]).clip(lower=0)
     rows["idle_most"] = (1 - rows["ms_busy"] / rows["slow"]).clip(lower=0)
     return rows

@@ -167,12 +167,17 @@ def heat(ax, ratios: pd.DataFrame) -> None:
     ax.grid(False)
 
 
-def lying(ax, labels, longest: float, xlabel: str, room: float = 0.24) -> None:
-    """The axes of lying bars, the first on top; ``room`` is that beyond the longest."""
-    ax.set_yticks(np.arange(len(labels)), [str(label) for label in labels])
-    ax.invert_yaxis()
+def name_lanes(ax, at: Sequence[float], names: Sequence[str]) -> None:
+    """Names at heights of an axes, without ticks and lines."""
+    ax.set_yticks(at, names)
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
+
+
+def lying(ax, labels, longest: float, xlabel: str, room: float = 0.24) -> None:
+    """The axes of lying bars, the first on top; ``room`` is that beyond the longest."""
+    name_lanes(ax, range(len(labels)), [str(label) for label in labels])
+    ax.invert_yaxis()
     ax.set_xlim(0, longest * (1 + room))
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.set_xlabel(xlabel)

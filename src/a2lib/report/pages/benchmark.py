@@ -7,7 +7,7 @@ from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
 from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import ROOM, bars, lines
+from a2lib.report.plots import ROOM, bars, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.theory.roofline import floor
@@ -204,11 +204,9 @@ def queue(figure):
         launches = [(at - launch, 0.92 * launch) for at in (issued if each else issued[:1])]
         ax.broken_barh(launches, (1.1, 0.8), color=COLOURS[0])
         ax.broken_barh([(b, 0.95 * kernel) for b in begins], (0, 0.8), color=COLOURS[1])
-        ax.set_yticks([0.4, 1.5], ["GPU", "Python"])
+        name_lanes(ax, [0.4, 1.5], ["GPU", "Python"])
         ax.set_title(title, loc="left")
         ax.set(xlim=(0, 19.5), xticks=[])
-        ax.tick_params(axis="y", length=0)
-        ax.grid(False)
     ax.set_xlabel("time")
 
 

@@ -9,7 +9,7 @@ from a2lib.measure import bulk
 from a2lib.report import traces
 from a2lib.report.pages import collectives
 from a2lib.report.panels import REFERENCE_LINE
-from a2lib.report.plots import label, lying
+from a2lib.report.plots import label, lying, name_lanes
 from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.report.units import digits, ms, percent
 from a2lib.theory.buckets import arrivals, block_by_block, curve, gradients, overhead_s, simulate
@@ -221,10 +221,8 @@ def schedules(figure):
             ax.broken_barh(bars, (y + 0.26 * lane, 0.24), facecolor=colour, edgecolor="#ffffff")
     for words, x, lane in (("backward", 0.1, 0), ("messages", 6.1, 1), ("AdamW", 10.1, 2)):
         ax.annotate(words, (x, 0.12 + 0.26 * lane), va="center", color="#ffffff")
-    ax.set_yticks([0.38, 1.38, 2.38], list(ways))
+    name_lanes(ax, [0.38, 1.38, 2.38], list(ways))
     ax.set(xlim=(0, 13), ylim=(2.9, -0.1), xticks=[], xlabel="time")
-    ax.tick_params(axis="y", length=0)
-    ax.grid(False)
 
 
 def around_the_end(rows: list[dict], before: float = 5000, after: float = 1500) -> list[dict]:

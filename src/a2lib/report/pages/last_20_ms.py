@@ -84,11 +84,9 @@ def streams(figure):
         ax.broken_barh([(i, 0.94) for i in range(8)], (1.1, 0.8), color=COLOURS[1])
         updates = [(i + 1 if beside else 8 + 0.5 * i, 0.47) for i in range(8)]
         ax.broken_barh(updates, (0, 0.8), color=COLOURS[0])
-        ax.set_yticks([0.4, 1.5], ["AdamW (bytes)", "backward (multiplies)"])
+        plots.name_lanes(ax, [0.4, 1.5], ["AdamW (bytes)", "backward (multiplies)"])
         ax.set_title(title, loc="left")
         ax.set(xlim=(0, 12.5), xticks=[])
-        ax.tick_params(axis="y", length=0)
-        ax.grid(False)
     ax.set_xlabel("time")
 
 

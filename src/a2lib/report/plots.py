@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from a2lib.report.panels import REFERENCE_LINE, thickness
 from a2lib.report.style import DIM, INK, PAPER, Chart, Looks
@@ -46,7 +46,7 @@ def log_values(ax) -> None:
     bottom, top = ax.get_ylim()
     if top < 30 * bottom:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.minorticks_off()
     ax.yaxis.set_major_formatter("{x:g}")
 
 

@@ -123,4 +123,4 @@ def mesh_map(figure):
     ax.text(2, 1.35 * (1 + b), "tensor parallelism's messages bind", va="bottom")
     ax.set(xlabel="FSDP devices", ylabel="tensor-parallel devices")
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_major_formatter("{x:g}")

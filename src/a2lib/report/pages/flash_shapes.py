@@ -8,7 +8,6 @@ from a2lib.report.page import LEVEL, pick
 from a2lib.report.pages.flash import LOOKS, PASSES
 from a2lib.report.pages.flash_tables import latency
 from a2lib.report.style import chart
-from a2lib.report.tables import MISSING
 from a2lib.report.units import binary, count, digits
 
 
@@ -45,7 +44,7 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
             ahead, near = ratio < 1 / LEVEL, ratio.between(1 / LEVEL, LEVEL)
             lines.append(
                 [f"{dtype} {title}", ahead.sum(), near.sum()]
-                + [len(behind), often[0] if often else MISSING]
+                + [len(behind), often[0] if often else None]
                 + [f"×{digits(ratio.max(), 3)} at {count(worst['seq_len'])}, {worst['head_dim']}"]
             )
     columns = ["of 40 shapes ours is", "ahead", "within 2 %", "behind", "mostly behind"]

@@ -117,7 +117,7 @@ def counters(counted: pd.DataFrame) -> pd.DataFrame:
         once = attention_bytes(**BOARD | {"head_dim": d}, element_bytes=2, pass_=pass_)
         lines.append(
             [f"{COUNTED[r['implementation']]}, {pass_}", d, digits(r["l2_bytes"] / 1e9, 3)]
-            + [digits(flash.l2_bytes(pass_, d) / 1e9, 3) if r["implementation"] == OURS else "·"]
+            + [digits(flash.l2_bytes(pass_, d) / 1e9, 3) if r["implementation"] == OURS else None]
             + [digits(r["device_bytes"] / 1e9, 3), digits(once / 1e9, 3)]
             + [percent(r["tensor"] / 100), percent(r["exp"] / 100)]
         )
@@ -136,7 +136,7 @@ def plain_operations(ceiling: pd.DataFrame) -> pd.DataFrame:
         lines.append([name, tflops(rate, 3), quantity(r.sm_mhz, "MHz", 4), share])
     copy = copy_bandwidth(ceiling)
     share = percent(copy / flash.sheet("memory_bandwidth"))
-    lines.append(["device copy, read plus written", quantity(copy, "TB/s", 3), "·", share])
+    lines.append(["device copy, read plus written", quantity(copy, "TB/s", 3), None, share])
     return pd.DataFrame(lines, columns=["operation", "measured", "clock", "of the data sheet"])
 
 
@@ -174,7 +174,7 @@ def published(rows: pd.DataFrame, lengths=(1024, 16384, 65536)) -> pd.DataFrame:
                     "oom" if np.isnan(v) else f"{v:.2f}" for v in other.loc[["eager", THEIRS], "ms"]
                 ]
                 gains = other.loc[THEIRS, "speedup_over_eager"], own["eager"] / own[OURS]
-                gains = ["·" if np.isnan(g) else f"{digits(g, 3)}×" for g in gains]
+                gains = [None if np.isnan(g) else f"{digits(g, 3)}×" for g in gains]
                 lines.append(
                     [f"{dtype} {title}", count(n), *printed, gains[0]]
                     + [digits(own["eager"], 3), digits(own[OURS], 3), gains[1]]

@@ -14,10 +14,3 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"a2lib.report needs {error.name}, of the extra 'book': pip install -e '.[book]'"
     ) from None
-
-from a2lib.report.data import ReportError, load, load_reference
-from a2lib.report.page import Page
-from a2lib.report.style import Chart
-from a2lib.report.tables import Markdown, Table
-
-__all__ = ["Chart", "Markdown", "Page", "ReportError", "Table", "load", "load_reference"]

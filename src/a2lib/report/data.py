@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.measure.runs import read_runs
+from a2lib.measure.runs import COLUMNS, read_runs
 from a2lib.measure.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, TIMES
 from a2lib.measure.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
@@ -60,9 +60,7 @@ def load_runs(roots: list[Path] | None = None) -> pd.DataFrame:
     """runs.csv of every root, one row per run, indexed by the run's id."""
     roots = data_roots() if roots is None else roots
     rows = [run for root in roots for run in read_runs(data=root)]
-    if not rows:
-        return pd.DataFrame(columns=["run", "started", "device"]).set_index("run")
-    return pd.DataFrame(rows).drop_duplicates("run").set_index("run")
+    return pd.DataFrame(rows, columns=list(COLUMNS)).drop_duplicates("run").set_index("run")
 
 
 @cache  # a page asks for a device's sheet a hundred times
@@ -95,17 +93,14 @@ def load_reference(
 
 
 def _typed(frame: pd.DataFrame, numbers: tuple[str, ...] = ()) -> pd.DataFrame:
-    floats, columns = FLOATS | set(numbers), {}
-    for column in frame:
-        cells = frame[column]
+    floats, typed = FLOATS | set(numbers), {}
+    for column, cells in frame.items():
         if column in FLAGS:
-            columns[column] = cells == "true"
+            typed[column] = cells == "true"
         elif column in floats or column in INTEGERS:
             try:
                 known = pd.to_numeric(cells.where(cells != ""))
-                columns[column] = known.astype(float if column in floats else "Int64")
+                typed[column] = known.astype(float if column in floats else "Int64")
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{column}: {error}") from None
-        else:
-            columns[column] = cells
-    return pd.DataFrame(columns, index=frame.index)
+    return frame.assign(**typed)

@@ -5,6 +5,8 @@ the cell's metadata give. Colours and themes are those of the measured figures (
 drawing's words count is counted by the loop that draws.
 """
 
+from html import escape
+
 from a2lib.report import svg
 
 WIDTH = 360  # units across; text is 12 units high, so that a phone shows it at more than 11 px
@@ -41,7 +43,7 @@ def text(
     """Words at a point; `anchor` start, middle or end; `turned` reads upwards."""
     style = TEXT + ("; font-weight: 700" if bold else "")
     turn = f' transform="rotate(-90 {x:g} {y:g})"' if turned else ""
-    words = words.replace("&", "&amp;").replace("<", "&lt;")
+    words = escape(words, quote=False)
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" style="{style}"{turn}>{words}</text>'
 
 

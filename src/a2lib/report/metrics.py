@@ -10,11 +10,9 @@ OURS = "a2lib"
 
 def ceilings(ceiling: pd.DataFrame) -> dict[str, float]:
     """The best matrix-multiply rate measured for each dtype, in TFLOP/s."""
-    best: dict[str, float] = {}
-    for r in ceiling[(ceiling["operation"] == "matmul") & ceiling["ms"].notna()].itertuples():
-        rate = matmul_flops(int(r.size), int(r.size), int(r.size)) / r.ms / 1e9
-        best[r.dtype] = max(rate, best.get(r.dtype, 0.0))
-    return best
+    products = ceiling[(ceiling["operation"] == "matmul") & ceiling["ms"].notna()]
+    flops = products["size"].map(lambda n: matmul_flops(n, n, n))
+    return (flops / products["ms"] / 1e9).groupby(products["dtype"]).max().to_dict()
 
 
 def stated_peak(device: str) -> float:
@@ -26,8 +24,7 @@ def stated_peak(device: str) -> float:
 def copy_bandwidth(ceiling: pd.DataFrame) -> float | None:
     """The best device-copy bandwidth measured, TB/s, bytes read plus bytes written."""
     copies = ceiling[(ceiling["operation"] == "copy") & ceiling["ms"].notna()]
-    rates = [2 * int(r.size) / r.ms / 1e9 for r in copies.itertuples()]
-    return max(rates, default=None)
+    return (2 * copies["size"] / copies["ms"] / 1e9).max() if len(copies) else None
 
 
 def by_graph(rows: pd.DataFrame) -> pd.DataFrame:

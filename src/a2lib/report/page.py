@@ -24,7 +24,7 @@ import pandas as pd
 from a2lib.measure.sections import SECTIONS
 from a2lib.paths import ROOT
 from a2lib.report import data, provenance, style
-from a2lib.report.tables import MISSING, Markdown, Table, folded
+from a2lib.report.tables import Markdown, Table, folded
 
 LEVEL = 1.02
 OPEN_LINES = 8  # a table of more lines is folded away
@@ -161,7 +161,7 @@ class Page:
 
     def local(self) -> dict[str, dict[str, pd.DataFrame]]:
         """By the name of each other device that has rows of the page's section, its tables."""
-        devices = set(self._every(self.section).query("local")["device"])
+        devices = set(_every(self.section, self._roots).query("local")["device"])
         order = sorted(devices, key=lambda name: (name == "cpu", name))
         return {device: self._tables(device) for device in order}
 
@@ -189,17 +189,17 @@ class Page:
         return Markdown(f"*Not measured yet: {words}.*")
 
     def table(
-        self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1, fold=None
+        self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1, fold=True
     ) -> Markdown:
         """A numbered table; one of more than eight lines is folded away under its caption, unless
-        ``fold`` is False (because it stands in a fold already)."""
-        table = Table(frame.astype(object).fillna(MISSING), caption, name, left=left, keys=keys)
-        return table if fold is False else Markdown(folded(table, longest=OPEN_LINES))
+        not to ``fold`` (because it stands in a fold already)."""
+        table = Table(frame, caption, name, left=left, keys=keys)
+        return Markdown(folded(table, longest=OPEN_LINES)) if fold else table
 
     def source(self, command: str) -> Markdown:
         """Where the page's rows come from, in a line: files, machine, versions and the command;
         and, folded, the runs and what the lab record holds."""
-        published = {name: self._every(name).query("not local") for name in self._derive}
+        published = {name: _every(name, self._roots).query("not local") for name in self._derive}
         rows = pd.concat(published.values())
         line = provenance.source(rows, self.runs, command)
         label = f"tab-{self._label}-runs"
@@ -233,17 +233,13 @@ class Page:
             elif len(rows):
                 frame = _as_stored(rows, self.section)
                 label = f"tab-{self._label}-rows-{device}"
-                table = Table(frame.astype(object).fillna(MISSING), f"Rows of {name}", label)
-                text.append(folded(table, longest=0))
+                text.append(folded(Table(frame, f"Rows of {name}", label), longest=0))
         if not text:
             text.append(
                 "Nothing is measured on another machine yet. To see which of this page's "
                 "claims hold on yours:"
             )
         return Markdown("\n\n".join([*text, f"```\n{command}\nmake html\n```"]))
-
-    def _every(self, section: str) -> pd.DataFrame:
-        return _every(section, self._roots)
 
     def _tables(self, device: str | None) -> dict[str, pd.DataFrame]:
         """Copies, to which a page may add columns of its own."""
@@ -288,11 +284,9 @@ def _as_stored(rows: pd.DataFrame, section: str) -> pd.DataFrame:
     keys = [c for c in table.key if rows[c].nunique(dropna=False) > 1] or list(table.key[:1])
     values = [c for c in ("status", "ms", *table.values) if c != "note" and rows[c].notna().any()]
     frame = rows[[*keys, *values]].copy()
-    for column in frame.select_dtypes("number"):
-        frame[column] = [
-            MISSING if pd.isna(v) else f"{v:.4g}" if v % 1 else f"{int(v):,}" for v in frame[column]
-        ]
-    return frame
+    numbers = frame.select_dtypes("number").astype(object)
+    texts = numbers.map(lambda v: f"{v:.4g}" if v % 1 else f"{int(v):,}", na_action="ignore")
+    return frame.assign(**texts)
 
 
 def _column(name: str) -> str:

@@ -4,7 +4,6 @@ The names of lines stand where the lines end if there is room beside the panels,
 """
 
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from a2lib.report.style import DIM, INK, Look, Looks, chart
 
@@ -15,7 +14,7 @@ LINE = 1.28  # height of a line of text, in font sizes
 def doubling_axis(ax) -> None:
     """Powers of two along the bottom, at most six of them."""
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_power(value)))
+    ax.xaxis.set_major_formatter(lambda value, _: short_power(value))
     low, high = ax.get_xlim()
     ticks = [2.0**n for n in range(0, 40) if low <= 2.0**n <= high]
     ax.set_xticks(ticks[-1::-2][::-1] if len(ticks) > 5 else ticks)
@@ -40,18 +39,14 @@ def places(wanted: list[float], line: float, low: float, high: float) -> list[fl
             pools[-2:] = [[below + above, m + n]]
     heights, floor = [], low
     for total, n in pools:
-        bottom = min(total / n - line * n / 2, high - line * n)
-        bottom = max(bottom, floor)
+        bottom = max(floor, min(total / n - line * n / 2, high - line * n))
         heights += [bottom + line * (k + 0.5) for k in range(int(n))]
         floor = bottom + line * n
-    found = [0.0] * len(wanted)
-    for i, height in zip(order, heights, strict=True):
-        found[i] = height
-    return found
+    return [height for _, height in sorted(zip(order, heights, strict=True))]
 
 
 def name_ends(figure, ax, ends: list, looks: Looks) -> None:
-    """Write the short name of each line beside the panel, with a hairline from the line's end.
+    """Write the label of each line beside the panel, with a hairline from the line's end.
 
     `ends` are (x, y, name). Call it when the layout is final; the panel's right side must have
     ROOM.
@@ -69,25 +64,23 @@ def name_ends(figure, ax, ends: list, looks: Looks) -> None:
         look = looks.look(name)
         (x0, y0), (x1, y1) = to_figure([(x, y), (start, height)])
         bend = to_figure((max(panel.x1, x + 4 * pixels), y))[0]
-        figure.add_artist(Line2D([x0, bend, x1], [y0, y0, y1], color=look.colour, linewidth=0.7))
-        figure.add_artist(
-            Line2D([x1], [y1], color=look.colour, marker=look.marker, linestyle="", markersize=5)
-        )
+        drawn = {"color": look.colour, "linewidth": 0.7, "marker": look.marker, "markersize": 5}
+        figure.add_artist(Line2D([x0, bend, x1], [y0, y0, y1], markevery=[2], **drawn))
         figure.text(
             *to_figure((start + 6 * pixels, height)),
-            looks.short(name),
+            look.label,
             va="center_baseline",
             fontweight="bold" if look.ours else "normal",
         )
 
 
 def handles(names: list[str], looks: Looks) -> list[Line2D]:
-    """What a legend says of lines: look and short name."""
+    """What a legend says of lines: look and label."""
     found = []
     for name in names:
         look = looks.look(name)
         drawn = {"color": look.colour, "marker": look.marker, "linewidth": thickness(look)}
-        found.append(Line2D([], [], markersize=5, label=looks.short(name), **drawn))
+        found.append(Line2D([], [], markersize=5, label=look.label, **drawn))
     return found
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from a2lib.report.panels import REFERENCE_LINE, thickness
-from a2lib.report.style import COLOURS, DIM, INK, PAPER, Chart, Looks
+from a2lib.report.style import DIM, INK, PAPER, Chart, Looks
 from a2lib.report.units import digits
 
 # Of svg.PAIRS: ours ahead by more than 2, by more than 1.25, by less; level; a peer ahead likewise.
@@ -46,8 +46,8 @@ def log_values(ax) -> None:
     bottom, top = ax.get_ylim()
     if top < 30 * bottom:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.minorticks_off()
+    ax.yaxis.set_major_formatter("{x:g}")
 
 
 def label(ax, words: str, at: tuple, by: tuple[float, float] = (5, 0), **looks) -> None:
@@ -94,7 +94,7 @@ def bars(
     ax.barh(at[shown], more[shown], left=solid[shown], height=0.62, **looks)
     for y, end, words in zip(at, solid + more, text, strict=True):
         label(ax, words, (end, y), va="center")
-    _lying(ax, labels, (solid + more).max(), xlabel)
+    lying(ax, labels, (solid + more).max(), xlabel)
 
 
 def stacked(
@@ -116,14 +116,13 @@ def stacked(
     for name, colour in colours.items():
         wide = parts[name].fillna(0).to_numpy(dtype=float)
         looks = {"color": colour, "label": name, "edgecolor": PAPER, "linewidth": 0.8}
-        ax.barh(np.arange(len(parts)), wide, left=left, height=0.66, **looks)
-        for y, (start, size) in enumerate(zip(left, wide, strict=True)):
-            if size >= least * total.max():
-                inside(ax, digits(size), (start + size / 2, y), PAPER)
+        pieces = ax.barh(np.arange(len(parts)), wide, left=left, height=0.66, **looks)
+        numbers = [digits(size) if size >= least * total.max() else "" for size in wide]
+        ax.bar_label(pieces, numbers, label_type="center", color=PAPER)
         left += wide
-    for y, words in enumerate(text):
-        label(ax, words, (left[y], y), va="center")
-    _lying(ax, parts.index, total.max(), xlabel, room=0.16 if len(text) else 0.02)
+    if len(text):
+        ax.bar_label(pieces, text, padding=5)
+    lying(ax, parts.index, total.max(), xlabel, room=0.16 if len(text) else 0.02)
 
 
 def stacks(
@@ -147,38 +146,6 @@ def stacks(
     return Chart(draw, height=height)
 
 
-def waterfall(
-    ax,
-    labels: Sequence[str],
-    values: Sequence[float],
-    *,
-    text: Sequence[str],
-    colour: str = COLOURS[1],
-    marks: dict[str, float] | None = None,
-    xlabel: str = "",
-) -> None:
-    """What each step takes off the one above it: bars from zero with a text at their begin, the
-    piece that went away pale.
-
-    ``marks`` are dashed lines across all bars, by their words.
-    """
-    values = np.asarray(values, dtype=float)
-    before = np.concatenate([values[:1], values[:-1]])
-    at = np.arange(len(values))
-    ax.barh(at, values, color=colour, height=0.62)
-    ax.barh(at, np.maximum(before - values, 0), left=values, color=HEAT[5], height=0.62)
-    for y, words in zip(at, text, strict=True):
-        label(ax, words, (0, y), (6, 0), va="center", color="#ffffff")
-    _lying(ax, labels, max(values.max(), before.max()), xlabel)
-    if marks:
-        ax.set_ylim(top=-1.3)
-    for words, value in (marks or {}).items():
-        ax.axvline(value, **REFERENCE_LINE, zorder=3)
-        left = len(marks) > 1 and value == min(marks.values())  # room for the words of the next
-        side = {"by": (-4, 0), "ha": "right"} if left else {"by": (4, 0)}
-        label(ax, words, (value, -0.85), color=DIM, **side)
-
-
 def heat(ax, ratios: pd.DataFrame) -> None:
     """A map of ratios, below 1 in our favour; lines and columns are named by the frame's own words.
 
@@ -200,11 +167,17 @@ def heat(ax, ratios: pd.DataFrame) -> None:
     ax.grid(False)
 
 
-def _lying(ax, labels, longest: float, xlabel: str, room: float = 0.24) -> None:
-    ax.set_yticks(np.arange(len(labels)), [str(label) for label in labels])
-    ax.invert_yaxis()
+def name_lanes(ax, at: Sequence[float], names: Sequence[str]) -> None:
+    """Names at heights of an axes, without ticks and lines."""
+    ax.set_yticks(at, names)
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
+
+
+def lying(ax, labels, longest: float, xlabel: str, room: float = 0.24) -> None:
+    """The axes of lying bars, the first on top; ``room`` is that beyond the longest."""
+    name_lanes(ax, range(len(labels)), [str(label) for label in labels])
+    ax.invert_yaxis()
     ax.set_xlim(0, longest * (1 + room))
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.set_xlabel(xlabel)

@@ -19,8 +19,6 @@ def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
     Several values of one field are all named: a mixture is worth seeing.
     """
     used = runs.loc[sorted(set(rows["run"]))]
-    if not len(used):
-        return "no run yet"
     names = {
         f"{n} × {style.device_name(d)}"
         for d, n in zip(used["device"], used["n_devices"], strict=True)
@@ -87,7 +85,7 @@ def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) 
 
     What all runs share is said in the caption, so that the table fits a page.
     """
-    used = runs.loc[sorted(set(rows["run"]))] if len(rows) else runs.iloc[:0]
+    used = runs.loc[sorted(set(rows["run"]))]
     lines = [
         [
             f"`{run}`",
@@ -126,9 +124,9 @@ def block(text: str) -> str:
 
 
 def _version(field: str, value: str) -> str:
-    if field == "cudnn" and value.isdigit() and len(value) >= 4:  # 91900 is 9.19.0
-        major, minor = (int(value[:-4]), value[-4:-2]) if len(value) > 4 else (value[0], value[1:2])
-        return f"{major}.{int(minor)}.{int(value[-2:])}"
+    if field == "cudnn" and value.isdigit():  # 91900 is 9.19.0, and 8902 is 8.9.2
+        major, rest = divmod(int(value), 10_000 if int(value) >= 10_000 else 1000)
+        return f"{major}.{rest // 100}.{rest % 100}"
     return value
 
 

@@ -71,8 +71,10 @@ def _draw(figure, times):
     ax = figure.subplots()
     rows = [(name, *point) for name, points in times.items() for point in points]
     rows = pd.DataFrame(rows, columns=["name", "tokens", "ms"])
-    words = {n: f"{LINES[n].label}  {digits(points[-1][1])} ms" for n, points in times.items()}
-    looks = Looks({name: replace(LINES[name], short=words[name]) for name in words})
+    looks = Looks()
+    for name, points in times.items():
+        label = f"{LINES[name].label}  {digits(points[-1][1])} ms"
+        looks[name] = replace(LINES[name], label=label)
     ends = lines(ax, rows, "tokens", "ms", "name", looks)
     log_values(ax)
     ax.set_xscale("log", base=2)

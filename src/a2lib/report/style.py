@@ -20,14 +20,12 @@ MARKERS = ("o", "^", "v", "X", "s", "p", "D", "P")
 
 @dataclass(frozen=True)
 class Look:
-    """Label, colour and marker of one line, and the ``short`` name that stands beside it; ours is
-    drawn thicker and on top."""
+    """Label, colour and marker of one line; ours is drawn thicker and on top."""
 
     label: str
     colour: str
     marker: str
     ours: bool = False
-    short: str = ""
 
 
 class Looks(dict[str, Look]):
@@ -37,8 +35,8 @@ class Looks(dict[str, Look]):
         """The look of one; what is unknown is drawn in grey under its own name."""
         return self.get(name) or Look(str(name), "#808080", ".")
 
-    def short(self, name: str) -> str:
-        return self.look(name).short or self.look(name).label
+    def label(self, name: str) -> str:
+        return self.look(name).label
 
     def order(self, present) -> list[str]:
         """The names among `present`, each once, in this order, unknown ones last."""
@@ -51,8 +49,6 @@ def palette(names) -> Looks:
     dealt = zip(names, itertools.cycle(zip(COLOURS, MARKERS, strict=True)), strict=False)
     return Looks({name: Look(str(name), *look) for name, look in dealt})
 
-
-STATUS = {"oom": "oom", "unsupported": "n/a", "error": "error"}
 
 INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"
 

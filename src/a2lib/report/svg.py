@@ -62,19 +62,21 @@ def themed(svg: str) -> str:
         svg,
     )
     used = set(re.findall(r"var\(--(\w+)\)", " ".join(rules))) | {"ink"}
-    css = colours(f".{key}", used) + f".{key}{{fill:var(--ink);stroke-linejoin:round}}"
+    light, dark = variables(used)
+    css = f".{key}{{{light}}}@media (prefers-color-scheme:dark){{.{key}{{{dark}}}}}"
+    css += f".{key}{{fill:var(--ink);stroke-linejoin:round}}"
     css += "".join(f".{name}{{{_tight(rule)}}}" for rule, name in rules.items())
     svg = re.sub(r"(<svg\b)([^>]*>)", rf'\1 class="{key}"\2<style>{css}</style>', svg, count=1)
     svg = re.sub(r">\s+<(?!/?tspan)", "><", re.sub(r" *\n *", " ", svg)).strip() + "\n"
     return _without_bare_groups(_short_paths(svg.replace("xlink:href", "href")))
 
 
-def colours(selector: str, names: set[str] | None = None) -> str:
-    """The style rules that give `selector` the palette, by the reader's colour scheme."""
+def variables(names: set[str] | None = None) -> tuple[str, str]:
+    """The palette's colours (of ``names``, or all) as variables of a style: light, and dark."""
     pairs = [pair for pair in PAIRS.values() if names is None or pair[0] in names]
     light = ";".join(f"--{name}:{light}" for name, light, _ in pairs)
     dark = ";".join(f"--{name}:{dark}" for name, _, dark in pairs)
-    return f"{selector}{{{light}}}@media (prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
+    return light, dark
 
 
 def _short_ids(svg: str, key: str) -> str:

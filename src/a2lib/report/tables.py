@@ -38,7 +38,8 @@ def pipe(frame: pd.DataFrame, left: int = 1) -> str:
         frame = pd.DataFrame([["nothing measured yet"]], columns=[" "])
     head = "| " + " | ".join(map(str, frame.columns)) + " |"
     rule = "|" + "|".join(":--" if i < left else "--:" for i in range(frame.shape[1])) + "|"
-    body = ["| " + " | ".join(map(_cell, row)) + " |" for row in frame.itertuples(index=False)]
+    cells = frame.astype(object).fillna(MISSING)
+    body = ["| " + " | ".join(map(_cell, row)) + " |" for row in cells.itertuples(index=False)]
     return "\n".join([head, rule, *body])
 
 

@@ -72,6 +72,14 @@ def picture(table: str, rows: pd.DataFrame, **about) -> list[dict]:
     return every[names[0]].rows
 
 
+def traced(row, found: dict[str, bulk.Picture]) -> list[dict]:
+    """The rows of the first picture that is of what a section's ``row`` is of; empty without."""
+    for one in found.values():
+        if all(getattr(row, key, value) == value for key, value in one.about.items()):
+            return one.rows
+    return []
+
+
 def kernels(rows: pd.DataFrame) -> pd.DataFrame:
     """Every kernel of a step of each of the profile's traces: the columns of the bulk table
     ``kernels`` and what the trace is of (model, context, ...); no rows where nothing is traced."""

@@ -57,15 +57,11 @@ def binary(size: float) -> Number:
 
 
 def percent(share: float, decimals: int = 0) -> Number:
-    text = f"{100 * share:.{decimals}f}"
-    if not float(text):
-        text = text.removeprefix("-")
-    return Number(f"{text.replace('-', '−')}\N{NO-BREAK SPACE}%")
+    text = f"{100 * share:z.{decimals}f}".replace("-", "−")  # z: no minus before a zero
+    return Number(f"{text}\N{NO-BREAK SPACE}%")
 
 
-def times(ratio: float, figures: int = 2) -> Number:
-    """A ratio, as in "4.2 times as fast"."""
-    return digits(ratio, figures)
+times = digits  # a ratio, as in "4.2 times as fast"
 
 
 def count(number: float) -> Number:

@@ -16,15 +16,16 @@ from a2lib.theory.roofline import floor
 BATCH = 8
 LENGTHS, SIZES = (256, 1024, 4096, 8192, 16384), (16, 32, 64, 128)
 LOOKS = Looks(
-    eager=Look("eager PyTorch", "#444444", "s", short="eager"),
-    a2lib=Look("our FlashAttention", "#d55e00", "o", ours=True, short="ours"),
+    eager=Look("eager PyTorch", "#444444", "s"),
+    a2lib=Look("our FlashAttention", "#d55e00", "o", ours=True),
 )
 KINDS = {
     "inputs and output": "#8b5a2b",
     "waits for the backward": "#0072b2",
     "temporary": "#d55e00",
 }
-LINEAR = ("q", "k", "v", "o", "do", "dq", "dk", "dv", "queries", "keys")
+KIND_OF = dict.fromkeys("q k v o do dq dk dv queries keys".split(), "inputs and output")
+KIND_OF |= dict.fromkeys(("p", "mask"), "waits for the backward")
 PARTS = {
     "matrix multiplies": "#0072b2",
     "reading and writing matrices": "#d55e00",
@@ -80,9 +81,7 @@ def over_time(one: Eager) -> Chart:
         for kernel, live in one.moments(pass_):
             sums = dict.fromkeys(KINDS, 0.0)
             for name, size in (given | live).items():
-                waits = name in ("p", "mask")
-                kind = 0 if name in LINEAR else 1 if waits else 2
-                sums[list(KINDS)[kind]] += size / 1e9
+                sums[KIND_OF.get(name, "temporary")] += size / 1e9
             bars.append({"kernel": kernel} | sums)
     frame = pd.DataFrame(bars).set_index("kernel")
     most = int(frame.sum(axis=1).to_numpy().argmax())

@@ -7,7 +7,7 @@ from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
 from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import ROOM, bars, lines
+from a2lib.report.plots import ROOM, bars, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.theory.roofline import floor
@@ -47,8 +47,14 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     launched = rows[~rows["capture"] & (rows["phase"] == "step")].set_index(CASE)["ms_host"]
     rows = rows.join(replayed, on=CASE).join(launched.rename("ms_issued"), on=CASE)
     rows["floor"] = _floors(rows, rows_of("ceiling"))
-    rows["order"] = rows["model"].map({name: i for i, name in enumerate(TITLES)})
-    return rows.sort_values(["order", "context"], kind="stable")
+    return rows.sort_values(["model", "context"], key=by_title)
+
+
+def by_title(column: pd.Series) -> pd.Series:
+    """What a column is sorted by: models as TITLES has them."""
+    if column.name != "model":
+        return column
+    return column.map({name: i for i, name in enumerate(TITLES)})
 
 
 def _flops(rows: pd.DataFrame) -> list[float]:
@@ -83,19 +89,14 @@ def least(
     return floor(kernels, rate * 1e12, bandwidth * 1e12)
 
 
-def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> list[float]:
-    known: dict[tuple, float] = {}
-    found = []
-    for r in rows.itertuples():
-        fused = r.compile == "blocks"
-        case = (r.model, r.precision, int(r.context), int(r.batch), fused)
-        fits = r.mode == "train-step" and r.phase == "wall" and r.model in SIZES
-        fits &= fused or r.precision == "fp32"
-        if fits and case not in known:
-            total = least(ceiling, *case).get("total")
-            known[case] = total.ms if total else np.nan
-        found.append(known[case] if fits else np.nan)
-    return found
+def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
+    rows = rows.assign(fused=rows["compile"] == "blocks")
+    whole = (rows["mode"] == "train-step") & (rows["phase"] == "wall") & rows["model"].isin(SIZES)
+    rows = rows[whole & (rows["fused"] | (rows["precision"] == "fp32"))]
+    cases = rows[["model", "precision", "context", "batch", "fused"]].astype(object)
+    cases = pd.Series(list(cases.itertuples(index=False, name=None)), rows.index, dtype=object)
+    floors = {one: least(ceiling, *one).get("total") for one in cases.unique()}
+    return cases.map({one: total.ms for one, total in floors.items() if total})
 
 
 CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
@@ -203,11 +204,9 @@ def queue(figure):
         launches = [(at - launch, 0.92 * launch) for at in (issued if each else issued[:1])]
         ax.broken_barh(launches, (1.1, 0.8), color=COLOURS[0])
         ax.broken_barh([(b, 0.95 * kernel) for b in begins], (0, 0.8), color=COLOURS[1])
-        ax.set_yticks([0.4, 1.5], ["GPU", "Python"])
+        name_lanes(ax, [0.4, 1.5], ["GPU", "Python"])
         ax.set_title(title, loc="left")
         ax.set(xlim=(0, 19.5), xticks=[])
-        ax.tick_params(axis="y", length=0)
-        ax.grid(False)
     ax.set_xlabel("time")
 
 
@@ -229,13 +228,14 @@ def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
     shown = shown.drop_duplicates(["model", "context", "phase"])
     known = shown["status"] == "ok"
     shown["cell"] = list(map(spread, shown["ms_mean"].where(known), shown["ms_std"]))
-    key = ["order", "model", "context"]
+    key = ["model", "context"]
     table = shown[known].pivot(index=key, columns="phase", values="cell")
     table = table.reindex(pd.MultiIndex.from_frame(shown[key].drop_duplicates()))
     table = table.reindex(columns=[*PHASES, "wall"]).fillna("out of memory")
     steps = shown[shown["phase"] == "wall"].set_index(key).reindex(table.index)
-    table["MFU"] = [percent(m, 1) if m == m else "·" for m in steps["mfu"]]
-    table["peak, GB"] = [digits(p / 1e9, 3) if pd.notna(p) else "·" for p in steps["peak_bytes"]]
+    table["MFU"] = steps["mfu"].map(lambda share: percent(share, 1), na_action="ignore")
+    peak = steps["peak_bytes"].astype(float) / 1e9
+    table["peak, GB"] = peak.map(lambda size: digits(size, 3), na_action="ignore")
     return _named(table).rename(columns={"wall": "train-step"})
 
 
@@ -244,17 +244,16 @@ def by_way(rows: pd.DataFrame, values: dict[str, tuple[dict, str]]) -> pd.DataFr
     a share of peak where the column is mfu, else ms."""
     found = {}
     for name, (way, column) in values.items():
-        these = pick(rows, **STEP, **way).set_index(["order", "model", "context"])[column].dropna()
+        these = pick(rows, **STEP, **way).set_index(["model", "context"])[column].dropna()
         written = percent if column == "mfu" else lambda v: digits(v, 3)
         found[name] = these.map(written)
     return _named(pd.DataFrame(found).dropna(how="all"))
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.sort_index().reset_index().drop(columns="order")
-    tokens = [count(c) for c in table["context"]]
-    table = table.assign(model=table["model"].map(TITLES), context=tokens)
-    return table.rename(columns={"context": "tokens"}).rename_axis(columns=None)
+    table = table.reset_index().sort_values(["model", "context"], key=by_title)
+    table = table.assign(model=table["model"].map(TITLES), context=table["context"].map(count))
+    return table.rename(columns={"context": "tokens"})
 
 
 def published(rows: pd.DataFrame, reference: pd.DataFrame, phase: str) -> pd.DataFrame:
@@ -264,10 +263,7 @@ def published(rows: pd.DataFrame, reference: pd.DataFrame, phase: str) -> pd.Dat
     table = theirs.assign(cell=cells, context=theirs["context"].astype(int))
     table = table.pivot(index=["model", "context"], columns="device", values="cell")
     ours = pick(rows, **PLAIN, capture=False, warmup=5, mode="train-step", phase=phase, status="ok")
-    keys = zip(ours["model"], ours["context"].astype(int), strict=True)
-    mine = dict(zip(keys, map(spread, ours["ms_mean"], ours["ms_std"]), strict=True))
-    table["ours"] = [mine.get(key, "·") for key in table.index]
-    table.index = pd.MultiIndex.from_tuples(
-        [(list(TITLES).index(m), m, c) for m, c in table.index], names=["order", "model", "context"]
-    )
+    keys = [ours["model"], ours["context"].astype(int)]
+    cells = list(map(spread, ours["ms_mean"], ours["ms_std"]))
+    table["ours"] = pd.Series(cells, pd.MultiIndex.from_arrays(keys))
     return _named(table)

@@ -144,7 +144,7 @@ class Calculator:
             "figures, and a command at the end of this page others.</p></noscript>"
             '<div class="a2-form a2-calculator" id="fit" hidden>'
             f'<script type="application/json" class="a2-constants">{json.dumps(constants())}'
-            f"</script>{forms.VERDICT}{forms.picture('memory', 360, 92)}"
+            f"</script>{forms.VERDICT}{forms.picture('memory', 92)}"
             '<form autocomplete="off">'
             f"{fields('The model', (*SHAPE, TIED), size)}{fields('The devices', GIVEN)}"
             f"{fields('The training', TRAINING)}"
@@ -156,16 +156,13 @@ class Calculator:
             f'<ul class="a2-links" aria-labelledby="a2-links">{links}</ul>'
             f"{forms.table('memory', moment, 'component', held, bytes_)}"
             f"{forms.table('speed', hides, 'at best', SPEED, ends)}"
-            f"{forms.picture('time', 360, 144)}"
+            f"{forms.picture('time', 144)}"
             f"{forms.table('busy', long, 'what', parts, seconds)}"
             '<p>The model has <span data-out="parameters"></span> billion parameters. The '
             'largest batch that fits is <span data-out="batch.most"></span> sequences a step, '
             '<span data-out="batch.each"></span> on each data rank. The same in a terminal:</p>'
             '<pre class="a2-command"><code data-out="command"></code></pre></div>'
         )
-
-    def __repr__(self) -> str:
-        return "Calculator()"
 
 
 def state(job: Job, layout: Layout) -> dict[str, int | float | str]:

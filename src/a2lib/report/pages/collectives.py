@@ -11,8 +11,8 @@ from a2lib.theory.latency import Line, fit, wire_share
 
 HANDOUT = (1 << 20, 10 << 20, 100 << 20, 1 << 30)  # bytes
 LOOKS = Looks(
-    queued=Look("NCCL queued", "#d55e00", "o", ours=True, short="queued"),
-    isolated=Look("NCCL isolated", "#0072b2", "^", short="isolated"),
+    queued=Look("queued", "#d55e00", "o", ours=True),
+    isolated=Look("isolated", "#0072b2", "^"),
     gloo=Look("gloo", "#808080", "s"),
 )
 

@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import label, lines, reference
-from a2lib.report.style import COLOURS, Look, Looks, chart
+from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.traces import kernels
 from a2lib.theory.compiling import attention_kernels, moves
 from a2lib.theory.roofline import floor
@@ -13,12 +13,7 @@ from a2lib.theory.roofline import floor
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 MODELS = ("small", "medium", "large", "xl25", "2.7B")
 BATCH = 8
-LOOKS = Looks(
-    {
-        d: Look(f"heads of {d}", colour, marker, short=f"{d}")
-        for d, colour, marker in zip((16, 32, 64, 128), COLOURS[:4], "o^vX", strict=True)
-    }
-)
+LOOKS = palette((16, 32, 64, 128))  # by head size
 
 
 def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -58,10 +53,8 @@ def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     base = rows[key].join(eager, on=key)
     rows["gain"] = base["ms"] / rows["ms"]
     extra = rows["ms_cold"] - base["ms_cold"]
-    rows["pays"] = [
-        e / (b - c) if e > 0 and c < b else None
-        for e, b, c in zip(extra, base["ms"], rows["ms"], strict=True)
-    ]
+    spared = base["ms"] - rows["ms"]
+    rows["pays"] = (extra / spared).where((extra > 0) & (spared > 0))
     return rows
 
 
@@ -104,13 +97,12 @@ def by_share(figure, rows: pd.DataFrame, traced: pd.DataFrame):
     share = [s / 100 for s in range(0, 101)]
     ax.plot(share, [1 / (s + (1 - s) / 2) for s in share], color=COLOURS[4], linewidth=1)
     ax.annotate("all but the multiplies twice as fast", (0.03, 1.99), va="bottom")
-    for r in eager.itertuples():
-        mine = rows[(rows["model"] == r.model) & (rows["precision"] == r.precision)]
-        mine = mine[(mine["compile"] == "blocks") & (mine["phase"] == "wall")]
-        for gain in mine[mine["context"] == 512]["gain"]:
-            ax.plot(r.share, gain, "o", color=COLOURS[0], markersize=6)
-            above = 5 if r.share > 0.85 else 14
-            label(ax, f"{r.model}, {r.precision}", (r.share, gain), (6, above))
+    steps = rows[(rows["compile"] == "blocks") & (rows["phase"] == "wall")]
+    steps = steps[steps["context"] == 512][["model", "precision", "gain"]]
+    for r in eager.merge(steps).itertuples():
+        ax.plot(r.share, r.gain, "o", color=COLOURS[0], markersize=6)
+        above = 5 if r.share > 0.85 else 14
+        label(ax, f"{r.model}, {r.precision}", (r.share, r.gain), (6, above))
     ax.set(xlim=(0, 1.12), ylim=(0.9, 2.3), xlabel="share of matrix multiplies, eager")
     ax.set_ylabel("times as fast as eager")
     reference(ax, 1, "")

@@ -2,14 +2,15 @@
 
 import statistics
 
+import numpy as np
 import pandas as pd
 
 from a2lib.measure import bulk
 from a2lib.report import traces
 from a2lib.report.pages import collectives
-from a2lib.report.plots import label, waterfall
-from a2lib.report.style import COLOURS, chart
-from a2lib.report.tables import MISSING
+from a2lib.report.panels import REFERENCE_LINE
+from a2lib.report.plots import label, lying, name_lanes
+from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.report.units import digits, ms, percent
 from a2lib.theory.buckets import arrivals, block_by_block, curve, gradients, overhead_s, simulate
 from a2lib.theory.transformer import SIZES, parameter_count
@@ -33,9 +34,8 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """The rows with ``base``, the same step without messages (one that updates beside backward, if
     this one does), and ``exposed``, the step less that; ``alone``, the messages with nothing else
     running (of the launched row of the same way); ``paid``, the share of these that is exposed;
-    ``way`` in words; and of steps that were traced ``sent_us``, what the window has of messages,
-    and ``overlapped``, the share of that with other kernels running; and of those in a CUDA graph
-    what ``stretched`` says."""
+    ``way`` in words; of steps that were traced ``overlapped``, the share of their messages with
+    other kernels running; and of those in a CUDA graph what ``stretched`` says."""
     rows = rows.copy()
     updating = rows["wrapper"] == "updating"
     rows["base"] = rows["ms_without"].mask(updating, rows["ms_without_updating"])
@@ -50,41 +50,35 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
         for r in rows.itertuples()
     ]
     strips = traces.pictures("strip", rows)
-    rows = rows.join(pd.DataFrame([_traced(r, strips) for r in rows.itertuples()], rows.index))
-    return rows.join(pd.DataFrame(_stretches(rows, strips)).T.astype(float))
+    windows = {r.Index: strip_of(r, strips) for r in rows.itertuples()}
+    rows["overlapped"] = list(map(_overlapped, windows.values()))
+    return rows.join(pd.DataFrame(_stretches(rows, windows)).T.astype(float))
 
 
 def strip_of(row, strips: dict[str, bulk.Picture]) -> list[dict]:
     """The window of a row's trace; empty where it was not traced."""
-    about = {key: getattr(row, key) for key in (*WAY, "capture")}
-    for picture in strips.values():
-        of = picture.about
-        if of.get("section") == "ddp" and all(of.get(k, v) == v for k, v in about.items()):
-            return picture.rows
-    return []
+    own = {name: one for name, one in strips.items() if one.about.get("section") == "ddp"}
+    return traces.traced(row, own)
 
 
-def _traced(row, strips) -> dict:
-    rows = strip_of(row, strips)
+def _overlapped(rows: list[dict]) -> float | None:
     sent = [r for r in rows if r["kind"] == SENT]
-    total = sum(end - start for start, end in traces.union(sent))
-    if not total:
-        return {"sent_us": None, "overlapped": None}
     others = [r for r in rows if r["kind"] != SENT and r["stream"] != traces.HOST]
-    return {"sent_us": total, "overlapped": traces.overlap_us(sent, others) / total}
+    total = sum(end - start for start, end in traces.union(sent))
+    return traces.overlap_us(sent, others) / total if total else None
 
 
-def _stretches(rows: pd.DataFrame, strips) -> dict[int, dict[str, float]]:
-    """What ``stretched`` says of each traced step in a CUDA graph, by the row's index."""
-    traced = {r.Index: (r, strip_of(r, strips)) for r in rows.itertuples()}
-    same = {n: x for n, x in traced.items() if x[0].precision == "bf16" and x[1]}
-    whole = [strip for r, strip in same.values() if r.wrapper == "naive"]
-    captured = {n: strip for n, (r, strip) in same.items() if r.capture}
-    nccl = [s for n, s in captured.items() if rows.loc[n, "carrier"] == "backend"]
-    if not (whole and nccl):
+def _stretches(rows: pd.DataFrame, windows: dict[int, list[dict]]) -> dict[int, dict[str, float]]:
+    """What ``stretched`` says of each traced step in a CUDA graph, by the row's index, as the
+    ``windows`` are that the traces have."""
+    rows = rows.loc[[n for n, window in windows.items() if window]]
+    rows = rows[rows["precision"] == "bf16"]
+    captured = rows[rows["capture"]]
+    whole, nccl = rows["wrapper"] == "naive", captured["carrier"] == "backend"
+    if not (whole.any() and nccl.any()):
         return {}
-    kinds = block_kinds(nccl[0])
-    return {n: stretched(strip, whole[0], kinds) for n, strip in captured.items()}
+    kinds = block_kinds(windows[nccl.idxmax()])
+    return {n: stretched(windows[n], windows[whole.idxmax()], kinds) for n in captured.index}
 
 
 def block_kinds(traced: list[dict]) -> list[str]:
@@ -173,10 +167,21 @@ def simulated_ms(bucket_mb: float, backward_ms: float, messages: pd.DataFrame) -
 
 @chart(height=3.4)
 def ladder(figure, steps: dict[str, float], marks: dict[str, float]):
-    """The step by each way, from the naive one down, with what one GPU takes."""
-    text = [f"{time:.0f}" for time in steps.values()]
-    looks = {"text": text, "marks": marks, "xlabel": "ms a step"}
-    waterfall(figure.subplots(), list(steps), list(steps.values()), **looks)
+    """The step by each way, from the naive one down: a bar from zero, and pale what it takes off
+    the one above it. ``marks`` are two dashed lines across all bars, by their words."""
+    ax, at, took = figure.subplots(), range(len(steps)), np.array([*steps.values()])
+    ax.barh(at, took, color=COLOURS[1], height=0.62)
+    saved = np.maximum(-np.diff(took, prepend=took[0]), 0)
+    ax.barh(at, saved, left=took, color="#b5d2f0", height=0.62)
+    for y, time in enumerate(took):
+        label(ax, f"{time:.0f}", (0, y), (6, 0), va="center", color="#ffffff")
+    lying(ax, steps, took.max(), "ms a step")
+    ax.set_ylim(top=-1.3)
+    for words, value in marks.items():
+        ax.axvline(value, **REFERENCE_LINE, zorder=3)
+        left = value == min(marks.values())  # room for the words of the next
+        side = {"by": (-4, 0), "ha": "right"} if left else {"by": (4, 0)}
+        label(ax, words, (value, -0.85), color=DIM, **side)
 
 
 @chart(height=3.2)
@@ -216,10 +221,8 @@ def schedules(figure):
             ax.broken_barh(bars, (y + 0.26 * lane, 0.24), facecolor=colour, edgecolor="#ffffff")
     for words, x, lane in (("backward", 0.1, 0), ("messages", 6.1, 1), ("AdamW", 10.1, 2)):
         ax.annotate(words, (x, 0.12 + 0.26 * lane), va="center", color="#ffffff")
-    ax.set_yticks([0.38, 1.38, 2.38], list(ways))
+    name_lanes(ax, [0.38, 1.38, 2.38], list(ways))
     ax.set(xlim=(0, 13), ylim=(2.9, -0.1), xticks=[], xlabel="time")
-    ax.tick_params(axis="y", length=0)
-    ax.grid(False)
 
 
 def around_the_end(rows: list[dict], before: float = 5000, after: float = 1500) -> list[dict]:
@@ -245,29 +248,37 @@ def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
     """Steps launched from Python as a table: what each exposes, and its share."""
     rows = rows.sort_values(["model", "ms"], ascending=[False, False])
-    lines = [
-        [MODELS[r.model], r.way, ms(r.ms, 3), ms(r.exposed, 3), percent(r.exposed / r.ms)]
-        + [_time(r.alone)]
-        for r in rows.itertuples()
-    ]
-    columns = ["model", "way", "step", "exposed", "of the step", "messages' own time"]
-    return pd.DataFrame(lines, columns=columns)
+    return pd.DataFrame(
+        {
+            "model": rows["model"].map(MODELS),
+            "way": rows["way"],
+            "step": _times(rows["ms"]),
+            "exposed": _times(rows["exposed"]),
+            "of the step": (rows["exposed"] / rows["ms"]).map(percent),
+            "messages' own time": _times(rows["alone"]),
+        }
+    )
 
 
 def every(rows: pd.DataFrame) -> pd.DataFrame:
     """Every timed step as a table."""
     rows = rows[rows["status"] == "ok"].sort_values(["model", "precision", "capture", "ms"])
-    lines = [
-        [MODELS[r.model], r.precision]
-        + ["CUDA graph" if r.capture else "from Python", r.way, ms(r.ms, 3)]
-        + [f"{digits(r.ms_p20, 3)} to {digits(r.ms_p80, 3)}", _time(r.base), _time(r.exposed)]
-        + [_time(r.alone), ms(r.ms_host, 3)]
-        for r in rows.itertuples()
-    ]
-    columns = ["model", "precision", "launched", "way", "step", "20 to 80 %"]
-    columns += ["one GPU, nothing sent"]
-    return pd.DataFrame(lines, columns=[*columns, "exposed", "messages' own time", "to launch it"])
+    low, high = (rows[name].map(lambda t: digits(t, 3)) for name in ("ms_p20", "ms_p80"))
+    return pd.DataFrame(
+        {
+            "model": rows["model"].map(MODELS),
+            "precision": rows["precision"],
+            "launched": rows["capture"].map({True: "CUDA graph", False: "from Python"}),
+            "way": rows["way"],
+            "step": _times(rows["ms"]),
+            "20 to 80 %": low + " to " + high,
+            "one GPU, nothing sent": _times(rows["base"]),
+            "exposed": _times(rows["exposed"]),
+            "messages' own time": _times(rows["alone"]),
+            "to launch it": _times(rows["ms_host"]),
+        }
+    )
 
 
-def _time(time: float) -> str:
-    return ms(time, 3) if time == time else MISSING
+def _times(times: pd.Series) -> pd.Series:
+    return times.map(lambda t: ms(t, 3), na_action="ignore")

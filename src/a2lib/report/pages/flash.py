@@ -14,14 +14,14 @@ from a2lib.theory.memory.allocator import ROUND, SMALL
 PART = "compiled_backward"  # its forward is ours, which makes it no peer
 LOOKS = Looks(
     {
-        OURS: Look("a2lib (ours)", "#d55e00", "o", ours=True, short="ours"),
-        "eager": Look("PyTorch eager", "#444444", "s", short="eager"),
-        "compile": Look("torch.compile", "#a86f00", "D", short="compile"),
-        "sdpa_flash": Look("SDPA FlashAttention-2", "#0072b2", "^", short="FA2"),
-        "sdpa_cudnn": Look("SDPA cuDNN", "#00825f", "v", short="cuDNN"),
-        "sdpa_efficient": Look("SDPA memory-efficient", "#2a86bf", "P", short="efficient"),
-        "flex": Look("FlexAttention", "#b0558a", "X", short="Flex"),
-        PART: Look("ours, backward by torch.compile", "#8b5a2b", "p", short="part ours"),
+        OURS: Look("ours", "#d55e00", "o", ours=True),
+        "eager": Look("eager", "#444444", "s"),
+        "compile": Look("compile", "#a86f00", "D"),
+        "sdpa_flash": Look("FA2", "#0072b2", "^"),
+        "sdpa_cudnn": Look("cuDNN", "#00825f", "v"),
+        "sdpa_efficient": Look("efficient", "#2a86bf", "P"),
+        "flex": Look("Flex", "#b0558a", "X"),
+        PART: Look("part ours", "#8b5a2b", "p"),
     }
 )
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
@@ -50,12 +50,10 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     how much more their blocks can be in PyTorch's allocator (``theory.memory.allocator``), and
     ``matrices``, what the peak has beyond them in N x N matrices.
     """
-    found = by_graph(rows).assign(called=rows["ms"], name=rows["implementation"].map(LOOKS.short))
-    found["kind"] = np.where(
-        rows["heads"] == 1,
-        "one head",
-        np.where(rows["heads"] * rows["head_dim"] == 2048, "paper", "board"),
-    )
+    found = by_graph(rows).assign(called=rows["ms"], name=rows["implementation"].map(LOOKS.label))
+    found["kind"] = "board"
+    found.loc[rows["heads"] * rows["head_dim"] == 2048, "kind"] = "paper"
+    found.loc[rows["heads"] == 1, "kind"] = "one head"
     sizes = rows[["batch", "heads", "seq_len", "seq_len", "head_dim"]].astype(int)
     sizes = sizes.to_numpy().tolist()
     flops = [
@@ -189,11 +187,11 @@ def bars(figure, rows: pd.DataFrame):
     floor; the three that would need a longer axis are named beside it."""
     time = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
     shown = [OURS, "sdpa_cudnn", "flex", "sdpa_flash"]
-    parts = time.loc[shown, ["forward", "backward"]].rename(index=LOOKS.short)
+    parts = time.loc[shown, ["forward", "backward"]].rename(index=LOOKS.label)
     least = {p: [floors(p)["tensor cores"]] for p in parts}
     floor = pd.DataFrame(least, index=["tensor cores' floor"])
     parts = pd.concat([floor, parts])
-    far = {LOOKS.short(n): time.loc[n, "end_to_end"] for n in time.index if n not in shown}
+    far = {LOOKS.label(n): time.loc[n, "end_to_end"] for n in time.index if n not in shown}
     text = [ms(v) for v in parts.sum(axis=1)]
     ax = _two(figure, parts, text=text, least=0.1, xlabel="GPU time, ms")
     words = "\n".join(f"{n}: {ms(v)}" for n, v in sorted(far.items(), key=lambda nv: nv[1]))

@@ -20,8 +20,11 @@ def state(scores) -> tuple[float, float]:
 
 def merge() -> Drawing:
     """A row of scores in two tiles, each with its m, l and a, and what becomes of the two."""
-    out, side, left = [], 32, (24, 212)
-    for x, scores, name, fill in zip(left, SCORES, "AB", ("full", "mask"), strict=True):
+    out, side = [], 32
+    for x, scores, name, fill, arrow in (
+        (24, SCORES[0], "A", "full", "M88 122L108 145M96 143l12 2l-1 -12"),
+        (212, SCORES[1], "B", "mask", "M276 122L256 145M258 135l-2 10l11 -2"),
+    ):
         out.append(text(x + 2 * side, 14, f"tile {name} of the row", anchor="middle", bold=True))
         for j, score in enumerate(scores):
             out.append(box(x + j * side, 24, side - 2, side - 2, KINDS[fill]))
@@ -31,30 +34,20 @@ def merge() -> Drawing:
             text(x, 78, f"m = {m}, the largest"),
             text(x, 96, f"ℓ = {total:.2f}, the sum"),
             text(x, 114, "a = Σ exp(s − m) v"),
-            stroke(f"M{x + 64:g} 122L{x + (84 if x < 100 else 44):g} 145", width=1.6),
-            stroke(
-                f"M{x + (72 if x < 100 else 46):g} {'143' if x < 100 else '135'}"
-                + ("l12 2l-1 -12" if x < 100 else "l-2 10l11 -2"),
-                width=1.6,
-            ),
+            stroke(arrow, width=1.6),
         ]
     (m_a, l_a), (m_b, l_b) = map(state, SCORES)
     m, total = state(SCORES[0] + SCORES[1])
     shrink = math.exp(m_a - m)
     assert math.isclose(shrink * l_a + math.exp(m_b - m) * l_b, total)
-    out += [
-        text(WIDTH / 2, 164, f"m = max({m_a}, {m_b}) = {m}", anchor="middle"),
-        text(
-            WIDTH / 2,
-            183,
-            f"ℓ = exp({m_a} − {m}) · {l_a:.2f} + {l_b:.2f} = {total:.2f}",
-            anchor="middle",
-        ),
-        text(WIDTH / 2, 202, f"a = exp({m_a} − {m}) · a(A) + a(B)", anchor="middle"),
-        box(58, 148, WIDTH - 116, 64, OPEN),
-        text(WIDTH / 2, 232, "as if the row had been seen whole", anchor="middle"),
-    ]
-    return Drawing(out, 242)
+    merged = {
+        164: f"m = max({m_a}, {m_b}) = {m}",
+        183: f"ℓ = exp({m_a} − {m}) · {l_a:.2f} + {l_b:.2f} = {total:.2f}",
+        202: f"a = exp({m_a} − {m}) · a(A) + a(B)",
+        232: "as if the row had been seen whole",
+    }
+    out += [text(WIDTH / 2, y, words, anchor="middle") for y, words in merged.items()]
+    return Drawing([*out, box(58, 148, WIDTH - 116, 64, OPEN)], 242)
 
 
 def sweeps() -> Drawing:

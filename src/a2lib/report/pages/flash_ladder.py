@@ -1,7 +1,7 @@
 """The ladder of attention: what each technique gains, over the GPUs it was measured on."""
 
 import pandas as pd
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from a2lib.report import plots
 from a2lib.report.page import pick
@@ -82,7 +82,7 @@ def climb(rows: pd.DataFrame, *kinds: str) -> Chart:
             ax.set_xscale("log")
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             ax.xaxis.set_major_formatter("{x:g}")
-            ax.xaxis.set_minor_locator(NullLocator())
+            ax.xaxis.minorticks_off()
             ax.set(yticks=range(len(own)), yticklabels=[RUNGS[n] for n in own.index])
             ax.set(ylim=(len(own) - 0.5, -1.3), xlabel="forward and backward, ms")
             ax.grid(False, axis="y")

@@ -8,7 +8,6 @@ from a2lib.report.page import LEVEL, pick
 from a2lib.report.pages.flash import LOOKS, PASSES
 from a2lib.report.pages.flash_tables import latency
 from a2lib.report.style import chart
-from a2lib.report.tables import MISSING
 from a2lib.report.units import binary, count, digits
 
 
@@ -41,11 +40,11 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
             own = pick(rows, kind="one head", dtype=dtype, pass_=pass_, implementation=OURS)
             ratio = (own["ms"] / own["best"]).astype(float)
             behind, worst = own["peer"][ratio > LEVEL], own.loc[ratio.idxmax()]
-            often = [f"{LOOKS.short(i)} ({n})" for i, n in behind.value_counts().items()]
+            often = [f"{LOOKS.label(i)} ({n})" for i, n in behind.value_counts().items()]
             ahead, near = ratio < 1 / LEVEL, ratio.between(1 / LEVEL, LEVEL)
             lines.append(
                 [f"{dtype} {title}", ahead.sum(), near.sum()]
-                + [len(behind), often[0] if often else MISSING]
+                + [len(behind), often[0] if often else None]
                 + [f"×{digits(ratio.max(), 3)} at {count(worst['seq_len'])}, {worst['head_dim']}"]
             )
     columns = ["of 40 shapes ours is", "ahead", "within 2 %", "behind", "mostly behind"]
@@ -79,8 +78,8 @@ def memory(rows: pd.DataFrame) -> pd.DataFrame:
     here = pick(rows, kind="one head", dtype="bf16", head_dim=64, pass_="end_to_end")
     wide = here.pivot(index="seq_len", columns="implementation", values="peak_bytes")
     wide = wide[LOOKS.order(wide.columns)].astype(float).map(binary, na_action="ignore")
-    wide = wide.rename(index=count, columns=LOOKS.short).rename_axis("tokens")
-    return wide.rename_axis(columns=None).reset_index()
+    wide = wide.rename(index=count, columns=LOOKS.label).rename_axis("tokens")
+    return wide.reset_index()
 
 
 def apart(rows: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +88,7 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
     here = pick(here, seq_len=[128, 1024, 8192, 65536])
     place = here["implementation"].map(list(LOOKS).index)
     lines = [
-        [LOOKS.short(r.implementation), count(r.seq_len)]
+        [LOOKS.label(r.implementation), count(r.seq_len)]
         + [digits(v, 3) for v in (r.called, r.ms, r.ms_host)]
         + ["host" if r.ms_host > r.ms else "GPU"]
         for r in here.assign(place=place).sort_values(["place", "seq_len"]).itertuples()
@@ -106,7 +105,7 @@ def coverage(rows: pd.DataFrame) -> pd.DataFrame:
         without=("ms", lambda c: c.isna().sum()),
         reason=("note", lambda c: "; ".join(n for n in c.dropna().unique() if n)[:110]),
     )
-    return found.rename(index=LOOKS.short).reset_index()
+    return found.rename(index=LOOKS.label).reset_index()
 
 
 def errors(rows: pd.DataFrame, dtype: str, head_dim: int) -> pd.DataFrame:
@@ -117,7 +116,7 @@ def errors(rows: pd.DataFrame, dtype: str, head_dim: int) -> pd.DataFrame:
     wide = wide.reindex(LOOKS.order(wide.index.levels[1]), level=1)
     wide.columns = [f"{t}{'' if s == 1 else f' × {s:.0f}'}" for s, t in wide.columns]
     wide = wide.map(lambda e: "n/a" if e != e else f"{e:.1e}")
-    return wide.rename(index=LOOKS.short, level=1).rename_axis(["heads", ""]).reset_index()
+    return wide.rename(index=LOOKS.label, level=1).rename_axis(["heads", ""]).reset_index()
 
 
 def every(page, rows: pd.DataFrame, value: str, words: str, name: str) -> str:

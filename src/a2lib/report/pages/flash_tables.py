@@ -8,27 +8,24 @@ from a2lib.report.metrics import OURS, ceilings, copy_bandwidth
 from a2lib.report.page import LEVEL, one, pick
 from a2lib.report.pages import flash
 from a2lib.report.pages.flash import BOARD, COUNTED, LOOKS, OWN, PASSES, THEIRS
-from a2lib.report.style import STATUS
 from a2lib.report.units import count, digits, ms, percent, quantity, tflops
 from a2lib.theory.attention import attention_bytes, tiled_memory
 
 
 def latency(rows: pd.DataFrame, index: list[str], value: str = "ms") -> pd.DataFrame:
-    """Times to three digits, a line per value of the ``index`` columns, a column for each
-    implementation; a GPU time within 2 % of the least of its line is bold."""
+    """Times to three digits, a line per value of the ``index`` columns (``seq_len`` is one), a
+    column for each implementation; a GPU time within 2 % of the least of its line is bold."""
     names = LOOKS.order(rows["implementation"])
     wide = rows.pivot(index=index, columns="implementation", values=value)[names].astype(float)
     status = rows.pivot(index=index, columns="implementation", values="status")[names]
     least = wide.min(axis=1)
-    cells = wide.map(lambda v: "" if np.isnan(v) else digits(v, 3)).mask(
-        wide.isna(), status.replace(STATUS)
-    )
+    cells = wide.map(lambda v: digits(v, 3), na_action="ignore")
+    cells = cells.fillna(status.replace("unsupported", "n/a"))
     if value == "ms":
         cells = cells.mask(wide.le(LEVEL * least, axis=0), "**" + cells + "**")
-    cells = cells.rename(columns=LOOKS.short).rename_axis(columns=None).reset_index()
-    for name in cells.columns.intersection(["seq_len"]):
-        cells[name] = cells[name].map(count)
-    return cells.rename(columns={"seq_len": "tokens", "head_dim": "d", "batch": "sequences"})
+    cells = cells.rename(columns=LOOKS.label).reset_index()
+    cells["seq_len"] = cells["seq_len"].map(count)
+    return cells.rename(columns={"seq_len": "tokens", "head_dim": "d"})
 
 
 def limits(measured: dict) -> pd.DataFrame:
@@ -54,8 +51,8 @@ def at_board(rows: pd.DataFrame) -> pd.DataFrame:
     cells = wide.map(lambda v: digits(v, 3)).rename(columns=PASSES)
     cells["TFLOP/s"] = [digits(r, 3) for r in rate]
     cells["of the peak"] = [percent(r / flash.sheet("bf16_dense")) for r in rate]
-    cells = cells.rename(index=LOOKS.short).rename_axis("GPU time, ms")
-    return cells.rename_axis(columns=None).reset_index()
+    cells = cells.rename(index=LOOKS.label).rename_axis("GPU time, ms")
+    return cells.reset_index()
 
 
 def machines(protocols: list[pd.DataFrame], plain: list[pd.DataFrame]) -> pd.DataFrame:
@@ -67,12 +64,12 @@ def machines(protocols: list[pd.DataFrame], plain: list[pd.DataFrame]) -> pd.Dat
     last = {"protocol": "sustained", "second": 9}
     found = {}
     for name in (OURS, "sdpa_cudnn", "sdpa_flash"):
-        short = LOOKS.short(name)
+        short = LOOKS.label(name)
         found[f"{short}, burst"] = both("ms_mean", protocol="burst", implementation=name)
         found[f"{short}, tenth second"] = both("ms_mean", **last, implementation=name)
     for name in (OURS, "sdpa_cudnn", "sdpa_flash", "compile"):
         board = both("ms_mean", protocol="board", implementation=name)
-        found[f"{LOOKS.short(name)}, leaderboard's protocol"] = board
+        found[f"{LOOKS.label(name)}, leaderboard's protocol"] = board
     found |= {
         "clock in our tenth second, MHz": both("sm_mhz", **last, implementation=OURS),
         "power, W": both("power_w", **last, implementation=OURS),
@@ -95,8 +92,8 @@ def spreads() -> pd.DataFrame:
     ]
     wide = rows.assign(cell=cells).pivot(index="implementation", columns="pass", values="cell")
     wide = wide.loc[LOOKS.order(wide.index), list(PASSES)]
-    wide = wide.rename(index=LOOKS.short, columns=PASSES).rename_axis("ms (p20 to p80), samples")
-    return wide.rename_axis(columns=None).reset_index()
+    wide = wide.rename(index=LOOKS.label, columns=PASSES).rename_axis("ms (p20 to p80), samples")
+    return wide.reset_index()
 
 
 def memory_parts(measured: int) -> pd.DataFrame:
@@ -120,7 +117,7 @@ def counters(counted: pd.DataFrame) -> pd.DataFrame:
         once = attention_bytes(**BOARD | {"head_dim": d}, element_bytes=2, pass_=pass_)
         lines.append(
             [f"{COUNTED[r['implementation']]}, {pass_}", d, digits(r["l2_bytes"] / 1e9, 3)]
-            + [digits(flash.l2_bytes(pass_, d) / 1e9, 3) if r["implementation"] == OURS else "·"]
+            + [digits(flash.l2_bytes(pass_, d) / 1e9, 3) if r["implementation"] == OURS else None]
             + [digits(r["device_bytes"] / 1e9, 3), digits(once / 1e9, 3)]
             + [percent(r["tensor"] / 100), percent(r["exp"] / 100)]
         )
@@ -139,7 +136,7 @@ def plain_operations(ceiling: pd.DataFrame) -> pd.DataFrame:
         lines.append([name, tflops(rate, 3), quantity(r.sm_mhz, "MHz", 4), share])
     copy = copy_bandwidth(ceiling)
     share = percent(copy / flash.sheet("memory_bandwidth"))
-    lines.append(["device copy, read plus written", quantity(copy, "TB/s", 3), "·", share])
+    lines.append(["device copy, read plus written", quantity(copy, "TB/s", 3), None, share])
     return pd.DataFrame(lines, columns=["operation", "measured", "clock", "of the data sheet"])
 
 
@@ -148,7 +145,7 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
     wide = rows.groupby(["implementation", "dtype", "score_scale"])["error"].max().unstack([1, 2])
     wide = wide.loc[LOOKS.order(wide.index)].map(lambda e: "n/a" if e != e else f"{e:.1e}")
     wide.columns = [f"{d}{'' if s == 1 else f', scores × {s:.0f}'}" for d, s in wide.columns]
-    return wide.rename(index=LOOKS.short).rename_axis("largest relative error").reset_index()
+    return wide.rename(index=LOOKS.label).rename_axis("largest relative error").reset_index()
 
 
 def one_head(rows: pd.DataFrame) -> pd.DataFrame:
@@ -157,7 +154,7 @@ def one_head(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[~rows["seq_len"].isin([256, 1024])]
     rows = rows.assign(ratio=(rows["ms"] / rows["best"]).map("{:.2f}".format))
     wide = rows.pivot(index=["dtype", "head_dim"], columns="seq_len", values="ratio")
-    wide = wide.rename(columns=count).rename_axis(columns=None).reset_index()
+    wide = wide.rename(columns=count).reset_index()
     return wide.rename(columns={"dtype": "", "head_dim": "d"})
 
 
@@ -177,7 +174,7 @@ def published(rows: pd.DataFrame, lengths=(1024, 16384, 65536)) -> pd.DataFrame:
                     "oom" if np.isnan(v) else f"{v:.2f}" for v in other.loc[["eager", THEIRS], "ms"]
                 ]
                 gains = other.loc[THEIRS, "speedup_over_eager"], own["eager"] / own[OURS]
-                gains = ["·" if np.isnan(g) else f"{digits(g, 3)}×" for g in gains]
+                gains = [None if np.isnan(g) else f"{digits(g, 3)}×" for g in gains]
                 lines.append(
                     [f"{dtype} {title}", count(n), *printed, gains[0]]
                     + [digits(own["eager"], 3), digits(own[OURS], 3), gains[1]]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from a2lib.report import svg
+from a2lib.report.drawing import WIDTH
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ STATE = (
 VERDICT = '<p class="a2-verdict" aria-hidden="true"></p>'
 
 
-def picture(name: str, width: int, height: int, labelled_by: str = "a2-state") -> str:
+def picture(name: str, height: int) -> str:
     return (
         f'<svg class="a2-drawing a2-{name}" data-draw="{name}" role="img" '
-        f'aria-labelledby="{labelled_by}" viewBox="0 0 {width} {height}"></svg>'
+        f'aria-labelledby="a2-state" viewBox="0 0 {WIDTH} {height}"></svg>'
     )
 
 
@@ -124,6 +125,5 @@ def swatch(drawing: str) -> str:
 
 def palette() -> str:
     """The drawings' colours as variables of the form, by the page's theme."""
-    light = ";".join(f"--{name}:{value}" for name, value, _ in svg.PAIRS.values())
-    dark = ";".join(f"--{name}:{value}" for name, _, value in svg.PAIRS.values())
+    light, dark = svg.variables()
     return f'<style>.a2-form{{{light}}}html[data-theme="dark"] .a2-form{{{dark}}}</style>'

@@ -6,7 +6,7 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.page import one, pick
 from a2lib.report.pages import benchmark
-from a2lib.report.pages.benchmark import FAST, NARROW, PHASES, TITLES, spread
+from a2lib.report.pages.benchmark import FAST, NARROW, PHASES, TITLES, by_title, spread
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import digits, ms, percent, span
 
@@ -84,11 +84,9 @@ def streams(figure):
         ax.broken_barh([(i, 0.94) for i in range(8)], (1.1, 0.8), color=COLOURS[1])
         updates = [(i + 1 if beside else 8 + 0.5 * i, 0.47) for i in range(8)]
         ax.broken_barh(updates, (0, 0.8), color=COLOURS[0])
-        ax.set_yticks([0.4, 1.5], ["AdamW (bytes)", "backward (multiplies)"])
+        plots.name_lanes(ax, [0.4, 1.5], ["AdamW (bytes)", "backward (multiplies)"])
         ax.set_title(title, loc="left")
         ax.set(xlim=(0, 12.5), xticks=[])
-        ax.tick_params(axis="y", length=0)
-        ax.grid(False)
     ax.set_xlabel("time")
 
 
@@ -120,13 +118,12 @@ def process(figure, rows: pd.DataFrame, *models: str):
 
 def by_step(rows: pd.DataFrame) -> pd.DataFrame:
     """Time, share of peak, energy, power and clock of each sustained step."""
-    order = rows.assign(place=rows["model"].map({name: i for i, name in enumerate(TITLES)}))
-    names = rows["step"].where(rows["step"].notna(), "PyTorch's attention, fp32 weights")
-    found = order.assign(step=names).sort_values(["place", "ms_mean"], ascending=[True, False])
+    rows = rows.fillna({"step": "PyTorch's attention, fp32 weights"})
+    rows = rows.sort_values(["model", "ms_mean"], ascending=[True, False], key=by_title)
     cells = [
         [TITLES[r.model], r.step, digits(r.ms_mean, 3), percent(r.mfu), digits(r.joules, 3)]
         + [f"{r.watts:.0f}", digits(r.ms_limit, 3), f"{r.sm_mhz:,.0f}"]
-        for r in found.itertuples()
+        for r in rows.itertuples()
     ]
     columns = ["model", "step", "ms", "of peak", "J", "W", "ms at the limit", "MHz"]
     return pd.DataFrame(cells, columns=columns)

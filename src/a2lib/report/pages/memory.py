@@ -8,7 +8,7 @@ import pandas as pd
 
 from a2lib.report import plots, traces
 from a2lib.report.data import load_reference
-from a2lib.report.page import Missing
+from a2lib.report.page import pick
 from a2lib.report.pages import timeline
 from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.theory.devices import DEVICES
@@ -93,12 +93,10 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with, in bytes: ``formula`` and ``gradients``, as counted; ``largest`` and ``five``,
     the largest tensor and the five largest that autograd's hooks saw."""
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
-    about = ("model", "context", "precision", "attention")
-    seen = {
-        tuple(p.about[k] for k in about): sorted((r["bytes"] for r in p.rows), reverse=True)
-        for p in traces.pictures("saved", rows).values()
-    }
-    sizes = [seen.get(tuple(getattr(r, k) for k in about), [np.nan]) for r in rows.itertuples()]
+    seen, sizes = traces.pictures("saved", rows), []
+    for row in rows.itertuples():
+        found = sorted((tensor["bytes"] for tensor in traces.traced(row, seen)), reverse=True)
+        sizes.append(found or [np.nan])
     return rows.assign(
         formula=[
             block_saved_bytes(SIZES[r.model], BATCH, int(r.context), r.attention, r.precision)
@@ -116,14 +114,9 @@ def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     with what was there as its forward ended (``ended``), of that what it keeps (``kept``), and at
     its peak: gradients (``grown``), what is kept still (``left``), tensors of the scores' size
     (``matrices``), of which its forward keeps ``own``."""
-    tables = {name: traces.pictures(name, rows).values() for name in ("lines", "memory", "largest")}
-
-    def picture(name: str, row) -> list[dict]:
-        for p in tables[name]:
-            if all(getattr(row, k, v) == v for k, v in p.about.items()):
-                return p.rows
-        return []
-
+    lines, timelines, largest = (
+        traces.pictures(name, rows) for name in ("lines", "memory", "largest")
+    )
     found = []
     for row in rows.itertuples():
         first = int(row.step_number) == 0
@@ -131,19 +124,20 @@ def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         mode = "train-step" if block else row.mode
         case = step(row.context, mode, row.precision, row.attention, row.model, first)
         mine = {"counted": np.nan if block else asked(case)}
-        if asked_for := picture("lines", row):
+        if asked_for := traces.traced(row, lines):
             for phase in ("forward", "backward"):
-                lines = [r for r in asked_for if r["phase"] == phase] or [{"bytes": np.nan}]
-                most = max(r["bytes"] for r in lines)
+                own = [r for r in asked_for if r["phase"] == phase] or [{"bytes": np.nan}]
+                most = max(r["bytes"] for r in own)
                 mine[f"{phase}_largest"] = most
-                mine[f"{phase}_of"] = sum(r.get("count", 0) for r in lines if r["bytes"] == most)
-        if block and (drawn := picture("memory", row)):
+                mine[f"{phase}_of"] = sum(r.get("count", 0) for r in own if r["bytes"] == most)
+        if block and (drawn := traces.traced(row, timelines)):
             at = moments(drawn)
             mine["ended"] = timeline.total(at["forward"])
             mine["kept"] = at["forward"]["saved for backward"]
             mine["grown"] = at["peak"]["gradients"]
             mine["left"] = at["peak"]["saved for backward"]
-            scores = [r for r in picture("largest", row) if r["bytes"] == case.sizes["scores"]]
+            scores = case.sizes["scores"]
+            scores = [r for r in traces.traced(row, largest) if r["bytes"] == scores]
             mine["matrices"] = len(scores)
             mine["own"] = sum(r["category"] == "saved for backward" for r in scores)
         found.append(mine)
@@ -203,12 +197,9 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
 
 
 def _ran(rows: pd.DataFrame, one: StepMemory) -> bool:
-    same = (rows["model"] == MODEL) & (rows["phase"] == "step") & (rows["step_number"] == 1)
-    for name in ("context", "mode", "precision", "attention"):
-        same &= rows[name] == getattr(one, name)
-    if not same.any():
-        raise Missing(f"no row of {one}")
-    return bool((rows[same]["status"] == "ok").all())
+    about = {name: getattr(one, name) for name in ("context", "mode", "precision", "attention")}
+    same = pick(rows, model=MODEL, phase="step", step_number=1, **about)
+    return bool((same["status"] == "ok").all())
 
 
 @chart(height=2.8)

@@ -49,9 +49,9 @@ def gains(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     wide["backward"] = wide["forward-backward"] - wide["forward"]
     both = launched[launched["precision"] == "bf16"].dropna(subset=["ms"])["model"]
     launched = launched[launched["model"].isin(both)]
-    for phase in ("forward", "backward"):
-        own = launched[launched["phase"] == phase].groupby(["model", "precision"])["ms"]
-        wide[f"{phase} as called"] = own.mean()
+    called = launched.pivot_table("ms", ["model", "precision"], "phase")
+    called = called.reindex(columns=["forward", "backward"]).add_suffix(" as called")
+    wide = wide.join(called)
     passes = wide.columns.drop("forward-backward")
     long = wide[passes].stack().rename("ms").dropna().reset_index()
     long = long.rename(columns={"mode": "pass", "level_2": "pass"})

@@ -32,13 +32,18 @@ Row = tuple[str, tuple[int, int], Cells, str]
 
 
 def clock(
-    timeline: Timeline, y: float, names: dict[str, str], seconds: float | None = None
-) -> tuple[list[str], float]:
-    """The rows of a timeline, one per stream in ``names``, from ``y`` down; and where they end.
+    out: list[str],
+    timeline: Timeline,
+    y: float,
+    names: dict[str, str],
+    seconds: float | None = None,
+) -> float:
+    """Add the rows of a timeline, one per stream in ``names``, from ``y`` down; gives where they
+    end.
 
     A box has its task's letter and number where it is wide enough.
     """
-    across, height, out = (WIDTH - LEFT - 6) / (seconds or timeline.seconds), 22, []
+    across, height = (WIDTH - LEFT - 6) / (seconds or timeline.seconds), 22
     for stream, name in names.items():
         out.append(text(LEFT - 6, y + height / 2 + 4, name, anchor="end"))
         out.append(stroke(f"M{LEFT} {y + height + 2:g}H{WIDTH - 4}", "#dddddd"))
@@ -51,27 +56,12 @@ def clock(
             fits = wide >= LETTER * len(words)
             out.append(box(x + 0.5, y, max(wide - 1, 1), height, FILLS[kind], words * fits))
         y += height + 6
-    return out, y
+    return y
 
 
 def _short(rest: list[str]) -> str:
     """Layer and part of a task: 1 0 -> 2a."""
     return str(int(rest[0]) + 1) + ("ab"[int(rest[1])] if len(rest) > 1 else "")
-
-
-def passes(
-    forward: list[Task], backward: list[Task] | None, names: dict[str, str], y: float
-) -> tuple[list[str], float]:
-    """Forward and backward of a few layers, drawn to one scale."""
-    runs = [schedules.run(tasks) for tasks in (forward, backward) if tasks]
-    longest = max(one.seconds for one in runs)
-    out = []
-    for title, one in zip(("forward", "backward"), runs, strict=False):
-        out.append(text(LEFT, y + 10, title, bold=True))
-        rows, y = clock(one, y + 16, names, seconds=longest)
-        out += rows
-        y += 6
-    return out, y
 
 
 def rings() -> Drawing:
@@ -132,8 +122,7 @@ def pipelines() -> Drawing:
             y += 18
         y += 6
     words = "forward", "backward, of zero bubble inputs' alone", "weights' gradients"
-    more, y = _legend(dict(zip((HELD, SENT, PALE), words, strict=True)), y)
-    return Drawing([*out, *more], y)
+    return Drawing(out, _legend(out, dict(zip((HELD, SENT, PALE), words, strict=True)), y))
 
 
 def own_row(i: int) -> list[tuple[int, int]]:
@@ -148,13 +137,12 @@ def every_row(_: int) -> list[tuple[int, int]]:
     return [(r, 0) for r in range(DEVICES)]
 
 
-def _holdings(rows: list[Row], names: Sequence[str]) -> tuple[list[str], float]:
-    """A column per device and a row per tensor, cut into cells of which the device has some."""
-    column = (WIDTH - LEFT) / DEVICES
-    out = [
-        text(LEFT + (i + 0.45) * column, 11, name, anchor="middle") for i, name in enumerate(names)
-    ]
-    y = 18
+def _holdings(out: list[str], rows: list[Row], names: Sequence[str] = NAMES) -> float:
+    """Add a column per device and a row per tensor, cut into cells of which the device has some;
+    gives where they end."""
+    column, y = (WIDTH - LEFT) / DEVICES, 18
+    for i, name in enumerate(names):
+        out.append(text(LEFT + (i + 0.45) * column, 11, name, anchor="middle"))
     for name, (down, across), cells, style in rows:
         lines = name.split("\n")
         for k, line in enumerate(lines):
@@ -168,23 +156,32 @@ def _holdings(rows: list[Row], names: Sequence[str]) -> tuple[list[str], float]:
                     kind = style if (r, c) in own else NONE
                     out.append(box(x, y + r * high, wide - 1.5, high - 1.5, kind))
         y += 44
-    return out, y
+    return y
 
 
-def _legend(words: dict[str, str], y: float) -> tuple[list[str], float]:
-    out = []
+def _legend(out: list[str], words: dict[str, str], y: float) -> float:
     for style, meaning in words.items():
         out += [box(LEFT, y, 16, 12, style), text(LEFT + 24, y + 11, meaning)]
         y += 19
-    return out, y
+    return y
 
 
-def _drawing(rows, forward, backward, meanings, letters, streams=STREAMS, names=NAMES) -> Drawing:
-    out, y = _holdings(rows, names)
-    more, y = _legend(meanings, y)
-    out += more
-    more, y = passes(forward, backward, streams, y + 8)
-    out += more
+def _drawing(
+    rows: list[Row],
+    schedule: dict[str, list[Task]],
+    meanings: dict[str, str],
+    letters: Sequence[str],
+    streams: dict[str, str] = STREAMS,
+    names: Sequence[str] = NAMES,
+) -> Drawing:
+    """Who holds what, and below the passes of a few layers, drawn to one scale."""
+    out: list[str] = []
+    y = _legend(out, meanings, _holdings(out, rows, names)) + 8
+    runs = {title: schedules.run(tasks) for title, tasks in schedule.items()}
+    longest = max(one.seconds for one in runs.values())
+    for title, one in runs.items():
+        out.append(text(LEFT, y + 10, title, bold=True))
+        y = clock(out, one, y + 16, streams, longest) + 6
     out += [text(LEFT, y + 11 + 17 * k, line) for k, line in enumerate(letters)]
     return Drawing(out, y + 17 * len(letters) + 2)
 
@@ -197,10 +194,12 @@ def fully_sharded() -> Drawing:
         ("one layer,\nin use", (4, 1), every_row, SENT),
         ("gradients,\nmoments", (4, 1), own_row, HELD),
     ]
-    forward = schedules.fsdp(4, 1.0, 0.7)
-    backward = schedules.fsdp(4, 2.0, 0.7, 0.7)
+    passes = {
+        "forward": schedules.fsdp(4, 1.0, 0.7),
+        "backward": schedules.fsdp(4, 2.0, 0.7, 0.7),
+    }
     letters = "G: all-gather of a layer's weights", "S: reduce-scatter of its gradients"
-    return _drawing(rows, forward, backward, HOLDS, letters)
+    return _drawing(rows, passes, HOLDS, letters)
 
 
 def tensor_parallel() -> Drawing:
@@ -211,10 +210,12 @@ def tensor_parallel() -> Drawing:
         ("W3", (4, 1), own_row, HELD),
         ("x1, x2, z", (1, 4), own_column, HELD),
     ]
-    forward = schedules.tensor(2, 2.0, 1.6, 2)
-    backward = schedules.tensor(2, 4.0, 1.6, 2)
+    passes = {
+        "forward": schedules.tensor(2, 2.0, 1.6, 2),
+        "backward": schedules.tensor(2, 4.0, 1.6, 2),
+    }
     letters = "R: all-reduce, of y forward, of dx backward", "a, b: halves of the batch"
-    return _drawing(rows, forward, backward, {HELD: "held"}, letters)
+    return _drawing(rows, passes, {HELD: "held"}, letters)
 
 
 def sequence_parallel() -> Drawing:
@@ -226,9 +227,9 @@ def sequence_parallel() -> Drawing:
         ("partial\nsums", (4, 1), every_row, SENT),
         ("stream", (4, 1), own_row, HELD),
     ]
-    out, y = _holdings(rows, NAMES)
-    more, y = _legend({HELD: "kept for the backward", SENT: "there for one product"}, y)
-    return Drawing(out + more, y)
+    out: list[str] = []
+    meanings = {HELD: "kept for the backward", SENT: "there for one product"}
+    return Drawing(out, _legend(out, meanings, _holdings(out, rows)))
 
 
 def mesh() -> Drawing:
@@ -241,12 +242,12 @@ def mesh() -> Drawing:
         ("W3", (2, 2), lambda i: [(tp(i), fsdp(i))], HELD),
         ("x1, x2, z", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD),
     ]
-    forward = schedules.mesh_forward(3, 2.0, 1.6, 1.6, 2, shared=False)
+    passes = {"forward": schedules.mesh_forward(3, 2.0, 1.6, 1.6, 2, shared=False)}
     letters = ["devices: FSDP index, TP index", "G: gather among those of one TP index"]
     letters.append("R: sum among those of one FSDP index")
     streams = {COMPUTE: "computes", "gathers": "FSDP axis", "sums": "TP axis"}
     names = [f"{fsdp(i)}, {tp(i)}" for i in range(DEVICES)]
-    return _drawing(rows, forward, None, HOLDS, letters, streams, names)
+    return _drawing(rows, passes, HOLDS, letters, streams, names)
 
 
 def experts_and_contexts() -> Drawing:
@@ -268,7 +269,5 @@ def experts_and_contexts() -> Drawing:
                 words = cell.format(i=i, j=j, from_=(i - j) % n)
                 out.append(box(x, y, side, 22, HELD if stays else SENT, words))
             y += 26
-        more, y = _legend(meanings, y + 2)
-        out += more
-        y += 16
+        y = _legend(out, meanings, y + 2) + 16
     return Drawing(out, y - 14)

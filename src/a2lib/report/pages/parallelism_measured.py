@@ -12,7 +12,7 @@ import pandas as pd
 
 from a2lib.report.drawing import Drawing, text
 from a2lib.report.page import pick
-from a2lib.report.pages.parallelism_drawings import LEFT, clock
+from a2lib.report.pages.parallelism_drawings import LEFT, STREAMS, clock
 from a2lib.report.plots import reference
 from a2lib.report.style import chart
 from a2lib.theory import parallelism, schedules
@@ -219,9 +219,8 @@ def widths(figure, rows: pd.DataFrame):
 def tail() -> Drawing:
     """Data parallelism's backward at its threshold, where a message takes as long as a layer."""
     run = schedules.run(schedules.data_parallel_backward(4, 1.0, 1.0))
-    drawn, y = clock(run, 16, {schedules.COMPUTE: "computes", schedules.LINKS: "sends"})
-    words = text(LEFT, 11, "backward at the threshold", bold=True)
-    return Drawing([words, *drawn], y)
+    out = [text(LEFT, 11, "backward at the threshold", bold=True)]
+    return Drawing(out, clock(out, run, 16, STREAMS))
 
 
 def peaks(benchmark: pd.DataFrame, memory: pd.DataFrame, checkpointing: pd.DataFrame):

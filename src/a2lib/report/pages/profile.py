@@ -6,7 +6,6 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import NullLocator
 
 from a2lib.report import traces
 from a2lib.report.drawing import Drawing, box, stroke, text
@@ -86,17 +85,14 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rate, flops = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
     rows = rows.join(pd.DataFrame([_counted(r, flops, rate) for r in rows.itertuples()]))
     rows["depth"] = rows["us_queued"] / 1e3 * rows["launches"] / rows["ms_busy"]
-    timed = [rows.assign(ms=rows["ms_timer"])]
-    for name in ("benchmark", "compile_model"):
-        own = rows_of(name)
-        timed.append(own[~own["capture"] & (own["warmup"] > 0)] if "capture" in own else own)
-    timed = pd.concat([t[[*SETTING, "phase", "ms"]] for t in timed if len(t)]).dropna()
-    timers = timed.groupby([*SETTING, "phase"])["ms"].agg(quick="min", slow="max")
-    rows = rows.join(timers, on=[*SETTING, "phase"])
-    own = rows_of("benchmark")
-    own = own[own["capture"] & (own["status"] == "ok")].drop_duplicates([*SETTING, "phase"])
-    replayed = own.set_index([*SETTING, "phase"])["ms"].rename("replay")
-    rows = rows.join(replayed, on=[*SETTING, "phase"])
+    case = [*SETTING, "phase"]
+    steps = rows_of("benchmark")
+    launched = steps[~steps["capture"] & (steps["warmup"] > 0)]
+    timed = [rows.assign(ms=rows["ms_timer"]), launched, rows_of("compile_model")]
+    timed = pd.concat([t[[*case, "ms"]] for t in timed if len(t)]).dropna()
+    rows = rows.join(timed.groupby(case)["ms"].agg(quick="min", slow="max"), on=case)
+    replayed = steps[steps["capture"] & (steps["status"] == "ok")].drop_duplicates(case)
+    rows = rows.join(replayed.set_index(case)["ms"].rename("replay"), on=case)
     rows["idle_least"] = (1 - rows["ms_busy"] / rows["quick"]).clip(lower=0)
     rows["idle_most"] = (1 - rows["ms_busy"] / rows["slow"]).clip(lower=0)
     return rows
@@ -265,9 +261,9 @@ def roofline(figure, rows: pd.DataFrame, bandwidth: float, flops: dict[str, floa
             elif kind == "multiply":
                 label(ax, f"two multiplies, {row.precision}", at, (10, -4), va="top")
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
-    for axis, ticks in ((ax.xaxis, (1, 10, 100, 1000)), (ax.yaxis, (1, 10, 100))):
-        axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
-        axis.set_minor_locator(NullLocator())
+    ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
+    ax.set_yticks([1, 10, 100], ["1", "10", "100"])
+    ax.minorticks_off()
     ax.set(xlabel="operations a byte", ylabel="TFLOP/s")
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import pick
 from a2lib.report.pages import collectives
-from a2lib.report.plots import stacks
+from a2lib.report.plots import name_lanes, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.tensors import StepMemory
@@ -90,8 +90,6 @@ def timeline(figure, at: dict[str, float]):
         free = start + gather
         ax.barh(1, update, left=n * update, color="#d55e00", height=0.6, edgecolor="#ffffff")
         ax.barh(2, gather, left=start, color="#0072b2", height=0.6, edgecolor="#ffffff")
-    ax.set_yticks(range(3), ["whole update", "half an update", "all-gathers"])
-    ax.tick_params(axis="y", length=0)
-    ax.grid(False, axis="y")
+    name_lanes(ax, range(3), ["whole update", "half an update", "all-gathers"])
     ax.invert_yaxis()
     ax.set(xlabel="ms, estimated", xlim=(0, None))

@@ -159,8 +159,9 @@ def test_operators_say_the_strides_they_have(case, wanted):
             said = operator(
                 *(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments)
             )
-        real, fake = ([(x.shape, x.stride(), x.dtype) for x in one]
-                      for one in (operator(*arguments), said))  # fmt: skip
+        real, fake = (
+            [(x.shape, x.stride(), x.dtype) for x in one] for one in (operator(*arguments), said)
+        )
         assert real == fake, operator
         assert torch.Tag.needs_exact_strides in operator.tags
 

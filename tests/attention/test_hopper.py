@@ -223,10 +223,10 @@ def test_only_forms_that_exist_and_are_compiled(d, n_queries, n_heads, causal):
     assert not (causal and n_heads % 2 and (stay or also)), "pairs are of two heads"
 
 
-@given(
-    st.sampled_from([(64, 1), (64, 3), (128, 1), (128, 2)]), st.integers(1, 400),
-    st.integers(1, 400), st.booleans(),
-)  # fmt: skip
+forms, tokens = st.sampled_from([(64, 1), (64, 3), (128, 1), (128, 2)]), st.integers(1, 400)
+
+
+@given(forms, tokens, tokens, st.booleans())
 @example((64, 1), 129, 129, True)
 @example((64, 1), 130, 129, True)
 def test_ragged_where_a_query_would_see_past_the_last_key(form, n_queries, n_keys, causal):
@@ -246,10 +246,10 @@ def test_ragged_where_a_query_would_see_past_the_last_key(form, n_queries, n_key
         assert constants["RAGGED"] == wrong
 
 
-@given(
-    st.integers(1, 9), st.integers(1, 9), st.integers(1, 7), st.integers(1, 9), st.booleans(),
-    st.booleans(),
-)  # fmt: skip
+few = st.integers(1, 9)
+
+
+@given(few, few, st.integers(1, 7), few, st.booleans(), st.booleans())
 def test_every_tile_is_done_once_and_causal_programs_have_as_much_to_do(
     n_tiles, n_heads, n_programs, together, causal, stay
 ):
@@ -283,10 +283,9 @@ def test_every_tile_is_done_once_and_causal_programs_have_as_much_to_do(
 def log(monkeypatch, on_hopper):
     monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
     found = []
-    for module, name in (
-        (kernels, "prepare_kernel"), (kernels, "finish_kernel"),
-        (hopper_forward, "forward_kernel"), (hopper_backward, "backward_kernel"),
-    ):  # fmt: skip
+    around = (kernels, "prepare_kernel"), (kernels, "finish_kernel")
+    own = (hopper_forward, "forward_kernel"), (hopper_backward, "backward_kernel")
+    for module, name in (*around, *own):
         monkeypatch.setattr(module, name, Kernel(name, found))
     stand_in(monkeypatch, found)
     return found

@@ -222,8 +222,12 @@ def test_shortcuts_are_given_what_they_write_to_apart(monkeypatch, block, own):
     monkeypatch.setattr(
         plans, "shortcut_of", lambda *_: lambda addresses, _: given.append(addresses)
     )
-    monkeypatch.setattr(plans, "_empty_on", lambda device: lambda *form: made.append(form) or
-                        torch.empty_strided(*form[:2], dtype=form[2]))  # fmt: skip
+
+    def empty(shape, strides, dtype):
+        made.append(shape)
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+    monkeypatch.setattr(plans, "_empty_on", lambda device: empty)
     add = passes._Problem.add
     monkeypatch.setattr(passes._Problem, "add", lambda p, **x: bytes_of.update(x) or add(p, **x))
     q, k, v = qkv()

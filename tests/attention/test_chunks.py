@@ -169,7 +169,7 @@ def test_two_terms_have_the_range_of_fp32(in_few_chunks, causal, scales):
 
 
 def test_a_few_gradients_of_two_terms_are_those_of_all(in_few_chunks):
-    inputs = random_inputs((1, 2, 40, 66), (1, 1, 70, 66), torch.float32)
+    inputs = random_inputs((1, 2, 40, 66), (1, 1, 33, 66), torch.float32)
     want, _ = run(in_few_chunks, inputs, True, (32, 32))
     o, lse = passes.forward(*inputs[:3], True, None)
     for _ in range(2):  # the second may be as what ran before

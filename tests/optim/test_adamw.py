@@ -99,8 +99,8 @@ def test_a_16_bit_parameter_is_its_master_rounded(by):
     assert all(optimizer.masters()[p] is masters[p] for p in ours)
 
 
-TINY = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 128,
-        "context": 16, "batch": 2, "device": "cpu"}  # fmt: skip
+SIZES = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 128}
+TINY = {**SIZES, "context": 16, "batch": 2, "device": "cpu"}
 
 
 def trained(steps=6, **options):

@@ -7,9 +7,10 @@ from a2lib.paths import ROOT
 H200 = "nvidia-h200"
 # The book's pages that a person writes about rows, with claims.
 WRITTEN = sorted(
-    page.stem for page in (ROOT / "book").glob("*.md")
+    page.stem
+    for page in (ROOT / "book").glob("*.md")
     if "from a2lib.report.page import" in page.read_text(encoding="utf-8")
-)  # fmt: skip
+)
 
 
 def measured(section, device=H200):

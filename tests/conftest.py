@@ -84,11 +84,10 @@ def python():
     def start(code, *arguments):
         source = str(Path(__file__).resolve().parents[1] / "src")
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": path}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        env = {**os.environ, "PYTHONPATH": path}
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        child = subprocess.Popen(command, env=env, text=True, stdin=subprocess.DEVNULL, **pipes)
         started.append(child)
         return child
 

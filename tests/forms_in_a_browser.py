@@ -50,9 +50,10 @@ def fits_a_phone(tab, form, fields):
     """Each of so many fields has one label and is large enough, and none is to be scrolled to;
     that no page is wider than a phone, test_browser.py has."""
     assert tab.locator(f".a2-wide {form}").count() == 0  # nothing to scroll sideways
-    labelled = tab.evaluate("""(form) => [...document.querySelectorAll(
+    labels_and_heights = """(form) => [...document.querySelectorAll(
       `${form} :is(input, select)`)].filter((one) => !one.closest("details")).map((one) =>
-      [one.labels.length, one.getBoundingClientRect().height])""", form)  # fmt: skip
+      [one.labels.length, one.getBoundingClientRect().height])"""
+    labelled = tab.evaluate(labels_and_heights, form)
     assert len(labelled) == fields and all(n == 1 and height >= 44 for n, height in labelled)
 
 

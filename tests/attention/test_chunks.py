@@ -100,11 +100,11 @@ def test_empty_lengths_are_the_other_ways(n_queries, n_keys, monkeypatch):
     assert all((x == 0).all() for x in results.values())
 
 
-@given(
-    st.sampled_from([Tile(q, k, 4, 1) for q, k in SIDES]), st.integers(1, 3000),
-    st.integers(1, 3000), st.integers(1, 64), st.booleans(), st.integers(0, 132),
-    st.none() | st.sampled_from([128, 384, 1152]),
-)  # fmt: skip
+some_tile = st.sampled_from([Tile(q, k, 4, 1) for q, k in SIDES])
+tokens, chunks = st.integers(1, 3000), st.none() | st.sampled_from([128, 384, 1152])
+
+
+@given(some_tile, tokens, tokens, st.integers(1, 64), st.booleans(), st.integers(0, 132), chunks)
 @example(Tile(64, 128, 8, 2), 16384, 16384, 1, True, 132, None)
 def test_programs_are_the_chunks_that_see_something(
     tile, n_queries, n_keys, heads, causal, many, chunk
@@ -169,7 +169,7 @@ def test_two_terms_have_the_range_of_fp32(in_few_chunks, causal, scales):
 
 
 def test_a_few_gradients_of_two_terms_are_those_of_all(in_few_chunks):
-    inputs = random_inputs((1, 2, 40, 66), (1, 1, 70, 66), torch.float32)
+    inputs = random_inputs((1, 2, 40, 66), (1, 1, 33, 66), torch.float32)
     want, _ = run(in_few_chunks, inputs, True, (32, 32))
     o, lse = passes.forward(*inputs[:3], True, None)
     for _ in range(2):  # the second may be as what ran before

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from attention_compare import random_inputs
 
 from a2lib.attention import FlashAttentionPyTorch, attention_reference
-from a2lib.attention.tiles import precision_of
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -63,8 +62,3 @@ def test_tf32_is_only_for_those_who_ask():
         check=True,
         timeout=120,
     )
-
-
-def test_precision_of_fp32():
-    assert precision_of("fp32", allow_tf32=False) == "bf16x6"
-    assert precision_of("fp32", allow_tf32=True) == "tf32"

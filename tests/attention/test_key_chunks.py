@@ -91,9 +91,7 @@ def test_chunks_whose_scores_are_all_minus_infinity():
 
 @triton.jit
 def _who_kernel(OUT, n_tiles, n_chunks, tiles_per_chunk):
-    tile, chunk = key_chunks._tile_and_chunk(
-        tl.program_id(0), n_tiles, n_chunks, tiles_per_chunk
-    )  # fmt: skip
+    tile, chunk = key_chunks._tile_and_chunk(tl.program_id(0), n_tiles, n_chunks, tiles_per_chunk)
     tl.store(OUT + 2 * tl.program_id(0), tile)
     tl.store(OUT + 2 * tl.program_id(0) + 1, chunk)
 

@@ -4,22 +4,11 @@ import gc
 import math
 import random
 
+import attention_compare as compare
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_compare import (
-    NAMES,
-    errors,
-    filled_with_nan,
-    in_float64,
-    keys_for,
-    near_float64,
-    off_by,
-    poison,
-    random_inputs,
-    random_problem,
-    with_gradients,
-)
+from attention_compare import NAMES, errors, in_float64, near_float64, random_inputs, with_gradients
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -53,9 +42,9 @@ def check(dtype, is_causal, width, seed):
     draw = random.Random(f"{dtype} {is_causal} {width} {seed}")
     low, high = HEAD_DIMS[width]
     head_dim = draw.choice([high, max(low, width * 3 // 4), draw.randint(low, high)])
-    inputs, layout = random_problem(draw, head_dim, dtype, (1, 2, 4), longest=700)
+    inputs, layout = compare.random_problem(draw, head_dim, dtype, (1, 2, 4), longest=700)
     first, again = near_float64(
-        ours, inputs, is_causal, TOLERANCE[dtype], layout, runs=2, within=filled_with_nan
+        ours, inputs, is_causal, TOLERANCE[dtype], layout, runs=2, within=compare.filled_with_nan
     )
     for name in NAMES:
         assert torch.equal(first[name], again[name]), f"{name} differs: {inputs[0].shape}"
@@ -102,10 +91,10 @@ def form(request, monkeypatch):
 @pytest.mark.parametrize("head_dim", [72, 128])
 def test_few_tokens_of_wide_heads(head_dim, is_causal, length, monkeypatch):
     monkeypatch.setattr(plans, "_plans", {})
-    shapes = (1, 2, length, head_dim), (1, 1, keys_for(length, length), head_dim)
+    shapes = (1, 2, length, head_dim), (1, 1, compare.keys_for(length, length), head_dim)
     inputs = random_inputs(*shapes, torch.bfloat16, "cuda")
     allowed = TOLERANCE[torch.bfloat16]  # the second from the plan
-    first, second = near_float64(ours, inputs, is_causal, allowed, runs=2, within=poison)
+    first, second = near_float64(ours, inputs, is_causal, allowed, runs=2, within=compare.poison)
     assert all(torch.equal(first[name], second[name]) for name in first), "one order of additions"
 
 
@@ -118,9 +107,9 @@ def test_gradients_of_one_form(form, head_dim, is_causal, dtype):
         pytest.skip("no such form")
     draw = random.Random(f"{head_dim} {is_causal} {dtype}")
     for _ in range(4):
-        inputs, layout = random_problem(draw, head_dim, dtype, (1, 2, 3))
+        inputs, layout = compare.random_problem(draw, head_dim, dtype, (1, 2, 3))
         allowed = max(TOLERANCE[dtype], 1e-5)  # the second from the plan
-        near_float64(ours, inputs, is_causal, allowed, layout, runs=2, within=poison)
+        near_float64(ours, inputs, is_causal, allowed, layout, runs=2, within=compare.poison)
 
 
 def check_beside(other, allowed, shape, dtype, is_causal, size=1):
@@ -202,7 +191,7 @@ def test_offsets_beyond_31_bits():
     k.normal_()
     v.normal_()
     want = attention_reference(q.double(), k.double(), v.double())
-    assert off_by(flash_attention(q, k, v), want) < TOLERANCE[torch.float16]
+    assert compare.off_by(flash_attention(q, k, v), want) < TOLERANCE[torch.float16]
 
 
 def test_memory_grows_with_length_not_its_square(no_garbage):

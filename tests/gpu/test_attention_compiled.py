@@ -3,29 +3,7 @@
 import attention_blocks as blocks
 import pytest
 import torch
-from attention_blocks import (  # noqa: F401
-    DISTINCT,
-    FORMS,
-    KINDS,
-    Block,
-    assert_close,
-    by_name,
-    check_given_twice,
-    fresh,
-    fused,
-    gqa,
-    handout,
-    inputs,
-    named,
-    of_sum,
-    ours,
-    pair,
-    q_is_k,
-    rms_norm,
-    rope,
-    three_dimensions,
-    tiled,
-)
+from attention_blocks import by_name, fresh, fused, gqa, handout, inputs, named, ours  # noqa: F401
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -45,9 +23,10 @@ def check(form, attention, kind, lengths, *, heads=4, head_dim=64, **options):
 
 # How q, k and v lie is the form's, whatever their dtype: each form in float32, whose bounds are
 # tight, and another dtype where a form computes or casts in it.
+COMPUTING = fused, gqa, blocks.rope, blocks.rms_norm
 CELLS = [
-    *((form, "fp32") for form in FORMS),
-    *((form, kind) for form in (fused, gqa, rope, rms_norm) for kind in ("bf16", "autocast")),
+    *((form, "fp32") for form in blocks.FORMS),
+    *((form, kind) for form in COMPUTING for kind in ("bf16", "autocast")),
     (fused, "fp16"),
 ]
 
@@ -59,16 +38,17 @@ def test_lengths_that_change_from_call_to_call(form, kind):
 
 
 @pytest.mark.parametrize(
-    "form, attention", [(fused, ours), (gqa, ours), (three_dimensions, handout)], ids=named
+    "form, attention", [(fused, ours), (gqa, ours), (blocks.three_dimensions, handout)], ids=named
 )
 def test_every_size_dynamic(form, attention):
     check(form, attention, "bf16", LENGTHS, dynamic=True)
 
 
 @pytest.mark.parametrize(
-    "form, kind", [*((form, "fp32") for form in DISTINCT), (fused, "bf16"), (fused, "autocast")],
+    "form, kind",
+    [*((form, "fp32") for form in blocks.DISTINCT), (fused, "bf16"), (fused, "autocast")],
     ids=named,
-)  # fmt: skip
+)
 def test_the_function(form, kind):
     check(form, handout, kind, (128, 192, 63))
 
@@ -89,7 +69,7 @@ def test_cuda_graphs(form, kind):
 def test_the_same_bits_every_run(monkeypatch):
     monkeypatch.setattr(passes, "in_chunks", lambda *_: False)  # its additions have no fixed order
     monkeypatch.setattr(plans, "_plans", {})
-    block, _ = pair(fused, ours, torch.bfloat16, "cuda", head_dim=64)
+    block, _ = blocks.pair(fused, ours, torch.bfloat16, "cuda", head_dim=64)
     call = torch.compile(block, fullgraph=True)
     x, dy = inputs(block, 333)
     first = by_name(call, block, x, dy)
@@ -107,13 +87,15 @@ def test_the_function_itself_compiled(dynamic, kind):
     call = torch.compile(FlashAttentionTriton.apply, dynamic=dynamic)
     for length in (256, 512, 333):
         torch.manual_seed(0)
-        tensors = torch.randn(3, 16, length, 64, device="cuda", dtype=KINDS[kind][0])
-        got, want = of_sum(call, tensors), of_sum(attention_reference, tensors.double())
-        assert_close(got, want, EAGER[kind], f"apply, {kind}, {length} tokens, dynamic={dynamic}")
+        tensors = torch.randn(3, 16, length, 64, device="cuda", dtype=blocks.KINDS[kind][0])
+        got = blocks.of_sum(call, tensors)
+        want = blocks.of_sum(attention_reference, tensors.double())
+        cell = f"apply, {kind}, {length} tokens, dynamic={dynamic}"
+        blocks.assert_close(got, want, EAGER[kind], cell)
 
 
 def test_one_tensor_given_twice_to_the_function():
-    check_given_twice(q_is_k, handout, 192, "cuda")
+    blocks.check_given_twice(blocks.q_is_k, handout, 192, "cuda")
 
 
 def test_tf32_is_read_inside(monkeypatch):
@@ -131,10 +113,12 @@ def test_tf32_is_read_inside(monkeypatch):
 
 
 def test_checkpoint_compiled():
-    block, truth = pair(fused, ours, torch.float32, "cuda", head_dim=64)
+    block, truth = blocks.pair(fused, ours, torch.float32, "cuda", head_dim=64)
     call = torch.compile(lambda x: checkpoint(block, x, use_reentrant=False))
     x, dy = inputs(block, 192)
-    assert_close(by_name(call, block, x, dy), by_name(truth, truth, x, dy), 1e-5, "checkpoint")
+    blocks.assert_close(
+        by_name(call, block, x, dy), by_name(truth, truth, x, dy), 1e-5, "checkpoint"
+    )
 
 
 class Model(nn.Module):
@@ -142,7 +126,7 @@ class Model(nn.Module):
 
     def __init__(self, attention):
         super().__init__()
-        self.first, self.second = (Block(fused, attention, 4, 64) for _ in range(2))
+        self.first, self.second = (blocks.Block(fused, attention, 4, 64) for _ in range(2))
         self.norm = nn.RMSNorm(256)
 
     def forward(self, x):
@@ -176,4 +160,4 @@ def test_ten_steps_of_training():
 
 def test_the_tiled_function():
     """Nothing of it is opaque: Dynamo traces its passes line by line."""
-    check(fused, tiled, "fp32", (96,), head_dim=16)
+    check(fused, blocks.tiled, "fp32", (96,), head_dim=16)

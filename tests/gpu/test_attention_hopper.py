@@ -2,20 +2,10 @@
 
 import random
 
+import attention_compare as compare
 import pytest
 import torch
-from attention_compare import (
-    HOPPER_FORMS,
-    filled_with_nan,
-    in_float64,
-    laid_out,
-    near_float64,
-    off_by,
-    poison,
-    random_inputs,
-    random_problem,
-    with_gradients,
-)
+from attention_compare import in_float64, near_float64, off_by, poison, random_inputs
 
 from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes, plans
 
@@ -67,7 +57,7 @@ def in_turns(monkeypatch, draw, form):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
-@pytest.mark.parametrize("form", HOPPER_FORMS, ids=str)
+@pytest.mark.parametrize("form", compare.HOPPER_FORMS, ids=str)
 def test_forms_of_the_forward(form, head_dim, is_causal, monkeypatch):
     if form[0] == 3 and head_dim > 64:
         pytest.skip("no such form")
@@ -76,9 +66,9 @@ def test_forms_of_the_forward(form, head_dim, is_causal, monkeypatch):
         in_turns(monkeypatch, draw, form)
         dtype = draw.choice(list(TOLERANCE))
         groups = (1,) if i % 2 else (2, 3)
-        (q, k, v, do), layout = random_problem(draw, head_dim, dtype, groups)
+        (q, k, v, do), layout = compare.random_problem(draw, head_dim, dtype, groups)
         truth = in_float64(q, k, v, do, is_causal)["o"]
-        q, k, v = (laid_out(x, layout) for x in (q, k, v))
+        q, k, v = (compare.laid_out(x, layout) for x in (q, k, v))
         for _ in range(3):
             with poison():
                 o = flash_attention(q, k, v, is_causal=is_causal)
@@ -95,14 +85,14 @@ def test_backward(stays, head_dim, is_causal, chunk, monkeypatch):
         in_turns(monkeypatch, draw, (2, stays))
         dtype = draw.choice(list(TOLERANCE))
         groups = (2, 3) if chunk > 0 and i % 2 == 0 else (1,)
-        inputs, layout = random_problem(draw, head_dim, dtype, groups)
+        inputs, layout = compare.random_problem(draw, head_dim, dtype, groups)
         near_float64(ours, inputs, is_causal, TOLERANCE[dtype], layout, runs=3, within=poison)
 
 
 def test_the_order_of_additions_is_fixed_on_request(chunk):
     inputs = random_inputs((2, 4, 1500, 64), (2, 4, 1500, 64), torch.bfloat16, "cuda")
-    with filled_with_nan():
-        runs = [with_gradients(ours, *inputs, True) for _ in range(3)]
+    with compare.filled_with_nan():
+        runs = [compare.with_gradients(ours, *inputs, True) for _ in range(3)]
     for name in runs[0]:
         assert torch.equal(runs[0][name], runs[1][name]), name
         assert torch.equal(runs[0][name], runs[2][name]), name

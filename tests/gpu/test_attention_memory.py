@@ -15,8 +15,8 @@ from a2lib.theory.eager import PASSES, by_hand_saved
 from a2lib.theory.memory.allocator import Allocator
 
 pytestmark = pytest.mark.gpu
-SHAPES = [Shape("fp32", 8, 1, n, d, causal) for n, d in ((1024, 64), (2048, 16), (4096, 128))
-          for causal in (False, True)]  # fmt: skip
+SIZES = (1024, 64), (2048, 16), (4096, 128)
+SHAPES = [Shape("fp32", 8, 1, n, d, causal) for n, d in SIZES for causal in (False, True)]
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +84,8 @@ def test_blocks_are_those_simulated():
     """In a process of its own: a test before may have left a small tensor in a large segment, whose
     rest then serves what comes."""
     asked = json.dumps([dataclasses.asdict(shape) for shape in SHAPES])
-    done = subprocess.run([sys.executable, "-c", RESERVED, asked], capture_output=True, text=True,
-                          timeout=120, check=True)  # fmt: skip
+    command = [sys.executable, "-c", RESERVED, asked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     simulated = []
     for shape in SHAPES:
         device, live = Allocator(10**15), {}

@@ -29,8 +29,8 @@ def test_two_clocks_and_memory(mode):
 
 
 BF16, FLASH = {"precision": "bf16"}, {"precision": "bf16", "attention": "flash"}
-PEERS = [{**BF16, "attention": name}
-         for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")]  # fmt: skip
+NAMES = "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"
+PEERS = [{**BF16, "attention": name} for name in NAMES]
 
 
 @pytest.mark.parametrize("options", [

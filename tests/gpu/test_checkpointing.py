@@ -28,11 +28,10 @@ STRATEGIES += ["selective:linear", "selective:attention"]
 def test_the_peak_is_what_is_counted(no_garbage, precision, attention, fresh):
     take_workspaces("cuda")
     empty = torch.cuda.memory_allocated()
-    config = Config(
-        d_model=512, d_ff=2048, num_layers=8, num_heads=8, vocab_size=1024, context=CONTEXT,
-        batch=BATCH, precision=precision, attention=attention, autocast_cache=False,
-        keep_gradients=not fresh, device="cuda",
-    )  # fmt: skip
+    sizes = {"d_model": 512, "d_ff": 2048, "num_layers": 8, "num_heads": 8, "vocab_size": 1024}
+    sizes |= {"context": CONTEXT, "batch": BATCH, "device": "cuda"}
+    how = {"precision": precision, "attention": attention, "keep_gradients": not fresh}
+    config = Config(**sizes, **how, autocast_cache=False)
     narrow = "bf16" if precision == "bf16" else "fp32"
     step = StepMemory(SHAPE, BATCH, CONTEXT, precision=narrow, attention=attention, fresh=fresh)
     state, off = state_bytes(SHAPE), {}

@@ -44,11 +44,9 @@ def watched(tool, *args):
     command = [SANITIZER, "--tool", tool, "--print-limit", "0", "--show-backtrace", "no"]
     if tool == "racecheck":
         command += ["--racecheck-report", "hazard"]
-    run = subprocess.run(
-        [*command, sys.executable, __file__, *args],
-        capture_output=True, text=True, timeout=600,
-        env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-    )  # fmt: skip
+    command += [sys.executable, __file__, *args]
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
     assert run.returncode == 0 and "done" in run.stdout, run.stdout[-3000:] + run.stderr[-3000:]
     return run.stdout
 

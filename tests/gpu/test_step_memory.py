@@ -32,8 +32,8 @@ def measured(tmp_path, monkeypatch):
 
 
 def parameters(case):
-    return memory.Parameters(model="tiny", context=case.context, mode=case.mode,
-                             precision=case.precision, attention=case.attention)  # fmt: skip
+    given = {"context": case.context, "mode": case.mode, "precision": case.precision}
+    return memory.Parameters(model="tiny", attention=case.attention, **given)
 
 
 CASES = [

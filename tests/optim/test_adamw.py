@@ -99,8 +99,8 @@ def test_a_16_bit_parameter_is_its_master_rounded(by):
     assert all(optimizer.masters()[p] is masters[p] for p in ours)
 
 
-TINY = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 128,
-        "context": 16, "batch": 2, "device": "cpu"}  # fmt: skip
+SIZES = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 128}
+TINY = {**SIZES, "context": 16, "batch": 2, "device": "cpu"}
 
 
 def trained(steps=6, **options):
@@ -251,17 +251,17 @@ def test_overlapping_beside_another_hook_is_refused():
 def test_what_cannot_be_is_refused_in_one_line():
     p = nn.Parameter(torch.ones(2))
     narrow = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-    for words, params, options in (
-        ("^lr is -1; allowed are numbers from 0$", [p], {"lr": -1}),
-        (r"^lr is tensor\(0.1000\); allowed are numbers", [p], {"lr": torch.tensor(0.1)}),
-        (r"^betas are \(0.9, 1.0\); allowed are two numbers from 0 to below 1$", [p],
-         {"betas": (0.9, 1.0)}),
-        ("^working_dtype is torch.float16; allowed are torch.float32 and torch.bfloat16$", [p],
-         {"working_dtype": torch.float16}),
-        ("^a parameter is torch.float64; allowed are torch.float", [nn.Parameter(p.double())], {}),
-        ("a parameter is torch.bfloat16 already", [narrow], {"working_dtype": torch.float32}),
-    ):  # fmt: skip
-        refused(words, MasterAdamW, params, **options)
+    refused("^lr is -1; allowed are numbers from 0$", MasterAdamW, [p], lr=-1)
+    words = r"^lr is tensor\(0.1000\); allowed are numbers"
+    refused(words, MasterAdamW, [p], lr=torch.tensor(0.1))
+    words = r"^betas are \(0.9, 1.0\); allowed are two numbers from 0 to below 1$"
+    refused(words, MasterAdamW, [p], betas=(0.9, 1.0))
+    words = "^working_dtype is torch.float16; allowed are torch.float32 and torch.bfloat16$"
+    refused(words, MasterAdamW, [p], working_dtype=torch.float16)
+    wide = nn.Parameter(p.double())
+    refused("^a parameter is torch.float64; allowed are torch.float", MasterAdamW, [wide])
+    words = "a parameter is torch.bfloat16 already"
+    refused(words, MasterAdamW, [narrow], working_dtype=torch.float32)
     p.sum().backward()
     optimizer, late = MasterAdamW([narrow]), {"params": [p], "working_dtype": torch.bfloat16}
     refused("make the optimizer before the first backward", optimizer.add_param_group, late)

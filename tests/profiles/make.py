@@ -87,10 +87,10 @@ def write_nsys(path: Path) -> None:
         else:
             insert("CUPTI_ACTIVITY_KIND_KERNEL", *row, word(name), word(name[:9]))
         if thread:
-            insert("CUPTI_ACTIVITY_KIND_RUNTIME", launched * US, (launched + 5) * US,
-                   process(thread) | thread[1], correlation, word("cudaLaunchKernel"))  # fmt: skip
-    insert("CUPTI_ACTIVITY_KIND_RUNTIME", WAIT[0] * US, sum(WAIT) * US, process(MAIN) | MAIN[1], 99,
-           word("cudaDeviceSynchronize_v3020"))  # fmt: skip
+            row = launched * US, (launched + 5) * US, process(thread) | thread[1], correlation
+            insert("CUPTI_ACTIVITY_KIND_RUNTIME", *row, word("cudaLaunchKernel"))
+    row = WAIT[0] * US, sum(WAIT) * US, process(MAIN) | MAIN[1], 99
+    insert("CUPTI_ACTIVITY_KIND_RUNTIME", *row, word("cudaDeviceSynchronize_v3020"))
     for i, (name, thread, start, end) in enumerate(SPANS):
         # Registered strings have an id in the place of a text.
         text = (None, word(name)) if i % 2 else (name, None)
@@ -107,16 +107,16 @@ def write_chrome(path: Path) -> None:
     events = [{"ph": "M", "name": "process_name", "pid": 7}]
 
     def event(kind, name, thread, start, duration, **arguments):
-        events.append({"ph": "X", "cat": kind, "name": name, "pid": thread[0], "tid": thread[1],
-                       "ts": start + 5000.25, "dur": duration, "args": arguments})  # fmt: skip
+        place = {"pid": thread[0], "tid": thread[1], "ts": start + 5000.25, "dur": duration}
+        events.append({"ph": "X", "cat": kind, "name": name, **place, "args": arguments})
 
     for name, thread, start, end in SPANS:
         event("user_annotation", name, thread, start, end - start)
         event("gpu_user_annotation", name, (0, 7), start, end - start)
     for name, stream, start, duration, correlation, thread, launched in KERNELS:
         kind = {"Memcpy DtoD": "gpu_memcpy", "Memset": "gpu_memset"}.get(name, "kernel")
-        event(kind, name, (0, stream), start, duration, device=0, stream=stream,
-              correlation=correlation)  # fmt: skip
+        numbers = {"device": 0, "stream": stream, "correlation": correlation}
+        event(kind, name, (0, stream), start, duration, **numbers)
         if thread:
             host = "cuda_driver" if name == NVJET else "cuda_runtime"
             event(host, "cudaLaunchKernel", thread, launched, 5, correlation=correlation)
@@ -132,9 +132,11 @@ def frame(path: str, line: int, name: str) -> dict:
 def snapshot(notes: bool = True) -> dict:
     """Weights of 1000 bytes from before the history; 400 for a moment of the forward, 600 that
     backward needs, then 300 at the address of the 400: 2000 at the most, 1300 at the end."""
-    inside = [frame("??", 0, "CUDACachingAllocator::allocate(unsigned long)"),
-              frame("/x/torch/nn/functional.py", 5, "linear"),
-              frame("/home/someone/model/layers.py", 40, "forward")]  # fmt: skip
+    inside = [
+        frame("??", 0, "CUDACachingAllocator::allocate(unsigned long)"),
+        frame("/x/torch/nn/functional.py", 5, "linear"),
+        frame("/home/someone/model/layers.py", 40, "forward"),
+    ]
     table = [
         ("segment_alloc", 0, 4096, 9, []), ("alloc", 1024, 400, 10, inside),
         ("alloc", 2048, 600, 20, inside), ("free_requested", 1024, 400, 30, []),
@@ -148,8 +150,8 @@ def snapshot(notes: bool = True) -> dict:
     ]  # fmt: skip
 
     def block(address, size, state, requested):
-        return {"address": address, "size": size, "state": state, "requested_size": requested,
-                "frames": []}  # fmt: skip
+        held = {"address": address, "size": size, "state": state, "requested_size": requested}
+        return {**held, "frames": []}
 
     blocks = [block(0, 1024, "active_allocated", 1000), block(1024, 512, "active_allocated", 300),
               block(1536, 512, "inactive", 0), block(2048, 2048, "inactive", 0)]  # fmt: skip
@@ -184,8 +186,8 @@ def write_cpu_trace(path: Path) -> None:
     benchmark([*TINY.split(), *STEPS.split(), "--torch-profile", str(path)])
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     kept = ("ph", "cat", "name", "ts", "dur")
-    events = [{**{key: e[key] for key in kept}, "pid": 1, "tid": 1}
-              for e in events if e["ph"] == "X"]  # fmt: skip
+    spans = [event for event in events if event["ph"] == "X"]
+    events = [{**{key: span[key] for key in kept}, "pid": 1, "tid": 1} for span in spans]
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode(), mtime=0))
 
 

@@ -16,10 +16,8 @@ LOCAL = re.compile(r"(?<![\w./-])/(?:home|Users|root|work|workspace)/(?!some(?:b
 
 def repository_files():
     """Every file that git tracks or would add, but for what is vendored or deleted."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode == 0:
         names = listed.stdout.split("\0")
     else:  # a source archive: no git, and so nothing built beside it yet but what `make` makes
@@ -68,12 +66,8 @@ def test_folders_of_this_machine_are_found_as_paths_alone():
 
 
 def test_no_python_file_is_long():
-    long = {
-        str(name): len(text.splitlines())
-        for name, text in texts()
-        if name.suffix == ".py" and len(text.splitlines()) > 500
-    }
-    assert not long
+    python = {name: len(text.splitlines()) for name, text in texts() if name.suffix == ".py"}
+    assert {name: n for name, n in python.items() if n > 500} == {}
 
 
 def test_the_library_synchronises_only_where_it_measures():

@@ -63,12 +63,15 @@ def test_a_breach_is_named(package, files, complaint):
     assert complaint in done.stdout
 
 
-@pytest.mark.parametrize("files", [
-    {"measure/a.py": "def f():\n    import torch"},
-    {"measure/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"},
-    {"parallel/a.py": "import a2lib.model", "model/__init__.py": "import torch"},
-    {"experiments/a.py": "from a2lib import paths, theory", "theory.py": "", "paths.py": ""},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"measure/a.py": "def f():\n    import torch"},
+        {"measure/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"},
+        {"parallel/a.py": "import a2lib.model", "model/__init__.py": "import torch"},
+        {"experiments/a.py": "from a2lib import paths, theory", "theory.py": "", "paths.py": ""},
+    ],
+)
 def test_what_is_allowed(package, files):
     done = package(files)
     assert done.returncode == 0, done.stdout
@@ -142,9 +145,8 @@ def test_the_library_needs_no_package_of_the_book_and_gpu_tests_few(without_the_
     assert "SKIPPED" not in done.stdout, done.stdout[-2000:]
     collected = {line.split("::")[0] for line in done.stdout.splitlines() if "::" in line}
     files = (ROOT / "tests").rglob("test_*.py")
-    here = {file.relative_to(ROOT).as_posix() for file in files
-            if "mark." + "gpu" in file.read_text(encoding="utf-8")}  # fmt: skip
-    assert collected == here
+    marked = [file for file in files if "mark." + "gpu" in file.read_text(encoding="utf-8")]
+    assert collected == {file.relative_to(ROOT).as_posix() for file in marked}
 
 
 def test_the_report_names_the_extra_that_it_needs(without_the_book):

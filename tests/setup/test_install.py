@@ -46,10 +46,9 @@ def install(repository, **env):
     settings = ("PYTHON", "TORCH", "PINS")
     kept = {name: value for name, value in os.environ.items() if name not in settings}
     path = f"{repository / 'bin'}:{kept['PATH']}"
-    return subprocess.run(
-        ["dev/install.sh"], cwd=repository, env={**kept, "PATH": path, **env},
-        capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    env = {**kept, "PATH": path, **env}
+    streams = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    return subprocess.run(["dev/install.sh"], cwd=repository, env=env, timeout=60, **streams)
 
 
 def asked(repository, **env):

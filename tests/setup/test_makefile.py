@@ -63,21 +63,17 @@ def age(repository):
             os.utime(path, (before, before))
 
 
-def environment(repository):
+def make(repository, *args, ends=0, env=None, **streams):
+    """What make prints, which ends with this exit code."""
+    (repository / "calls").unlink(missing_ok=True)
     # The tests may themselves run under make, whose settings would reach the make under test.
     dropped = ("MAKE", "MFLAGS", "A2LIB_DATA")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return {**kept, "PATH": f"{repository / 'no-gpu'}:{os.environ['PATH']}"}
-
-
-def make(repository, *args, env=None, **streams):
-    (repository / "calls").unlink(missing_ok=True)
-    return subprocess.run(
-        ["make", *args],
-        cwd=repository, env={**environment(repository), **(env or {})}, text=True, timeout=60,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        **(streams or {"stdin": subprocess.DEVNULL}),
-    )  # fmt: skip
+    env = {**kept, "PATH": f"{repository / 'no-gpu'}:{os.environ['PATH']}", **(env or {})}
+    streams = {"capture_output": True, "text": True, **(streams or {"stdin": subprocess.DEVNULL})}
+    done = subprocess.run(["make", *args], cwd=repository, env=env, timeout=60, **streams)
+    assert done.returncode == ends, done.stderr
+    return done
 
 
 def calls(repository):
@@ -92,7 +88,6 @@ def programs(repository):
 
 def test_book_measures_into_build_data_and_builds_without_it(repository):
     done = make(repository, "book", env={"A2LIB_DATA": "/elsewhere"})
-    assert done.returncode == 0, done.stderr
     own = repository / "build" / "data"
     assert calls(repository) == [
         f"papermill notebooks/ddp.ipynb build/runs/ddp.ipynb data={own} in=/dev/null",
@@ -107,40 +102,41 @@ def test_book_measures_into_build_data_and_builds_without_it(repository):
 def test_a_second_book_does_nothing_and_still_says_where_it_is(repository):
     first = make(repository, "book")
     second = make(repository, "book")
-    assert second.returncode == 0, second.stderr
     assert calls(repository) == []
     assert second.stdout == first.stdout.splitlines()[-1] + "\n"
 
 
-@pytest.mark.parametrize(("changed", "expected"), [
-    ("book/index.md", ["python", "jupyter-book"]),
-    ("src/a2lib/report/tables.py", ["python", "jupyter-book"]),
-    ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "python", "jupyter-book"]),
-    ("notebooks/ddp.ipynb", ["papermill", "python", "jupyter-book"]),
-    ("build/runs/flash.ipynb", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed, expected",
+    [
+        ("book/index.md", ["python", "jupyter-book"]),
+        ("src/a2lib/report/tables.py", ["python", "jupyter-book"]),
+        ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "python", "jupyter-book"]),
+        ("notebooks/ddp.ipynb", ["papermill", "python", "jupyter-book"]),
+        ("build/runs/flash.ipynb", []),
+    ],
+)
 def test_a_change_runs_what_depends_on_it(repository, changed, expected):
-    assert make(repository, "book").returncode == 0
+    make(repository, "book")
     age(repository)
     (repository / changed).write_text("changed")
-    done = make(repository, "book")
-    assert done.returncode == 0, done.stderr
+    make(repository, "book")
     assert programs(repository) == expected
 
 
 def test_a_file_that_goes_away_builds_the_book_again(repository):
-    assert make(repository, "book").returncode == 0
+    make(repository, "book")
     (repository / "data/measured/flash/nvidia-h200.csv").unlink()
-    assert make(repository, "book").returncode == 0
+    make(repository, "book")
     assert programs(repository) == ["python", "jupyter-book"]
 
 
 @pytest.mark.parametrize("broken", ["papermill-fails", "book-fails"])
 def test_what_failed_is_not_taken_as_done(repository, broken):
     (repository / broken).write_text("")
-    assert make(repository, "book").returncode == 2
+    make(repository, "book", ends=2)
     (repository / broken).unlink()
-    assert make(repository, "book").returncode == 0
+    make(repository, "book")
     assert programs(repository)[-1] == "jupyter-book"
 
 
@@ -148,15 +144,13 @@ def test_what_failed_is_not_taken_as_done(repository, broken):
 def test_links_checked_out_as_text_are_named(repository, name):
     (repository / "book" / name).unlink()
     (repository / "book" / name).write_text(f"../{name}")
-    done = make(repository, "html")
-    assert done.returncode == 2
+    done = make(repository, "html", ends=2)
     assert f"make: book/{name} is not the symbolic link to ../{name} that git holds" in done.stderr
     assert calls(repository) == []
 
 
 def test_test_ends_with_the_line_of_pytest(repository):
     done = make(repository, "test", "ARGS=-x tests/setup")
-    assert done.returncode == 0, done.stderr
     assert done.stdout == "2 passed in 0.10s\n"
     assert done.stderr == ""
     [call] = calls(repository)
@@ -174,8 +168,7 @@ def test_the_list_of_fonts_is_this_checkouts_own(repository, target):
 
 
 def test_parameters_of_a_notebook_are_handed_on(repository):
-    done = make(repository, "flash", "SEQ_LEN=65536", "HEAD_DIM=[64,128]", "A2LIB_DATA=here")
-    assert done.returncode == 0, done.stderr
+    make(repository, "flash", "SEQ_LEN=65536", "HEAD_DIM=[64,128]", "A2LIB_DATA=here")
     [call] = calls(repository)
     assert call.startswith("python dev/run_notebook.py flash ")
     assert sorted(call.split()[3:5]) == ["HEAD_DIM=[64,128]", "SEQ_LEN=65536"]
@@ -198,9 +191,9 @@ def test_a_stamp_older_than_the_pins_installs_again(repository):
     write_program(repository / "dev" / "install.sh", "#!/bin/sh\necho install $* >>calls\n")
     age(repository)
     (repository / "dev" / "constraints.txt").write_text("torch==2.13.0\n")
-    assert make(repository, "test").returncode == 0
+    make(repository, "test")
     assert programs(repository) == ["install", "python"]
-    assert make(repository, "test").returncode == 0
+    make(repository, "test")
     assert programs(repository) == ["python"]
 
 
@@ -209,12 +202,12 @@ def test_a_copy_of_a_checkout_installs_again(repository, tmp_path_factory):
     write_program(repository / "dev" / "install.sh", note)
     (repository / ".venv" / ".a2lib-cpu").touch()
     (repository / ".venv" / ".a2lib-where").write_text(f"{repository}\n")
-    assert make(repository, "test").returncode == 0
+    make(repository, "test")
     assert programs(repository) == ["python"]
     copy = tmp_path_factory.mktemp("copy") / "a2lib"
     shutil.copytree(repository, copy, symlinks=True)
     for expected in (["install", "python"], ["python"]):
-        assert make(copy, "test").returncode == 0
+        make(copy, "test")
         assert programs(copy) == expected
 
 
@@ -229,11 +222,12 @@ def test_a_machine_with_a_gpu_has_a_stamp_of_its_own_and_tests_in_one_process(re
 
 
 def test_clean_and_distclean_keep_what_was_measured(repository):
-    assert make(repository, "book").returncode == 0
+    make(repository, "book")
     cached = repository / "build" / "cache" / "inductor"
     cached.mkdir(parents=True)
     for target in ("clean", "distclean"):
-        assert make(repository, target).returncode == 0 and not cached.exists()
+        make(repository, target)
+        assert not cached.exists()
         assert (repository / "build" / "data" / "x.csv").exists()
         assert not (repository / "book" / "_build").exists()
     assert not (repository / ".venv").exists()
@@ -241,21 +235,19 @@ def test_clean_and_distclean_keep_what_was_measured(repository):
 
 def test_fuzz_repeats_the_property_tests_with_a_seed_of_its_own(repository):
     python = repository / ".venv" / "bin" / "python"
-    python.write_text(STAND_INS["python"] + "sleep 0.6\n[ $(wc -l <calls) -lt 3 ]\n")
-    done = make(repository, "fuzz", "FUZZ_S=60")
-    assert done.returncode == 2  # at the pass that fails
+    python.write_text(STAND_INS["python"] + "[ $(wc -l <calls) -lt 3 ]\n")
+    make(repository, "fuzz", "FUZZ_S=60", ends=2)  # at the pass that fails
     assert len(calls(repository)) == 3
     assert all("-m hypothesis --hypothesis-profile=fuzz" in call for call in calls(repository))
     seeds = {re.search(r"--hypothesis-seed=(\d+) ", call)[1] for call in calls(repository)}
     assert len(seeds) == 3
     python.write_text(STAND_INS["python"] + "sleep 1.2\n")
-    assert make(repository, "fuzz", "FUZZ_S=1").returncode == 0
+    make(repository, "fuzz", "FUZZ_S=1")
     assert len(calls(repository)) == 1
 
 
 def test_input_closed(repository):
-    done = make(repository, "book", preexec_fn=lambda: os.close(0))
-    assert done.returncode == 0, done.stderr
+    make(repository, "book", preexec_fn=lambda: os.close(0))
     assert programs(repository) == ["papermill", "papermill", "python", "jupyter-book"]
 
 

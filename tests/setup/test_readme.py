@@ -1,8 +1,8 @@
 """The README's results are those of the committed rows, and its snippet does what it says."""
 
-import csv
 import re
 
+import committed
 import pytest
 import torch
 
@@ -18,9 +18,8 @@ SLOT = re.compile(r"<!-- ([\w ,-]+) -->([\d.,]+) (%|\w+)")
 def ms(section, value="ms", **key):
     """A value of the one row of the published GPU that has these cells."""
     key = {name: str(cell).lower() if cell is not None else "" for name, cell in key.items()}
-    with open(ROOT / "data" / "measured" / section / "nvidia-h200.csv", newline="") as lines:
-        found = [row for row in csv.DictReader(lines)
-                 if all(row[name].lower() == cell for name, cell in key.items())]  # fmt: skip
+    rows = committed.measured(section)
+    found = [r for r in rows if all(r[name].lower() == cell for name, cell in key.items())]
     assert len(found) == 1, f"{section}: {len(found)} rows of {key}"
     return float(found[0][value])
 

@@ -9,11 +9,11 @@ from a2lib.theory import __main__ as command
 
 @pytest.fixture
 def printed(capsys):
-    """``printed(*arguments)``: what the command prints; with --json the object."""
+    """``printed(line)``: what the command prints; with --json the object."""
 
-    def run(*arguments):
-        assert command.main([*arguments]) == 0
+    def run(line=""):
+        assert command.main(line.split()) == 0
         text = capsys.readouterr().out
-        return json.loads(text) if "--json" in arguments else text
+        return json.loads(text) if "--json" in line else text
 
     return run

@@ -10,6 +10,7 @@ from refusals import refused
 from a2lib.theory.accounting import GB, GIB, PUBLISHED, SUMMED, XXL, Mesh, Stack, readings, tricks
 
 SMALL = Stack(d_model=6, d_ff=10, blocks=3)
+JOIN = {"max": max, "sum": sum}
 
 
 def test_parameters_and_state_are_those_of_a_real_stack():
@@ -53,10 +54,10 @@ def test_exactly_full_is_not_less():
 @pytest.mark.parametrize("mesh", readings().values(), ids=list(readings()))
 def test_at_the_least_batch_communication_takes_as_long_as_computation(mesh):
     least = mesh.least_tokens()
-    join = max if mesh.combine == "max" else lambda *s: sum(s)
     for factor, bound in ((1.001, False), (0.999, True)):
         seconds = mesh.seconds(XXL, factor * least)
-        assert (join(seconds["fsdp"], seconds["tp"]) > seconds["compute"]) == bound
+        communication = JOIN[mesh.combine]((seconds["fsdp"], seconds["tp"]))
+        assert (communication > seconds["compute"]) == bound
     assert mesh.batch() == pytest.approx(least * 64)
 
 
@@ -69,8 +70,7 @@ def test_no_split_of_64_devices_beats_the_best_formula(combine):
         Y = 64 ** (k / 2000)
         # The best formula is about its own N: at the batch it names, X Y = 64 and b = best.
         seconds = replace(mesh, X=64 / Y, Y=Y).seconds(XXL, best)
-        join = max if combine == "max" else lambda *s: sum(s)
-        found.append(join(seconds["fsdp"], seconds["tp"]) / seconds["compute"])
+        found.append(JOIN[combine]((seconds["fsdp"], seconds["tp"])) / seconds["compute"])
     assert min(found) == pytest.approx(1, abs=1e-3) and min(found) >= 1 - 1e-9
 
 

@@ -44,8 +44,7 @@ def test_the_clock_by_hand():
 
 def test_gradients_are_the_models_in_the_order_of_a_backward():
     shape = Shape(8, 16, 2, 2, vocab_size=11)
-    model = TransformerLM(vocab_size=11, context_length=4, d_model=8, num_layers=2, num_heads=2,
-                          d_ff=16, rope_theta=1e4)  # fmt: skip
+    model = TransformerLM.from_size(shape, 4)
     arrived = []
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(lambda p: arrived.append(p.numel()))

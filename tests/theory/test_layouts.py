@@ -13,7 +13,6 @@ from a2lib.theory import layout_time, planner, schedules
 from a2lib.theory.devices import DEVICES, named_device
 from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.other_axes import bubble_s
-from a2lib.theory.schedules import Task
 from a2lib.theory.stages import stage_blocks
 from a2lib.theory.transformer import GroupedShape, forward_flops_by_part, parameter_count
 
@@ -106,8 +105,8 @@ def test_experts_get_their_tokens_once_a_node_and_once_each():
     assert layout_time._routed(one, again, 4, 1) == pytest.approx((5 * 64 / 2 / 10, 0))
     # a plan has them in all its ways, the dense block none
     layout = Layout(data=2, sharding="none", expert=2)
-    plan, alone = (evaluate(job(batch=2, shape=shape), each)
-                   for each in (layout, replace(layout, expert=1)))  # fmt: skip
+    two = job(batch=2, shape=shape)
+    plan, alone = evaluate(two, layout), evaluate(two, replace(layout, expert=1))
     less = 2 * 2 * 4 * 36 / 2 / 10  # of the gradients of experts, of which a device has its own
     assert plan.busy["node links"] == pytest.approx(alone.busy["node links"] - less + 12.8)
     assert plan.expected_s == pytest.approx(max(12.8 + plan.busy["computation"], plan.step_s))
@@ -171,8 +170,8 @@ def test_time_by_hand(layout, step, expected, serial, bound):
 
 
 def test_a_tied_table_is_one_on_a_device_and_one_at_either_end_of_a_pipeline():
-    apart, tied = (job(batch=1, shape=GroupedShape(4, 6, 2, 2, 10, tied=tied))
-                   for tied in (False, True))  # fmt: skip
+    apart = job(batch=1, shape=GroupedShape(4, 6, 2, 2, 10))
+    tied = job(batch=1, shape=GroupedShape(4, 6, 2, 2, 10, tied=True))
     for layout in (Layout(microbatches=1), Layout(tensor=2), Layout(data=1, sharding="none")):
         less = 4 * 40 / layout.tensor
         one, other = (evaluate(each, layout).memory for each in (apart, tied))
@@ -202,13 +201,12 @@ def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
     once = evaluate(job(batch=8), Layout(data=4, sharding="hsdp", microbatches=2)).busy
     assert once["network"] == hsdp.busy["network"]
     assert once["node links"] == pytest.approx(2 * hsdp.busy["node links"])
-    whole, cut = (evaluate(job(), Layout(data=4, sharding=name)).memory
-                  for name in ("none", "hsdp"))  # fmt: skip
+    whole = evaluate(job(), Layout(data=4, sharding="none"))
     for part in ("parameters", "optimizer"):
-        assert cut[part] == whole[part] / 2
+        assert hsdp.memory[part] == whole.memory[part] / 2
     # as many devices as there are in the node need no network, however they are cut
-    inner, other = (evaluate(job(devices=2), Layout(data=2, sharding=name))
-                    for name in ("fsdp", "hsdp"))  # fmt: skip
+    inner = evaluate(job(devices=2), Layout(data=2, sharding="fsdp"))
+    other = evaluate(job(devices=2), Layout(data=2, sharding="hsdp"))
     assert inner.busy["network"] == 0 and replace(inner, layout=other.layout) == other
     fsdp = evaluate(job(), Layout(data=2, tensor=2, microbatches=2))  # one device of a group a node
     assert fsdp.busy["network"] == pytest.approx(2 * 3 * 392 / 2)
@@ -227,9 +225,8 @@ def test_axes_of_a_torus_do_not_wait_for_each_other():
     assert evaluate(one, Layout(context=2)).busy["node links"] == pytest.approx(19.2 + 111.6)
 
 
-@pytest.mark.parametrize("schedule, stages, m", [
-    ("zb-h1", 2, 4), ("zb-h1", 4, 8), ("zb-h2", 2, 4), ("zb-h2", 4, 8)
-])  # fmt: skip
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2"])
+@pytest.mark.parametrize("stages, m", [(2, 4), (4, 8)])
 @pytest.mark.parametrize("again", ["none", "block"])
 def test_the_step_of_a_zero_bubble_pipeline_is_that_of_the_schedule(schedule, stages, m, again):
     small = replace(WIDE, vocab_size=1)
@@ -259,12 +256,11 @@ def test_the_step_of_a_pipeline_is_that_of_the_schedule(stages, m):
     tokens = 8 // m * 4
     block = layout_time.block_flops(one, tokens, "none") * 12 / stages / 1e3
     seconds = [block] * (stages - 1) + [block + 6 * tokens * 8 * 64 / 1e3]
-    tasks = [
-        Task(name.name, name.stream,
-             seconds[int(name.stream.split()[1])] * (1 if name.name[0] == "F" else 2) / 3,
-             name.after)
-        for name in schedules.pipeline("1f1b", stages, m)
-    ]  # fmt: skip
+    tasks = []
+    for task in schedules.pipeline("1f1b", stages, m):
+        thirds = 1 if task.name[0] == "F" else 2
+        stage = int(task.stream.removeprefix("stage "))
+        tasks.append(replace(task, seconds=seconds[stage] * thirds / 3))
     assert plan.step_s == pytest.approx(schedules.run(tasks).seconds)
 
 
@@ -287,58 +283,57 @@ def test_devices_are_those_of_the_reference():
     assert named_device("H200") is DEVICES["H200"]
 
 
-@pytest.mark.parametrize("layout, words", [
-    ({"data": 3}, "data 3 does not divide batch 4; it must"),
-    ({"tensor": 4}, "tensor 4 does not divide num_heads 2; it must"),
-    ({"pipeline": 5}, "pipeline 5 does not divide num_layers 2, nor up to three more, in 2 stages"),
-    ({"context": 3}, "context 3 does not divide context length 4; it must"),
-    ({"context": 4}, "context 4: its double does not divide context length 4; it must"),
-    ({"data": 2, "microbatches": 4}, "microbatches 4 does not divide the 2 sequences"),
-    ({"data": 4, "tensor": 2, "pipeline": 2}, "is 16; allowed are at most the 8 devices"),
-    ({"data": -1}, "data is -1; allowed are positive integers"),
-    ({"tensor": 0}, "tensor is 0; allowed are positive integers"),
-    ({"microbatches": 1.5}, "microbatches is 1.5; allowed are positive integers"),
-    ({"sharding": "ddp"}, "sharding 'ddp': allowed are none, zero1, zero2, fsdp, hsdp"),
-    ({"schedule": "zb-v"}, "schedule 'zb-v': allowed are 1f1b, zb-h1, zb-h2"),
-    ({"checkpointing": "all"}, "checkpointing 'all': allowed are none, selective, block"),
-    ({"checkpointing": "selective"}, "selective with flash attention; allowed are none and block"),
-])  # fmt: skip
-def test_a_layout_that_breaks_a_rule_is_one_line(layout, words):
-    refused(words, lambda: evaluate(job(), Layout(**layout)))
-    refused(words, planner.search, job(), layout)
+def test_a_layout_that_breaks_a_rule_is_one_line():
+    def broken(words, **layout):
+        refused(words, lambda: evaluate(job(), Layout(**layout)))
+        refused(words, planner.search, job(), layout)
+
+    broken("data 3 does not divide batch 4; it must", data=3)
+    broken("tensor 4 does not divide num_heads 2; it must", tensor=4)
+    broken("pipeline 5 does not divide num_layers 2, nor up to three more, in 2 stages", pipeline=5)
+    broken("context 3 does not divide context length 4; it must", context=3)
+    broken("context 4: its double does not divide context length 4; it must", context=4)
+    broken("microbatches 4 does not divide the 2 sequences", data=2, microbatches=4)
+    broken("is 16; allowed are at most the 8 devices", data=4, tensor=2, pipeline=2)
+    broken("data is -1; allowed are positive integers", data=-1)
+    broken("tensor is 0; allowed are positive integers", tensor=0)
+    broken("microbatches is 1.5; allowed are positive integers", microbatches=1.5)
+    broken("sharding 'ddp': allowed are none, zero1, zero2, fsdp, hsdp", sharding="ddp")
+    broken("schedule 'zb-v': allowed are 1f1b, zb-h1, zb-h2", schedule="zb-v")
+    broken("checkpointing 'all': allowed are none, selective, block", checkpointing="all")
+    broken("selective with flash attention; allowed are none and block", checkpointing="selective")
 
 
-@pytest.mark.parametrize("layout, words", [
-    ({"expert": 2}, "expert 2 does not divide data x context 1; it must"),
-    ({"data": 3, "expert": 3}, "expert 3 does not divide experts 4; it must"),
-    ({"data": 2, "expert": 2, "sharding": "hsdp"}, "expert 2 with sharding hsdp; allowed is 1"),
-    ({"tensor": 2}, "tensor 2 with experts; allowed is 1, since expert cuts them"),
-    ({"pipeline": 2, "schedule": "zb-h2", "microbatches": 2}, "from 3 micro-batches on"),
-    ({"schedule": "zb-h1"}, "schedule zb-h1 with pipeline 1, chunks 1, microbatches 1; allowed"),
-])  # fmt: skip
-def test_what_experts_and_zero_bubble_ask_of_a_layout_is_one_line(layout, words):
-    refused(words, evaluate, job(batch=6, shape=MIXED), Layout(**layout))
+def test_what_experts_and_zero_bubble_ask_of_a_layout_is_one_line():
+    def broken(words, **layout):
+        refused(words, evaluate, job(batch=6, shape=MIXED), Layout(**layout))
+
+    broken("expert 2 does not divide data x context 1; it must", expert=2)
+    broken("expert 3 does not divide experts 4; it must", data=3, expert=3)
+    broken("expert 2 with sharding hsdp; allowed is 1", data=2, expert=2, sharding="hsdp")
+    broken("tensor 2 with experts; allowed is 1, since expert cuts them", tensor=2)
+    broken("from 3 micro-batches on", pipeline=2, schedule="zb-h2", microbatches=2)
+    broken("schedule zb-h1 with pipeline 1, chunks 1, microbatches 1; allowed", schedule="zb-h1")
     deep = job(shape=replace(MIXED, num_layers=4, dense=3))
     line = "pipeline 2: the first stage has fewer blocks than the 3"
     refused(line, evaluate, deep, Layout(pipeline=2))
     refused("expert 2 does not divide experts 0", evaluate, job(), Layout(data=2, expert=2))
 
 
-@pytest.mark.parametrize("refuses, words", [
-    (lambda: job(devices=0), "devices is 0; allowed are positive integers"),
-    (lambda: job(batch=-4), "batch is -4; allowed are positive integers"),
-    (lambda: job(context=2.0), "context is 2.0; allowed are positive integers"),
-    (lambda: job(headroom=1), "headroom is 1; allowed are numbers from 0 to < 1"),
-    (lambda: job(headroom=math.nan), "headroom is nan; allowed"),
-    (lambda: named_device("A9"), "device 'A9': allowed are H100, H200, H800, A100, B200"),
-    (lambda: replace(TOY, link=-1.0), "link is -1.0; allowed are numbers above 0"),
-    (lambda: planner.search(job(), {"experts": 2}), "fixed 'experts': allowed are data, tensor"),
-    (lambda: planner.search(job(device=replace(TOY, memory=1e3))), "of the 0.0 GB allowed on each"),
+def test_what_is_not_allowed_is_one_line():
+    refused("devices is 0; allowed are positive integers", job, devices=0)
+    refused("batch is -4; allowed are positive integers", job, batch=-4)
+    refused("context is 2.0; allowed are positive integers", job, context=2.0)
+    refused("headroom is 1; allowed are numbers from 0 to < 1", job, headroom=1)
+    refused("headroom is nan; allowed", job, headroom=math.nan)
+    refused("device 'A9': allowed are H100, H200, H800, A100, B200", named_device, "A9")
+    refused("link is -1.0; allowed are numbers above 0", replace, TOY, link=-1.0)
+    refused("fixed 'experts': allowed are data, tensor", planner.search, job(), {"experts": 2})
+    small = job(device=replace(TOY, memory=1e3))
+    refused("of the 0.0 GB allowed on each", planner.search, small)
     # three micro-batches divide the batch, but no data rank of two
-    (lambda: planner.search(job(batch=6), {"data": 2, "microbatches": 2}), "does not divide the 3"),
-])  # fmt: skip
-def test_what_is_not_allowed_is_one_line(refuses, words):
-    refused(words, refuses)
+    fixed = {"data": 2, "microbatches": 2}
+    refused("does not divide the 3", planner.search, job(batch=6), fixed)
 
 
 def test_a_message_costs_the_latency_that_is_given():

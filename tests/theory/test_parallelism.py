@@ -29,19 +29,17 @@ def bound(seconds, compute):
     return found[0]
 
 
-@pytest.mark.parametrize("axis", ["data", "fsdp", "tensor"])
+@pytest.mark.parametrize("way", ["data_parallel", "fully_sharded", "tensor_parallel"])
 @pytest.mark.parametrize("pass_, products", [("forward", 6), ("backward", 12)])
-def test_one_axis_is_the_handouts_and_its_limit_where_both_take_as_long(axis, pass_, products):
-    way = {"data": parallelism.data_parallel, "fsdp": parallelism.fully_sharded,
-           "tensor": parallelism.tensor_parallel}[axis]  # fmt: skip
-    cost = way(SYMBOLIC, N)[pass_]
+def test_one_axis_is_the_handouts_and_its_limit_where_both_take_as_long(way, pass_, products):
+    cost = getattr(parallelism, way)(SYMBOLIC, N)[pass_]
     assert same(cost.flops, products * B * D * F / N)
-    if axis == "tensor":
+    if way == "tensor_parallel":
         assert cost.data_s == 0 and same(cost.tensor_s, 4 * (N - 1) * B * D / (N * W))
         limit = parallelism.tensor_limit(SYMBOLIC, pass_)
         assert same(limit, 1 + products * F * W / (4 * C))
     else:
-        sent = 0 if (axis, pass_) == ("data", "forward") else products
+        sent = 0 if (way, pass_) == ("data_parallel", "forward") else products
         assert cost.tensor_s == 0 and same(cost.data_s, sent * (N - 1) * D * F / (N * W))
         limit = parallelism.data_limit(SYMBOLIC)
         assert same(limit, 1 + B * W / C)

@@ -35,27 +35,26 @@ def every_plan(one):
     return found
 
 
-@pytest.mark.parametrize("one, ways", [
-    (job(), [("data", False), (0.5, True)]),
-    (job(devices=6, batch=6, context=12, device=FAST), [("data", True), ("all", True)]),
-    (job(devices=12, batch=4, context=8, shape=WIDE, device=FAST), [("none", True), (0.5, False)]),
-    (job(devices=12, batch=4, context=8, shape=WIDE, device=replace(FAST, torus=True, node=12)),
-     [("data", True), ("all", False)]),
-    (job(devices=8, batch=4, context=8, shape=WIDE, device=replace(FAST, memory=40_000.0)),
-     [("data", True), ("none", False)]),
-    (replace(job(devices=8, batch=2, context=8, shape=WIDE, device=FAST), attention="eager"),
-     [("data", False), (0.5, True)]),
-    (job(devices=12, batch=4, context=8, shape=replace(MIXED, experts=8, top_k=2), device=FAST),
-     [("data", False), ("all", True)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "one, ways",
+    [  # of devices, batch, context length, shape and device
+        (job(), [("data", False), (0.5, True)]),
+        (job(6, 6, 12, device=FAST), [("data", True), ("all", True)]),
+        (job(12, 4, 8, WIDE, FAST), [("none", True), (0.5, False)]),
+        (job(12, 4, 8, WIDE, replace(FAST, torus=True, node=12)), [("data", True), ("all", False)]),
+        (job(8, 4, 8, WIDE, replace(FAST, memory=40_000.0)), [("data", True), ("none", False)]),
+        (replace(job(8, 2, 8, WIDE, FAST), attention="eager"), [("data", False), (0.5, True)]),
+        (job(12, 4, 8, replace(MIXED, experts=8, top_k=2), FAST), [("data", False), ("all", True)]),
+    ],
+)
 def test_no_layout_is_better_than_the_one_found(one, ways):
     every = every_plan(one)
     for hidden, across in ways:
         plan = planner.search(one, hidden=hidden, across=across)
         assert plan == evaluate(one, plan.layout)
-        ranks = (planner._rank(other, hidden) for other in every
-                 if across or other.layout.tensor <= one.device.node)  # fmt: skip
-        assert min(ranks) == planner._rank(plan, hidden), (hidden, across)
+        within = [other for other in every if across or other.layout.tensor <= one.device.node]
+        least = min(planner._rank(other, hidden) for other in within)
+        assert least == planner._rank(plan, hidden), (hidden, across)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -63,9 +62,9 @@ def test_no_layout_is_better_than_the_one_found(one, ways):
 def test_what_takes_least_of_a_mesh_is_among_those_looked_at_first(precision, fixed):
     """The search passes over a mesh of which these do not fit."""
     device = replace(TOY, fp32=1e3, workspace=64.0)
-    for batch, context, shape in ((12, 4, WIDE), (8, 64, WIDE), (4, 4, replace(WIDE, d_ff=4096)),
-                                  (4, 4, replace(WIDE, vocab_size=65_536)),
-                                  (12, 8, MIXED)):  # fmt: skip
+    hidden, vocabulary = replace(WIDE, d_ff=4096), replace(WIDE, vocab_size=65_536)
+    sizes = (12, 4, WIDE), (8, 64, WIDE), (4, 4, hidden), (4, 4, vocabulary), (12, 8, MIXED)
+    for batch, context, shape in sizes:
         one = Job(shape, device, 24, batch, context, precision=precision)
 
         def held(layout, one=one):

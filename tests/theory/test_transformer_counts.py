@@ -69,8 +69,8 @@ def test_operations_are_those_a_counter_sees(shape, batch, context):
 
     projections = flops_of(*(f"attn.{name}_proj" for name in ("q", "k", "v", "output")))
     attention, lm_head = flops_of("attn") - projections, by_module["TransformerLM.lm_head"]
-    assert parts == {"projections": projections, "attention": attention,
-                     "ffn": flops_of("ffn"), "lm_head": lm_head}  # fmt: skip
+    assert (parts["projections"], parts["attention"]) == (projections, attention)
+    assert parts["ffn"] == flops_of("ffn") and parts["lm_head"] == lm_head and len(parts) == 4
 
 
 def grouped_block(shape, x):
@@ -127,11 +127,12 @@ def test_of_experts_a_token_meets_a_few():
     for dense in (SIZES["8B"], PUBLISHED["Llama-3-8B"]):
         assert transformer.active_parameter_count(dense) == parameter_count(dense)
     for wrong, words in (
-        ({"top_k": 2}, "top_k 2 of 0 experts"), ({"experts": 4}, "d_ff 64 of 0 + 0 experts"),
+        ({"top_k": 2}, "top_k 2 of 0 experts"),
+        ({"experts": 4}, "d_ff 64 of 0 + 0 experts"),
         ({"experts": 4, "top_k": 2, "shared": 1}, "d_ff 64 of 2 + 1 experts"),
         ({"experts": -1}, "experts is -1; allowed are whole numbers from 0"),
         ({"experts": 4, "top_k": 2, "dense": 2}, "dense 2 of 2 layers"),
-    ):  # fmt: skip
+    ):
         refused(re.escape(words), GroupedShape, 16, 64, 2, 2, 10, **wrong)
 
 

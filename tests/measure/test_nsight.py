@@ -110,12 +110,14 @@ def test_kernels_in_order_with_bytes_and_shares(fake_ncu, tmp_path):
     (tmp_path / "page.csv").write_text(f"==PROF== Connected\nthe program's own line\n{text}\n")
     fake_ncu(f"cat {tmp_path}/page.csv")
     first, second = nsight.counted(["program"])
-    shares = {"tensor": 50.5, "exp": 12.25, "issue": 60.0, "warps": 25.0}
     assert first == {
         "kernel": "forward_kernel",
         "device_bytes": 1024,
         "l2_bytes": 320,  # ten sectors of 32 bytes
-        **{f"{unit}_percent": share for unit, share in shares.items()},
+        "tensor_percent": 50.5,
+        "exp_percent": 12.25,
+        "issue_percent": 60.0,
+        "warps_percent": 25.0,
     }
     assert second["kernel"] == "void f<int, 4>(float)"
 

@@ -15,10 +15,8 @@ def data(tmp_path) -> Path:
     """A data folder that knows the run of make_row."""
     path = tmp_path / "data" / "measured" / "runs.csv"
     path.parent.mkdir(parents=True)
-    row = dict.fromkeys(COLUMNS, "") | {
-        "run": RUN, "started": "2026-01-02T03:04:05Z", "device": "cpu", "n_devices": "1",
-        "parameters": "{}",
-    }  # fmt: skip
+    known = {"run": RUN, "started": "2026-01-02T03:04:05Z", "device": "cpu", "n_devices": "1"}
+    row = dict.fromkeys(COLUMNS, "") | known | {"parameters": "{}"}
     path.write_text(f"{','.join(COLUMNS)}\n{','.join(row.values())}\n")
     return tmp_path / "data"
 
@@ -31,15 +29,10 @@ def store(data) -> Store:
 @pytest.fixture
 def make_row():
     """A valid row of the flash section; columns given by name replace its own."""
-
-    def make(**columns) -> dict:
-        return {
-            "implementation": "a2lib", "dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 128,
-            "head_dim": 64, "causal": True, "pass": "forward", "status": "ok", "ms": 1.5,
-            "ms_p20": 1.25, "ms_p80": 1.75, "n": 10, "run": RUN,
-        } | columns  # fmt: skip
-
-    return make
+    key = {"implementation": "a2lib", "dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 128}
+    key |= {"head_dim": 64, "causal": True, "pass": "forward"}
+    result = {"status": "ok", "ms": 1.5, "ms_p20": 1.25, "ms_p80": 1.75, "n": 10, "run": RUN}
+    return lambda **columns: key | result | columns
 
 
 @pytest.fixture

@@ -19,17 +19,11 @@ PICTURES = sorted(MEASURED.glob("bulk/*/*/*.csv"))
 
 
 @pytest.fixture
-def copy(tmp_path):
-    """A data folder with the runs and, given a file of this one, a copy of it."""
-
-    def make(path):
-        there = tmp_path / path.relative_to(DATA)
-        there.parent.mkdir(parents=True)
-        shutil.copy(path, there)
-        shutil.copy(MEASURED / "runs.csv", tmp_path / "measured")
-        return there
-
-    return make
+def data(tmp_path):
+    """A data folder that has this one's runs."""
+    (tmp_path / "measured").mkdir()
+    shutil.copy(MEASURED / "runs.csv", tmp_path / "measured")
+    return tmp_path
 
 
 def test_measured_holds_sections_and_runs_alone():
@@ -44,20 +38,18 @@ def test_the_runs(tmp_path):
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_table(path, copy, tmp_path):
+def test_a_table(path, data):
     section, device = path.parent.name, path.stem
-    there = copy(path)
-    Store(section, device, tmp_path).put(read_section(section, DATA)[device][0])
-    assert there.read_bytes() == path.read_bytes()
+    Store(section, device, data).put(*read_section(section, DATA)[device])
+    assert (data / path.relative_to(DATA)).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: "-".join(path.parts[-3:]))
-def test_a_picture(path, copy, tmp_path):
-    there = copy(path)
+def test_a_picture(path, data):
     table, device, name = path.parent.parent.name, path.parent.name, path.stem
     found = bulk.read(table, device, name, DATA)
-    bulk.put(table, device, name, found.rows, run=found.run, about=found.about, data=tmp_path)
-    assert there.read_bytes() == path.read_bytes()
+    bulk.put(table, device, name, found.rows, run=found.run, about=found.about, data=data)
+    assert (data / path.relative_to(DATA)).read_bytes() == path.read_bytes()
 
 
 # A table of data/README.md: its section, and its rows as (column, " (key)" or "", meaning).

@@ -29,9 +29,9 @@ class FakeNvml(types.ModuleType):
 
     def __getattr__(self, name):
         what = name.removeprefix("nvmlDeviceGet")
-        readings = {"nvmlInit": None, "PowerUsage": 698_765, "TotalEnergyConsumption": 5_000_250,
-                    "EnforcedPowerLimit": 700_000,
-                    "CurrentClocksThrottleReasons": self.reasons}  # fmt: skip
+        readings = {"PowerUsage": 698_765, "EnforcedPowerLimit": 700_000, "nvmlInit": None}
+        readings["TotalEnergyConsumption"] = 5_000_250
+        readings["CurrentClocksThrottleReasons"] = self.reasons
         if what in self.refuses:
             raise Error(what)
         if what not in readings:
@@ -133,15 +133,15 @@ def test_a_watch_ends_and_has_what_it_read(monkeypatch, told):
     assert watch.capped_percent() == (25 if told else None)
 
 
-@pytest.mark.parametrize(("name", "slug"), [
-    ("NVIDIA H200", "nvidia-h200"),
-    ("Tesla V100-SXM2-16GB", "tesla-v100-sxm2-16gb"),
-    ("NVIDIA H100 MIG 1g.10gb ", "nvidia-h100-mig-1g-10gb"),
-])  # fmt: skip
-def test_a_device_name_becomes_a_file_name(monkeypatch, name, slug):
+def test_a_device_name_becomes_a_file_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    assert device_slug() == slug == slugify(slug)
+    for name, slug in (
+        ("NVIDIA H200", "nvidia-h200"),
+        ("Tesla V100-SXM2-16GB", "tesla-v100-sxm2-16gb"),
+        ("NVIDIA H100 MIG 1g.10gb ", "nvidia-h100-mig-1g-10gb"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        assert device_slug() == slug == slugify(slug)
 
 
 def test_without_cuda_the_device_is_the_cpu(monkeypatch):

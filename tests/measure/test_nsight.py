@@ -5,6 +5,7 @@ import functools
 import os
 
 import pytest
+from programs import write_program
 from refusals import refused
 from waiting import until
 
@@ -35,8 +36,7 @@ def nsys(tmp_path, monkeypatch):
 
     def make(body=GOOD):
         path = tmp_path / "nsys"
-        path.write_text(FAKE.replace("BODY", body))
-        path.chmod(0o755)
+        write_program(path, FAKE.replace("BODY", body))
         monkeypatch.setenv(nsight.VARIABLE, str(path))
         return path
 
@@ -78,8 +78,7 @@ def test_where_there_is_none(tmp_path, monkeypatch):
     refuses("not installed", nsight.counted, ["program"])
     for version in ("2024.1", "2025.3"):
         program = tmp_path / "opt" / version / "bin" / "nsys"
-        program.parent.mkdir(parents=True)
-        program.touch(mode=0o755)
+        write_program(program, "")
     assert nsight.find() == str(program)
 
 
@@ -97,9 +96,7 @@ def fake_ncu(tmp_path, monkeypatch):
     """Put a program called ncu first on the path; it is given as the body of a shell script."""
 
     def put(body):
-        script = tmp_path / "ncu"
-        script.write_text(f"#!/bin/sh\n{body}\n")
-        script.chmod(0o755)
+        write_program(tmp_path / "ncu", f"#!/bin/sh\n{body}\n")
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
     return put
@@ -114,22 +111,27 @@ def test_kernels_in_order_with_bytes_and_shares(fake_ncu, tmp_path):
     fake_ncu(f"cat {tmp_path}/page.csv")
     first, second = nsight.counted(["program"])
     assert first == {
-        "kernel": "forward_kernel", "device_bytes": 1024,
+        "kernel": "forward_kernel",
+        "device_bytes": 1024,
         "l2_bytes": 320,  # ten sectors of 32 bytes
-        "tensor_percent": 50.5, "exp_percent": 12.25, "issue_percent": 60.0, "warps_percent": 25.0,
-    }  # fmt: skip
+        "tensor_percent": 50.5,
+        "exp_percent": 12.25,
+        "issue_percent": 60.0,
+        "warps_percent": 25.0,
+    }
     assert second["kernel"] == "void f<int, 4>(float)"
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    ('echo "==ERROR== ERR_NVGPUCTRPERM: no permission"; exit 1', "ERR_NVGPUCTRPERM"),
-    ("echo hello", "counted no kernel"),
-    ('printf \'"ID","Kernel Name"\\n"0","f"\\n\'', "has no metric"),
-    (f"echo '{page(['0', '7', 'f', 'n/a', *'11111'])}'", "ncu gave 'n/a' for dram__bytes.sum"),
-])  # fmt: skip
-def test_a_failure_is_one_line_that_says_why(fake_ncu, body, words):
-    fake_ncu(body)
-    refuses(words, nsight.counted, ["program"])
+def test_a_failure_is_one_line_that_says_why(fake_ncu):
+    not_a_number = page(["0", "7", "f", "n/a", *"11111"])
+    for body, words in (
+        ('echo "==ERROR== ERR_NVGPUCTRPERM: no permission"; exit 1', "ERR_NVGPUCTRPERM"),
+        ("echo hello", "counted no kernel"),
+        ('printf \'"ID","Kernel Name"\\n"0","f"\\n\'', "has no metric"),
+        (f"echo '{not_a_number}'", "ncu gave 'n/a' for dram__bytes.sum"),
+    ):
+        fake_ncu(body)
+        refuses(words, nsight.counted, ["program"])
 
 
 def test_what_hangs_is_ended_with_all_it_started(fake_ncu, tmp_path):

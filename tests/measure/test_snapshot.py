@@ -3,6 +3,7 @@
 import math
 import pickle
 import weakref
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ from a2lib.model import TransformerLM, cross_entropy
 FILE = Path(make.__file__).parent / "cuda_memory.pickle"
 
 
+def snapshot_with(**changes):
+    return pickle.dumps({**make.snapshot(), **changes})
+
+
 def write(path, **changes):
     """The snapshot by hand, parts of it replaced."""
     path.write_bytes(snapshot_with(**changes))
@@ -27,14 +32,14 @@ def bytes_by_category(row):
 
 
 def test_allocations_have_ends_categories_and_lines():
-    found = memory.read(FILE)
-    assert [(a.bytes, a.start_us, a.end_us, a.category, a.phase, a.name, a.line)
-            for a in found.allocations] == [
+    found, line = memory.read(FILE), "model/layers.py:40 forward"
+    shown = attrgetter("bytes", "start_us", "end_us", "category", "phase", "name", "line")
+    assert [shown(allocation) for allocation in found.allocations] == [
         (1000, -math.inf, math.inf, "parameters", "", "w", ""),
-        (400, 10, 30, "temporaries", "step 0/forward", "", "model/layers.py:40 forward"),
-        (600, 20, 50, "saved for backward", "step 0/forward", "ffn", "model/layers.py:40 forward"),
+        (400, 10, 30, "temporaries", "step 0/forward", "", line),
+        (600, 20, 50, "saved for backward", "step 0/forward", "ffn", line),
         (300, 40, math.inf, "gradients", "step 0/backward", "w", ""),
-    ]  # fmt: skip
+    ]
     assert found.unexplained_bytes == 0
 
 
@@ -42,37 +47,36 @@ def test_the_timeline_by_category():
     rows = memory.timeline_rows(memory.read(FILE))
     totals = [sum(bytes_by_category(row).values()) for row in rows]
     phases = [row["phase"].rpartition("/")[2] for row in rows]
-    assert list(zip([row["time_us"] for row in rows], phases, totals, strict=True)) == [
-        (0, "forward", 1000), (0, "forward", 1400), (10, "forward", 2000), (20, "forward", 1600),
-        (30, "backward", 1900), (40, "backward", 1300),
-    ]  # fmt: skip
-    assert bytes_by_category(rows[2]) == {
-        "parameters": 1000, "temporaries": 400, "saved for backward": 600,
-    }  # fmt: skip
+    assert [row["time_us"] for row in rows] == [0, 0, 10, 20, 30, 40]
+    assert totals == [1000, 1400, 2000, 1600, 1900, 1300]
+    assert phases == ["forward"] * 4 + ["backward"] * 2
+    forward = {"parameters": 1000, "temporaries": 400, "saved for backward": 600}
+    assert bytes_by_category(rows[2]) == forward
     assert bytes_by_category(rows[5]) == {"parameters": 1000, "gradients": 300}
 
 
-@pytest.mark.parametrize(
-    ("phase", "total", "where"),
-    [(None, 2000, "step 0/forward"), ("step 0", 2000, "step 0/forward"),
-     ("forward", 2000, "step 0/forward"), ("backward", 1900, "step 0/backward"),
-     ("step 0/backward", 1900, "step 0/backward")],
-)  # fmt: skip
-def test_the_peak_of_a_phase_and_what_is_alive_at_it(phase, total, where):
-    found = memory.peak(memory.read(FILE), phase)
-    assert (found.total, found.phase) == (total, where)
-    largest = memory.largest_rows(found, 2)
-    assert [row["bytes"] for row in largest] == [1000, 600]
-    assert [row["rank"] for row in largest] == [1, 2]
+def test_the_peak_of_a_phase_and_what_is_alive_at_it():
+    found = memory.read(FILE)
+    for phases, total, where in (
+        ((None, "step 0", "forward"), 2000, "step 0/forward"),
+        (("backward", "step 0/backward"), 1900, "step 0/backward"),
+    ):
+        for phase in phases:
+            peak = memory.peak(found, phase)
+            assert (peak.total, peak.phase) == (total, where)
+            largest = memory.largest_rows(peak, 2)
+            assert [(row["bytes"], row["rank"]) for row in largest] == [(1000, 1), (600, 2)]
 
 
 def test_the_largest_by_line_of_code():
     found = memory.read(FILE)
     rows = memory.line_rows(found, "step 0")
+    line = "model/layers.py:40 forward"
     assert [(r["bytes"], r["count"], r["phase"], r["name"], r["line"]) for r in rows] == [
-        (600, 1, "forward", "ffn", "model/layers.py:40 forward"),
-        (400, 1, "forward", "", "model/layers.py:40 forward"), (300, 1, "backward", "w", ""),
-    ]  # fmt: skip
+        (600, 1, "forward", "ffn", line),
+        (400, 1, "forward", "", line),
+        (300, 1, "backward", "w", ""),
+    ]
     assert [r["bytes"] for r in memory.line_rows(found, "forward", 1)] == [600]
     assert memory.line_rows(found, "step 1") == []
 
@@ -149,10 +153,6 @@ def test_a_forward_without_a_backward_is_freed(tmp_path):
 class Harm:
     def __reduce__(self):
         return (print, ("harm",))
-
-
-def snapshot_with(**changes):
-    return pickle.dumps({**make.snapshot(), **changes})
 
 
 BROKEN = {

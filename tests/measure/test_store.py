@@ -30,13 +30,8 @@ def test_a_row_comes_back_as_text_and_stands_in_the_file_as_such(store, make_row
     assert store.rows() == [] and not store.path.exists()
     store.check_writable()
     store.put(make_row(peak_bytes=4096))
-    expected = {
-        "implementation": "a2lib", "dtype": "bf16", "batch": "1", "heads": "16", "seq_len": "128",
-        "head_dim": "64", "causal": "true", "pass": "forward", "peak_bytes": "4096",
-        "ms_graph": "", "ms_host": "", "sm_mhz": "", "note": "",
-        "status": "ok", "ms": "1.5", "ms_p20": "1.25", "ms_p80": "1.75", "n": "10",
-        "run": "20260102T030405Z-cpu-000000",
-    }  # fmt: skip
+    given = make_row(peak_bytes="4096", causal="true")
+    expected = {column: str(given.get(column, "")) for column in FLASH.columns}
     assert store.rows() == [expected]
     assert store.path.read_text() == f"{','.join(expected)}\n{','.join(expected.values())}\n"
     assert store.path == store.data / "measured" / "flash" / "cpu.csv"
@@ -67,7 +62,7 @@ def test_a_note_is_one_line_without_local_paths(store, make_row, monkeypatch):
     assert list(csv.DictReader(io.StringIO(store.path.read_text()))) == [row]
 
 
-@pytest.mark.parametrize(("columns", "message"), [
+NOT_VALID = [
     ({"latency": 1}, "unknown column latency; the columns are implementation, dtype, batch"),
     ({"status": "fine"}, "status is 'fine'; allowed are ok, oom, unsupported, error"),
     ({"ms": None}, "status is ok, but ms is blank"),
@@ -81,7 +76,10 @@ def test_a_note_is_one_line_without_local_paths(store, make_row, monkeypatch):
     ({"causal": "yes"}, "causal is 'yes'; allowed are true, false"),
     ({"note": ["a"]}, "note is ['a']; allowed are text"),
     ({"run": "nobody"}, "run 'nobody' is not in runs.csv"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), NOT_VALID)
 def test_a_row_that_is_not_valid_is_refused_and_kept_in_the_message(
     filled, make_row, columns, message
 ):
@@ -124,38 +122,37 @@ def test_a_figure_without_its_run_is_not_read_for_publication(filled):
     refuses(words, read_section, "flash", filled.data)
 
 
-def change(line, old, new):
-    """What breaks a file: ``old`` on a line becomes ``new``."""
+# What becomes what on which line of a file.
+BROKEN = [
+    (3, "a2lib,", "", "18 fields, not 19"),
+    (2, "a2lib,", "<<<<<<< HEAD\na2lib,", "1 fields, not 19"),
+    (1, "batch,heads", "heads,batch", "the header is"),
+    (1, "seq_len,", "", "the header is"),
+    (1, "note,", "note,speed,", "the header is"),
+    (1, "peak_bytes,ms_graph", "ms_graph,peak_bytes", "the header is"),
+    (3, ",1.5,", ",fast,", "ms is 'fast'"),
+    (2, "20260102T030405Z-cpu-000000", "", "run is blank"),
+    (4, ",512,", ",128,", "the same key as a line before"),
+    (4, "00000\n", "", "cut short"),
+    (4, "a2lib", '"a2lib', "unexpected end of data"),
+    (3, "a2lib", "a2\udcfflib", "not UTF-8 text"),
+]
 
-    def breaking(text: str) -> str:
-        lines = text.split("\n")
-        assert old in lines[line - 1]
-        lines[line - 1] = lines[line - 1].replace(old, new, 1)
-        return "\n".join(lines)
 
-    return breaking
-
-
-@pytest.mark.parametrize(("breaking", "line", "reason"), [
-    (change(3, "a2lib,", ""), 3, "18 fields, not 19"),
-    (change(2, "a2lib,", "<<<<<<< HEAD\na2lib,"), 2, "1 fields, not 19"),
-    (change(1, "batch,heads", "heads,batch"), 1, "the header is"),
-    (change(1, "seq_len,", ""), 1, "the header is"),
-    (change(1, "note,", "note,speed,"), 1, "the header is"),
-    (change(1, "peak_bytes,ms_graph", "ms_graph,peak_bytes"), 1, "the header is"),
-    (change(3, ",1.5,", ",fast,"), 3, "ms is 'fast'"),
-    (change(2, "20260102T030405Z-cpu-000000", ""), 2, "run is blank"),
-    (change(4, ",512,", ",128,"), 4, "the same key as a line before"),
-    (lambda text: text[:-9], 4, "cut short"),
-    (change(4, "a2lib", '"a2lib'), 4, "unexpected end of data"),
-    (change(3, "a2lib", "a2\udcfflib"), 3, "not UTF-8 text"),
-])  # fmt: skip
-def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, breaking, line, reason):
+@pytest.mark.parametrize(("line", "old", "new", "reason"), BROKEN)
+def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, line, old, new, reason):
     good = filled.path.read_bytes()
-    content = breaking(good.decode()).encode(errors="surrogateescape")
+    lines = good.decode().splitlines(keepends=True)
+    assert old in lines[line - 1]
+    lines[line - 1] = lines[line - 1].replace(old, new, 1)
+    content = "".join(lines).encode(errors="surrogateescape")
     filled.path.write_bytes(content)
-    calls = [Store.rows, Store.check_writable, lambda s: read_section("flash", s.data)]
-    calls.append(lambda s: s.put(make_row(seq_len=4096)))
+    calls = [
+        Store.rows,
+        Store.check_writable,
+        lambda store: read_section("flash", store.data),
+        lambda store: store.put(make_row(seq_len=4096)),
+    ]
     # A store that had read the file before it was broken must see it just as a new one does.
     for store in (filled, Store(FLASH, "cpu", filled.data)):
         for call in calls:
@@ -166,24 +163,16 @@ def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, breakin
     assert len(filled.rows()) == 4
 
 
-BEFORE = [c for c in FLASH.columns if c not in ("ms_graph", "ms_host", "sm_mhz")]
-
-
-def written_before(store, rows, columns):
-    """The file of ``store`` as code wrote it that knew ``columns`` alone."""
-    store.path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"causal": "true"} | dict.fromkeys(FLASH.columns, "") | row for row in rows]
-    store.path.write_text(to_csv([columns, *([row.get(c, "") for c in columns] for row in rows)]))
-
-
-@pytest.mark.parametrize("columns", [BEFORE, [c for c in FLASH.columns if c not in FLASH.values]])
-def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row, columns):
+@pytest.mark.parametrize("newer", [("ms_graph", "ms_host", "sm_mhz"), FLASH.values])
+def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row, newer):
+    columns = [column for column in FLASH.columns if column not in newer]
     rows = [make_row(seq_len=n, causal="true", note='a "note"', peak_bytes=n) for n in (128, 256)]
-    written_before(store, rows, columns)
+    store.path.parent.mkdir(parents=True)
+    store.path.write_text(to_csv([columns, *([row.get(c, "") for c in columns] for row in rows)]))
     before = store.rows()
     found = [(r["seq_len"], r["ms"], r["ms_graph"]) for r in before]
     assert found == [("128", "1.5", ""), ("256", "1.5", "")]
-    assert before[0]["peak_bytes"] == ("128" if columns == BEFORE else "")
+    assert before[0]["peak_bytes"] == ("" if "peak_bytes" in newer else "128")
     assert read_section("flash", data)["cpu"] == before
     # The next row writes the new header and keeps the others.
     reader = Store(FLASH, "cpu", data)
@@ -227,17 +216,20 @@ def test_several_rows_are_put_together_or_none_of_them(store, make_row):
     store.path.unlink()
     store.put(*several)
     assert store.path.read_bytes() == one_by_one
-    refuses("ms is '-1.0'.* the row not stored: .*'seq_len': 32,", store.put,
-            make_row(seq_len=64), make_row(seq_len=32, ms=-1.0))  # fmt: skip
+    two = make_row(seq_len=64), make_row(seq_len=32, ms=-1.0)
+    refuses("ms is '-1.0'.* the row not stored: .*'seq_len': 32,", store.put, *two)
     assert store.path.read_bytes() == one_by_one and len(store.rows()) == 3
     store.put(several[0], {**several[0], "note": "again"})
     assert [row["note"] for row in store.rows()] == ["", "", "again"]
 
 
 _put = st.tuples(
-    st.sampled_from(["a2lib", "eager", "flex, compiled"]), st.sampled_from([2, 16, 1024]),
-    st.booleans(), st.floats(min_value=0.001, max_value=1e5), st.text(max_size=20),
-)  # fmt: skip
+    st.sampled_from(["a2lib", "eager", "flex, compiled"]),
+    st.sampled_from([2, 16, 1024]),
+    st.booleans(),
+    st.floats(min_value=0.001, max_value=1e5),
+    st.text(max_size=20),
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=6)

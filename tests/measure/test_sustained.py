@@ -9,8 +9,8 @@ from a2lib.measure.sustained import seconds_of
 class FakeTrain:
     """``lasts(at)`` is how long a call takes that begins ``at`` ms; the flush takes nothing."""
 
-    def __init__(self, lasts, power=lambda at: 500.0):
-        self.lasts, self.power = lasts, power
+    def __init__(self, lasts):
+        self.lasts = lasts
         self.now, self.log, self.waiting = 0.0, [], 0
 
     def begin(self):
@@ -35,19 +35,17 @@ class FakeTrain:
 
     def readings(self):
         assert self.waiting, "the device would have been idle"
-        return int(2000 - self.at / 10), self.power(self.at)
+        return int(2000 - self.at / 10), 500.0
 
 
-def followed(train, n_seconds, second_s=1.0, idle_s=0.0, call=lambda: None):
-    return seconds_of(call, device="cpu", n_seconds=n_seconds, second_s=second_s, idle_s=idle_s,
-                      clock=train)  # fmt: skip
+SECONDS = {"device": "cpu", "second_s": 1.0}
 
 
 def test_each_second_has_the_calls_that_began_in_it(monkeypatch):
     monkeypatch.setattr(sustained.time, "sleep", lambda s: train.log.append(f"rest {s}"))
     calls = []
     train = FakeTrain(lambda at: 4.0 if at < 1000 else 8.0)
-    seconds = followed(train, 3, idle_s=2.0, call=lambda: calls.append(1))
+    seconds = seconds_of(lambda: calls.append(1), n_seconds=3, idle_s=2.0, clock=train, **SECONDS)
     assert train.log[:4] == ["begin", 3, "rest 2.0", "begin"] and not train.waiting
     assert [s.second for s in seconds] == [0, 1, 2]
     assert [s.timing.ms for s in seconds] == [4.0, 8.0, 8.0]
@@ -62,17 +60,17 @@ def test_each_second_has_the_calls_that_began_in_it(monkeypatch):
 
 
 def test_a_second_in_which_no_call_began_is_left_out():
-    seconds = followed(FakeTrain(lambda at: 1500.0), 4)
+    train = FakeTrain(lambda at: 1500.0)
+    seconds = seconds_of(lambda: None, n_seconds=4, idle_s=0.0, clock=train, **SECONDS)
     assert [s.second for s in seconds] == [0, 1, 3]
 
 
 def test_on_the_cpu_a_second_is_what_it_is_said_to_be():
     calls = []
-    seconds = seconds_of(
-        lambda: calls.append(1), device="cpu", n_seconds=3, second_s=0.005, idle_s=0.0
-    )
+    short = SECONDS | {"second_s": 0.005}
+    seconds = seconds_of(lambda: calls.append(1), n_seconds=3, idle_s=0.0, **short)
     assert seconds[0].second == 0 and seconds[0].power_w is None
     assert 0 < sum(s.timing.n for s in seconds) <= len(calls)
     assert all(s.timing.ms > 0 for s in seconds)
     with pytest.raises(ZeroDivisionError):
-        seconds_of(lambda: 1 / 0, device="cpu", n_seconds=1, second_s=1, idle_s=0)
+        seconds_of(lambda: 1 / 0, n_seconds=1, idle_s=0.0, **SECONDS)

@@ -12,9 +12,7 @@ from a2lib.paths import ROOT
 KEY = dict.fromkeys(FLASH.key, "1") | {"implementation": "a2lib", "causal": "true"}
 
 
-@pytest.fixture
-def take_rows():
-    return SimpleNamespace(**runpy.run_path(ROOT / "dev" / "take_rows.py"))
+take_rows = SimpleNamespace(**runpy.run_path(ROOT / "dev" / "take_rows.py"))
 
 
 def measured(data, started, rows, device="gpu"):
@@ -31,7 +29,7 @@ def times(data, device="gpu"):
     return {row["pass"]: row["ms"] for row in Store(FLASH, device, data).rows()}
 
 
-def test_newer_rows_and_their_runs(tmp_path, take_rows, capsys):
+def test_newer_rows_and_their_runs(tmp_path, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     measured(here, "2026-01-02", {"forward": 2, "backward": 2})
     measured(there, "2026-01-01", {"forward": 1})  # older
@@ -47,7 +45,7 @@ def test_newer_rows_and_their_runs(tmp_path, take_rows, capsys):
     assert take_rows.take(there, here) == {}
 
 
-def test_what_is_no_data_folder(tmp_path, take_rows, capsys):
+def test_what_is_no_data_folder(tmp_path, capsys):
     assert take_rows.main([str(tmp_path)]) == 1
     assert "no measured/runs.csv" in capsys.readouterr().err
     with pytest.raises(StoreError):
@@ -56,12 +54,12 @@ def test_what_is_no_data_folder(tmp_path, take_rows, capsys):
 
 def picture(data, started, name, value):
     """A picture of a run that ``measured`` knows."""
-    row = {"start_us": value, "duration_us": 1, "stream": "7", "kind": "copy", "phase": "forward",
-           "part": ""}  # fmt: skip
+    row = {"start_us": value, "duration_us": 1, "stream": "7"}
+    row |= {"kind": "copy", "phase": "forward", "part": ""}
     bulk.put("strip", "gpu", name, [row], run=f"run-{started}", about={}, data=data)
 
 
-def test_newer_pictures_and_their_runs(tmp_path, take_rows, capsys):
+def test_newer_pictures_and_their_runs(tmp_path, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     for data, started in ((here, "2026-01-02"), (there, "2026-01-01"), (there, "2026-01-03")):
         measured(data, started, {})
@@ -72,9 +70,7 @@ def test_newer_pictures_and_their_runs(tmp_path, take_rows, capsys):
     picture(there, "2026-01-03", "c", 3)
     assert take_rows.main([str(there), "--into", str(here)]) == 0
     found = {name: bulk.read("strip", "gpu", name, here) for name in "abc"}
-    assert {name: one.rows[0]["start_us"] for name, one in found.items()} == {
-        "a": 2, "b": 3, "c": 3,
-    }  # fmt: skip
+    assert [one.rows[0]["start_us"] for one in found.values()] == [2, 3, 3]
     assert found["c"].run in {run["run"] for run in read_runs(here)}
     assert "bulk strip, gpu: 2 pictures" in capsys.readouterr().out
     assert take_rows.take(there, here) == {}

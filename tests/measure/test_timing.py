@@ -44,12 +44,15 @@ class FakeClock:
 
 
 def takes(*milliseconds):
-    """A function whose calls take these milliseconds, the last of them from there on."""
+    """A function whose calls take these milliseconds, or raise them, the last from there on."""
     left = list(milliseconds)
 
     def fn():
         fn.calls += 1
-        return left.pop(0) if len(left) > 1 else left[0]
+        result = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     fn.calls = 0
     return fn
@@ -170,18 +173,17 @@ def test_on_the_cpu_every_sample_is_one_call():
         time_call(lambda: 1 / 0, device="cpu")
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"device": "gpu"}, "device 'gpu': allowed are cuda, cpu"),
-    ({"min_n": 0}, "allowed is 1 <= min_n <= max_n"),
-    ({"min_n": 9, "max_n": 8}, "allowed is 1 <= min_n <= max_n"),
-    ({"rep_ms": math.nan}, "rep_ms nan"),
-    ({"warmup_ms": -1}, "warmup_ms -1"),
-])  # fmt: skip
-def test_parameters_that_make_no_sense_are_refused_before_a_call(wrong, message):
-    calls = []
-    fn = {"fn": lambda: calls.append(1)}
-    refused(message, time_many, fn, **{"device": "cpu", **wrong})
-    assert not calls
+def test_parameters_that_make_no_sense_are_refused_before_a_call():
+    fn = takes(1)
+    for wrong, message in (
+        ({"device": "gpu"}, "device 'gpu': allowed are cuda, cpu"),
+        ({"min_n": 0}, "allowed is 1 <= min_n <= max_n"),
+        ({"min_n": 9, "max_n": 8}, "allowed is 1 <= min_n <= max_n"),
+        ({"rep_ms": math.nan}, "rep_ms nan"),
+        ({"warmup_ms": -1}, "warmup_ms -1"),
+    ):
+        refused(message, time_many, {"fn": fn}, **{"device": "cpu", **wrong})
+    assert not fn.calls
 
 
 def test_without_cuda_the_gpu_clock_says_so(monkeypatch):
@@ -232,16 +234,13 @@ def test_the_host_is_timed_over_a_few_calls_and_fewer_long_ones():
 
 
 def test_the_hosts_time_is_taken_after_the_samples_in_turns(monkeypatch):
-    took = iter([9.0, 1.0, MemoryError(), 3.0, 1.0, *[5.0, 1.0] * 7])
+    took = takes(9.0, 1.0, MemoryError(), 3.0, 1.0, *[5.0, 1.0] * 7)
     asked = []
 
     def host(self, fn, n):
         assert len(self.log) == logged
         asked.append((fn, n))
-        taken = next(took)
-        if isinstance(taken, Exception):
-            raise taken
-        return taken
+        return took()
 
     functions = {"a": takes(1), "b": takes(1), "bad": takes(1)}
     logged = len(measure(functions)[1].log)
@@ -284,29 +283,20 @@ class FakeGraphs:
             raise Unusable("gone")
 
 
-def maker(name, *results):
-    """A maker of a call that gives these milliseconds, or raises them, the last from there on."""
-
+def maker(name, *milliseconds):
     def make():
-        left = list(results)
-
-        def call():
-            result = left.pop(0) if len(left) > 1 else left[0]
-            if isinstance(result, Exception):
-                raise result
-            return result
-
+        call = takes(*milliseconds)
         call.name = name
         return call
 
     return make
 
 
-def replay(*makers, due=20, expected=1.0, unusable=False):
+def replay(*makers, expected=1.0, unusable=False):
     made = {make().name: make for make in makers}
     fake, clock = FakeGraphs(unusable), FakeClock()
     expected_ms = dict.fromkeys(made, expected)
-    done = graphs.time_replays(made, expected_ms, max_n=due, graphs=fake, clock=clock)
+    done = graphs.time_replays(made, expected_ms, max_n=20, graphs=fake, clock=clock)
     assert not fake.alive and clock.released
     return done, fake, clock
 

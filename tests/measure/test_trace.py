@@ -78,7 +78,7 @@ def test_each_phase_by_the_gpu_and_by_the_host(found):
     assert (step.range_ns, step.launching_ns, step.waiting_ns) == (1_000_000, 35_000, 25_000)
 
 
-@pytest.mark.parametrize(("path", "phase", "step", "part"), [
+PATHS = [
     (("step 0", "backward", "layers.0"), "backward", "step 0", "block"),
     (("step 1",), "step 1", "step 1", "step 1"),
     (("ProfilerStep#3", "mine", "inner"), "mine", "ProfilerStep#3", "inner"),
@@ -88,7 +88,10 @@ def test_each_phase_by_the_gpu_and_by_the_host(found):
     (("layers.3.ffn.bwd", "cub::DeviceScan"), "layers.3.ffn.bwd", "", "ffn"),
     (("thrust::sort",), "thrust::sort", "", "thrust::sort"),
     ((), "", "", ""),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("path", "phase", "step", "part"), PATHS)
 def test_phase_step_and_part_are_what_the_program_says(path, phase, step, part):
     kernel = trace.Kernel("k", 0, "7", 0, 1, Span("", (1, 1), 0, 1), path)
     assert (kernel.phase, kernel.step, kernel.part) == (phase, step, part)
@@ -109,9 +112,13 @@ def test_a_strip_has_the_window_and_the_launches(found):
     rows = trace.strip_rows(found.kernels, start_ns=90_000, length_ns=190_000)
     shown = [(r["start_us"], r["duration_us"], r["stream"], r["kind"]) for r in rows]
     assert shown == [
-        (10, 100, "7", "matmul"), (20, 5, "host", "other"), (30, 20, "14", "other"),
-        (60, 5, "host", "copy"), (120, 50, "7", "softmax"), (180, 10, "7", "copy"),
-    ]  # fmt: skip
+        (10, 100, "7", "matmul"),
+        (20, 5, "host", "other"),
+        (30, 20, "14", "other"),
+        (60, 5, "host", "copy"),
+        (120, 50, "7", "softmax"),
+        (180, 10, "7", "copy"),
+    ]
     assert len(trace.strip_rows(found.kernels, rows=3)) == 3
 
 
@@ -128,8 +135,8 @@ def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
 def test_the_sweep_agrees_with_looking_at_every_range():
     spans = [Span(f"{a}-{b}", (1, 1), a, b) for a in range(0, 40, 3) for b in (a + 2, a + 9)]
     # Ranges of one thread nest; of those above, each pair that crosses is left out.
-    spans = [s for s in spans if not any(
-        o.start_ns < s.start_ns < o.end_ns < s.end_ns for o in spans)]  # fmt: skip
+    crossing = [s for s in spans for o in spans if o.start_ns < s.start_ns < o.end_ns < s.end_ns]
+    spans = [s for s in spans if s not in crossing]
     kernels = [trace.Kernel("k", 0, "7", 0, 1, Span("", (1, 1), at, at + 1)) for at in range(45)]
     attribute(kernels, spans)
     for kernel in kernels:

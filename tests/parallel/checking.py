@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from a2lib.parallel import FSDP
 from a2lib.parallel.rank import progress
 
 MODULES = (
@@ -44,7 +45,7 @@ def check(*sizes):
     return register
 
 
-def names(size, modules=MODULES):
+def names(size, modules):
     for module in modules:
         importlib.import_module(module)
     return [
@@ -54,7 +55,7 @@ def names(size, modules=MODULES):
     ]
 
 
-def run(modules=MODULES) -> None:
+def run(modules) -> None:
     """What each rank runs: the checks for so many ranks. Four then are two worlds of two, with half
     of the checks for two each. A check that fails ends itself alone, if it ends on every rank."""
     torch.set_num_threads(1)
@@ -143,22 +144,31 @@ def same(a, b, what=""):
         raise AssertionError(f"{what}: {count} of {off.numel()} differ, by {off.max()} of {most}")
 
 
+def same_by_name(mine, theirs, what=""):
+    assert mine.keys() == theirs.keys(), (what, mine.keys() ^ theirs.keys())
+    for name, x in mine.items():
+        same(x.detach(), theirs[name].detach(), f"{what} {name}")
+
+
 def same_parameters(module, reference, what=""):
-    mine, theirs = dict(module.named_parameters()), dict(reference.named_parameters())
-    assert mine.keys() == theirs.keys()
-    for name, p in mine.items():
-        same(p.detach(), theirs[name].detach(), f"{what} {name}")
+    same_by_name(dict(module.named_parameters()), dict(reference.named_parameters()), what)
+
+
+def gradients(module):
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
 def same_gradients(module, reference, what="", part=lambda whole: whole):
     """``part`` of each of the reference's."""
-    theirs = {name: p.grad for name, p in reference.named_parameters()}
-    mine = {name: p.grad for name, p in module.named_parameters()}
-    assert mine.keys() == theirs.keys()
-    for name, gradient in mine.items():
-        assert (gradient is None) == (theirs[name] is None), f"{what} {name}"
-        if gradient is not None:
-            same(gradient, part(theirs[name]), f"{what} {name}")
+    theirs = {name: part(grad) for name, grad in gradients(reference).items()}
+    same_by_name(gradients(module), theirs, what)
+
+
+def whole_weights(wrapper):
+    """Its parameters, not sharded; a shared one under each of its names."""
+    if isinstance(wrapper, FSDP):
+        return wrapper.gather_full_params()
+    return dict(wrapper.module.named_parameters(remove_duplicate=False))
 
 
 def take_step(*optimizers):
@@ -251,10 +261,7 @@ def mean_gradients(reference, losses):
     for p, grads in zip(reference.parameters(), zip(*parts, strict=True), strict=True):
         given = [g for g in grads if g is not None]
         if given:
-            total = given[0].clone()
-            for g in given[1:]:
-                total += g
-            p.grad = total / len(losses)
+            p.grad = sum(given[1:], start=given[0]) / len(losses)
 
 
 def backward_of_each(wrapper, reference, losses, group=None):
@@ -282,6 +289,18 @@ def exact(module):
 
 
 @contextlib.contextmanager
+def shared_folder(group=None):
+    """One for all ranks, gone afterwards."""
+    first = dist.get_rank(group) == 0
+    name = [tempfile.mkdtemp() if first else None]
+    dist.broadcast_object_list(name, group=group, group_src=0)
+    yield Path(name[0])
+    dist.barrier(group)
+    if first:
+        shutil.rmtree(name[0])
+
+
+@contextlib.contextmanager
 def copies_on_the_cpu():
     """Memory that ranks share as GPUs do theirs, so that copy engines' steps run without them."""
     if dist.get_backend() == "nccl":
@@ -290,10 +309,10 @@ def copies_on_the_cpu():
     from a2lib.parallel import carriers, copy_engines
 
     class Handle:
-        def __init__(self, path, rank, size, group):
+        def __init__(self, folder, size, group):
             self.group = group
             storages = [
-                torch.UntypedStorage.from_file(f"{path}.{r}", shared=True, nbytes=size)
+                torch.UntypedStorage.from_file(f"{folder}/{r}", shared=True, nbytes=size)
                 for r in range(dist.get_world_size(group))
             ]
             self.memories = [torch.empty(0, dtype=torch.uint8).set_(s) for s in storages]
@@ -307,15 +326,8 @@ def copies_on_the_cpu():
             dist.barrier(self.group)
 
     def shared_memory(size, group, device):
-        first = dist.get_rank(group) == 0
-        path = [tempfile.mkdtemp() + "/memory" if first else None]
-        dist.broadcast_object_list(
-            path, 0 if group is None else dist.get_global_rank(group, 0), group=group
-        )
-        handle = Handle(path[0], dist.get_rank(group), size, group)
-        dist.barrier(group)
-        if first:
-            shutil.rmtree(Path(path[0]).parent)
+        with shared_folder(group) as folder:
+            handle = Handle(folder, size, group)
         return handle.memories[dist.get_rank(group)], handle
 
     shared = patch.object(copy_engines, "shared_memory", shared_memory)

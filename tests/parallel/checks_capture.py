@@ -3,6 +3,7 @@
 import contextlib
 import functools
 
+import checking
 import torch
 from checking import Tied, check, chunks_from, raises, same, seeded, token_loss, world
 
@@ -68,11 +69,6 @@ class Training:
         self.losses.append(loss.detach().clone())
         return loss
 
-    def weights(self):
-        if isinstance(self.wrapper, FSDP):
-            return self.wrapper.gather_full_params()
-        return {name: p.detach() for name, p in self.module.named_parameters()}
-
 
 def launched(kind, steps=STEPS):
     """On a stream of its own too, so that the kernels are the same."""
@@ -100,9 +96,8 @@ def captured_as_launched(kind, steps=STEPS):
 
 
 def same_weights(training, plain, what):
-    mine = training.weights()
-    for name, x in plain.weights().items():
-        same(mine[name], x, f"{what}, {name}")
+    mine, theirs = (checking.whole_weights(t.wrapper) for t in (training, plain))
+    checking.same_by_name(mine, theirs, what)
 
 
 def captured_after_a_failure(kind):

@@ -1,34 +1,19 @@
 """FSDP's checkpoints: saved by some ranks, loaded by others."""
 
-import contextlib
 import copy
-import shutil
-import tempfile
 import warnings
-from pathlib import Path
 
+import checking
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from checking import Tied, alone, check, groups_of, raises, same, seeded, world
+from checking import Tied, alone, check, groups_of, raises, same, seeded, shared_folder, world
 from checks_fsdp import check_weights
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.optim import SGD, Adafactor, AdamW
 
 from a2lib.parallel import FSDP, load_sharded, save_sharded
-
-
-@contextlib.contextmanager
-def shared_folder():
-    """One for all ranks, gone afterwards."""
-    rank, _ = world()
-    name = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(name)
-    yield Path(name[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(name[0])
 
 
 class Uneven(Tied):
@@ -103,8 +88,7 @@ def check_plain(folder, reference, plain):
     module.low.data = module.low.data.float()
     with warnings.catch_warnings(action="ignore"):  # that there is one process
         dcp.load({"model": module.state_dict()}, checkpoint_id=folder, no_dist=True)
-    for name, x in reference.state_dict().items():
-        same(module.state_dict()[name], x, name)
+    checking.same_by_name(module.state_dict(), reference.state_dict())
     assert not sorted(folder.parent.glob("*.part"))
     dcp_to_torch_save(folder, f"{folder}.pt")
     file = torch.load(f"{folder}.pt", weights_only=False)
@@ -113,8 +97,7 @@ def check_plain(folder, reference, plain):
     state = file.get("optimizer", {}).get("state", {})
     assert state.keys() == {names[p] for p, values in plain.state.items() if values}
     for p, values in plain.state.items():
-        for key, x in values.items():
-            same(state[names[p]][key], x, f"{names[p]} {key}")
+        checking.same_by_name(state[names[p]], values, names[p])
 
 
 @check(2)
@@ -134,8 +117,7 @@ def checkpoints_refuse():
             for p in module.parameters():
                 p.zero_()
         load_sharded(folder / "weights", fsdp)
-        for name, x in fsdp.gather_full_params().items():
-            same(x, whole[name], name)
+        checking.same_by_name(fsdp.gather_full_params(), whole)
         save_sharded(folder / "both", fsdp, optimizer)
         with raises(ValueError, r"both has other settings \(0.amsgrad, .*\); load it into"):
             load_sharded(folder / "both", fsdp, SGD(module.parameters()))

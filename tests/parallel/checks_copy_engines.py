@@ -67,8 +67,10 @@ def random_steps(make, sent, bucket_mb):
     for step in range(8):
         everywhere = [i for i in range(len(weights)) if draw.random() < 0.8] or [0]
         fails = draw.choice(everywhere) if step % 4 == 3 else None
-        given = [[_some(draw, weights, everywhere, fails) for _ in range(draw.choice((1, 2)))]
-                 for _ in range(size)]  # fmt: skip
+        given = []
+        for _ in range(size):
+            backwards = draw.choice((1, 2))
+            given.append([_some(draw, weights, everywhere, fails) for _ in range(backwards)])
         if fails is not None:
             hook = weights[fails].register_hook(lambda _: 1 / 0)
             with raises(ZeroDivisionError, "division"):

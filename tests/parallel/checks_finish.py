@@ -18,17 +18,14 @@ from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer
 
 STILL_OWN = "are still each rank's own: call finish_gradient_synchronization"
 
-
 EVERY = {**KINDS, "FSDP": FSDP}
 
 
 def same_whole(wrapper, reference, what):
     """Weights and the buffer."""
-    fsdp, module = isinstance(wrapper, FSDP), wrapper.module
-    whole = wrapper.gather_full_params() if fsdp else dict(module.named_parameters())
-    for name, p in reference.named_parameters():
-        same(whole[name].detach(), p.detach(), f"{what} {name}")
-    same(module.scale, reference.scale, what)
+    theirs = dict(reference.named_parameters(remove_duplicate=False))
+    checking.same_by_name(checking.whole_weights(wrapper), theirs, what)
+    same(wrapper.module.scale, reference.scale, what)
 
 
 def part_of(kind, group=None):

@@ -28,13 +28,10 @@ def check_gradients(fsdp, reference, what):
 
 
 def check_weights(fsdp, reference, what, group=None):
-    whole = fsdp.gather_full_params()
     theirs = dict(reference.named_parameters(remove_duplicate=False))
-    assert whole.keys() == theirs.keys()
-    for name, p in theirs.items():
-        same(whole[name], p.detach(), f"{what} {name}")
-    for name, p in fsdp.module.named_parameters():
-        same(p.detach(), mine_of(theirs[name].detach(), group), f"{what} {name}")
+    checking.same_by_name(fsdp.gather_full_params(), theirs, what)
+    parts = {name: mine_of(p, group) for name, p in reference.named_parameters()}
+    checking.same_by_name(dict(fsdp.module.named_parameters()), parts, what)
 
 
 def check_freed(fsdp):
@@ -57,8 +54,9 @@ class Ways(nn.Module):
         x = self.embed(tokens)
         blocks = list(self.blocks) * (2 if self.way == "twice" else 1)
         if self.way == "segments":
-            x = checkpoint(run_all, blocks[:2], x, use_reentrant=False)
-            return self.head(checkpoint(run_all, blocks[2:], x, use_reentrant=False))
+            for segment in (blocks[:2], blocks[2:]):
+                x = checkpoint(nn.Sequential(*segment), x, use_reentrant=False)
+            return self.head(x)
         for block in blocks:
             if self.way in ("around", "reentrant"):
                 x = checkpoint(block, x, use_reentrant=self.way == "reentrant")
@@ -72,12 +70,6 @@ class Ways(nn.Module):
             else:
                 x = block(x)
         return self.head(x)
-
-
-def run_all(blocks, x):
-    for block in blocks:
-        x = block(x)
-    return x
 
 
 class Block(checking.Residual):
@@ -171,18 +163,6 @@ def fsdp_shards_for_more_ranks_than_rows():
             check_weights(fsdp, reference, "stepped")
 
 
-class LowPrecision(torch.autograd.Function):
-    """The weight in 16 bits, its gradient back in the weight's dtype."""
-
-    @staticmethod
-    def forward(ctx, weight, dtype):
-        return weight.to(dtype)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.float(), None
-
-
 def in_low_precision(module, dtype):
     """What ``compute_dtype`` says, in one process: matrices and their modules' biases are cast,
     inputs too; norms are not, and their inputs are what their weights are."""
@@ -197,7 +177,7 @@ def in_low_precision(module, dtype):
 
         def cast(module, args, masters=mine):
             for name, p in masters.items():
-                module._parameters[name] = LowPrecision.apply(p, dtype)
+                module._parameters[name] = p.to(dtype)
             return tuple(x.to(dtype) if x.is_floating_point() else x for x in args)
 
         def back(module, args, output, masters=mine):
@@ -328,4 +308,3 @@ def fsdp_leaves_compiled_blocks_one_graph():
             assert torch.allclose(p.grad, q.grad, rtol=0.1, atol=1e-3)
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters
     assert fsdp.gather_full_params().keys() == plain.gather_full_params().keys()
-    warnings.simplefilter("error")

@@ -91,10 +91,8 @@ def repeated():
 
 
 def convolutions():
-    return nn.Sequential(
-        nn.Unflatten(-1, (2, 3)), nn.Conv2d(4, 5, 2), nn.GroupNorm(1, 5), nn.ReLU(),
-        nn.Flatten(), nn.Linear(10, 3),
-    )  # fmt: skip
+    image = nn.Unflatten(-1, (2, 3)), nn.Conv2d(4, 5, 2), nn.GroupNorm(1, 5), nn.ReLU()
+    return nn.Sequential(*image, nn.Flatten(), nn.Linear(10, 3))
 
 
 class Skipped(nn.Linear):
@@ -184,8 +182,8 @@ def the_experiment_sees_a_wrong_reduction():
         for part, whole in zip(parts, wholes, strict=True):
             part.copy_(whole.chunk(size)[rank])
 
-    spec = {"model": "tiny", "batch": 2, "context": 16, "precision": "bf16",
-            "attention": "eager", "compile": "none", "capture": False}  # fmt: skip
+    spec = {"model": "tiny", "batch": 2, "context": 16, "precision": "bf16"}
+    spec |= {"attention": "eager", "compile": "none", "capture": False}
     plain = Training(spec, device, rank, 0)
     for reduce, refused in ((units.reduce_scatter_coalesced, False), (none, True)):
         with patch.object(units, "reduce_scatter_coalesced", reduce):

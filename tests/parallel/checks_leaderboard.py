@@ -49,8 +49,8 @@ def ways_of_the_leaderboard_update_as_the_plain_model():
         # It is AOTAutograd that keeps what a plan says; the rest is the same without, and sooner.
         module.COMPILER = {**module.COMPILER, "cpu": "aot_eager" if keeps else "eager"}
         step = Step(way, odd, 2, CONTEXT, attention, "fp32")
-        own = Training(step, device, rank, 5, keeps and (lambda _, plans=keeps: plans), LR,
-                       torch.float64)  # fmt: skip
+        plan = keeps and (lambda _, plans=keeps: plans)
+        own = Training(step, device, rank, 5, plan, LR, torch.float64)
         own.model.chunk = 7
         batches = [None] * size
         # By the CPU: a tensor of a GPU arrives on the GPU that it is of.
@@ -76,4 +76,3 @@ def ways_of_the_leaderboard_update_as_the_plain_model():
         assert (own.mover is not None) == (way.keeps == "moved")
         assert own.mover is None or own.mover.moved_bytes > 0
     torch.set_default_device(device)
-    warnings.simplefilter("error")

@@ -6,13 +6,14 @@ import functools
 import itertools
 from unittest.mock import patch
 
+import checking
 import torch
 from checking import Tied, check, chunks_from, same, token_batches, token_loss, world
 from checks_capture import WRAPPERS
 from torch.nn import functional as F
 
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import FSDP, BucketedDDP, ShardedOptimizer
+from a2lib.parallel import BucketedDDP, ShardedOptimizer
 from a2lib.parallel.copy_engines import mean_of_parts, mean_of_parts_plain
 from a2lib.parallel.lane import Lane
 
@@ -66,9 +67,7 @@ def trained(make, first, updating=False):
         # What is free is written to at once, by other work.
         F.relu(torch.full((1000, 1000), float("nan")))
         [torch.full_like(p, float("nan")) for p in wrapper.parameters()]
-    if isinstance(wrapper, FSDP):
-        return wrapper.gather_full_params()
-    return dict(wrapper.module.named_parameters())
+    return checking.whole_weights(wrapper)
 
 
 def the_same_whoever_is_late(kind):
@@ -78,10 +77,8 @@ def the_same_whoever_is_late(kind):
     for where, ranks in itertools.product(("lane begins", "lane ends", "computing"), ([0, 1], [1])):
         with late(where, ranks):
             weights = trained(make, first, updating)
-        for name, x in expected.items():
-            same(weights[name].detach(), x.detach(), f"{where} late on {ranks}, {name}")
-    for name, x in trained(make, first, updating).items():
-        same(x.detach(), expected[name].detach(), f"nobody late, {name}")
+        checking.same_by_name(weights, expected, f"{where} late on {ranks}")
+    checking.same_by_name(trained(make, first, updating), expected, "nobody late")
 
 
 LATE = "fsdp", "fsdp_bf16", "copy_engines", "copy_engines_bf16", "updating", "updating_copies"
@@ -129,7 +126,7 @@ def what_the_sharded_optimizer_sends_is_updated():
             optimizer.zero_grad()
             token_loss(module(tokens), tokens).backward()
             optimizer.step()
-        return dict(module.named_parameters())
+        return module
 
     def late_update(params, cls, padding_bytes):
         with chunks_from(1000, padding_bytes):
@@ -146,5 +143,4 @@ def what_the_sharded_optimizer_sends_is_updated():
     expected = trained_by(lambda params, cls: cls(params, lr=0.05, fused=True))
     for padding_bytes in (2**20, 0):
         trained = trained_by(functools.partial(late_update, padding_bytes=padding_bytes))
-        for name, x in trained.items():
-            same(x.detach(), expected[name].detach(), name)
+        checking.same_parameters(trained, expected)

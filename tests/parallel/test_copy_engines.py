@@ -23,10 +23,9 @@ def test_the_kernel_is_its_plain_twin(dtype, own_dtype, world, rank):
     others = torch.cat([parts[:rank], parts[rank + 1 :]])[:, :n]
     wide = tl.float64 if dtype == torch.float64 else tl.float32
     mean, source = torch.empty(n, dtype=dtype), own.clone()
-    copy_engines._mean_kernel[(triton.cdiv(n, block),)](
-        source, others, mean, n, n + 7, RANK=rank, WORLD=world, WIDE=wide,
-        CAST=own.dtype != dtype, BLOCK=block,
-    )  # fmt: skip
+    constants = {"RANK": rank, "WORLD": world, "WIDE": wide, "CAST": own.dtype != dtype}
+    grid = (triton.cdiv(n, block),)
+    copy_engines._mean_kernel[grid](source, others, mean, n, n + 7, **constants, BLOCK=block)
     plain, plain_source = torch.empty_like(mean), own.clone()
     copy_engines.mean_of_parts(plain_source, others, plain, rank)
     assert torch.equal(mean, plain) and torch.equal(source, plain_source)

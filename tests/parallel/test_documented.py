@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from programs import write_program
@@ -28,9 +27,8 @@ exit $code""",
 }
 
 
-@pytest.fixture
-def documented(rank_env, tmp_path):
-    """The two files of the README in a folder, and what runs one of them there."""
+@pytest.mark.slow
+def test_two_agents_of_a_slurm_job_on_one_host(rank_env, tmp_path):
     text = (ROOT / "README.md").read_text()
     section = text.partition("## Train in several processes")[2]
     [program] = re.findall(r"```python\n(.*?)```", section, re.S)
@@ -42,33 +40,18 @@ def documented(rank_env, tmp_path):
     commands = {**SLURM, "python": f'exec "{sys.executable}" "$@"'}
     for name, lines in commands.items():
         write_program(tmp_path / "bin" / name, f"#!/bin/bash\n{lines}\n")
-
-    def run(*command, **env):
-        path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
-        env = {**os.environ, **rank_env, "CUDA_VISIBLE_DEVICES": "", "PATH": path, **env}
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command, cwd=tmp_path, env=env, stderr=pipe, text=True, start_new_session=True
-        ) as running:
-            try:
-                said = running.communicate(timeout=LIMIT_S)[1]
-            finally:
-                if running.poll() is None:
-                    os.killpg(running.pid, signal.SIGKILL)
-        return running.returncode, said
-
-    return run
-
-
-def losses(text):
-    return [float(x) for x in re.findall(r"\d\.\d+", text)]
-
-
-@pytest.mark.slow
-def test_two_agents_of_a_slurm_job_on_one_host(documented, tmp_path):
-    free = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "both"}
-    assert documented("bash", "train.sbatch", **free) == (0, "")
-    found = [losses(Path(tmp_path, name).read_text()) for name in ("first.txt", "other.txt")]
-    assert [len(one) for one in found] == [1, 1]
-    # Each rank has a batch of its own.
-    assert len({loss for one in found for loss in one}) == 2
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "both"}
+    env = {**os.environ, **rank_env, "CUDA_VISIBLE_DEVICES": "", "PATH": path, **slurm}
+    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(["bash", "train.sbatch"], cwd=tmp_path, env=env, **options) as running:
+        try:
+            said = running.communicate(timeout=LIMIT_S)[1]
+        finally:
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)
+    assert (running.returncode, said) == (0, "")
+    texts = [(tmp_path / name).read_text() for name in ("first.txt", "other.txt")]
+    losses = [re.findall(r"\d\.\d+", text) for text in texts]
+    assert [len(own) for own in losses] == [1, 1]
+    assert losses[0] != losses[1]  # each rank has a batch of its own

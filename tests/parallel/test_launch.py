@@ -21,11 +21,6 @@ from a2lib.parallel.watch import _how, first_to_fail
 LIMIT_S = 120  # far more than a launch takes
 
 
-def alive(folder):
-    """The processes whose number is a file's name in ``folder`` and that still run."""
-    return [pid for pid in map(int, os.listdir(folder)) if is_alive(pid)]
-
-
 @pytest.fixture
 def launch_two(rank_env):
     """Two ranks of a function of launched.py."""
@@ -39,8 +34,7 @@ def launch_two(rank_env):
 
 def test_results_progress_and_output(launch_two):
     events, lines = [], []
-    heard = {"on_progress": lambda *event: events.append(event),
-             "on_output": lambda *line: lines.append(line)}  # fmt: skip
+    heard = {"on_progress": lambda *x: events.append(x), "on_output": lambda *x: lines.append(x)}
     results = launch_two("talks", arguments={"times": 2}, **heard)
     assert results == [{"rank": 0, "world": 2}, {"rank": 1, "world": 2}]
     assert sorted(events, key=lambda event: event[0]) == [
@@ -49,11 +43,14 @@ def test_results_progress_and_output(launch_two):
     assert sorted(lines) == [(r, t) for r in (0, 1) for t in ("no end of line", "printed")]
 
 
-@pytest.mark.parametrize(("how", "first", "within"), [
-    ("raises", "rank 1 of 2: SystemExit: no such", 'sys.exit("no such\\nthing")'),
-    # Neither an exception nor what torchrun takes for a failure.
-    ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "first", "within"),
+    [
+        ("raises", "rank 1 of 2: SystemExit: no such", 'sys.exit("no such\\nthing")'),
+        # Neither an exception nor what torchrun takes for a failure.
+        ("exits", "rank 1 of 2: exited with code 0 before its function had returned", "last words"),
+    ],
+)
 def test_a_rank_that_fails(launch_two, tmp_path, monkeypatch, how, first, within):
     monkeypatch.setattr(watch, "END_S", 1)
     with pytest.raises(RankFailed) as caught:
@@ -62,7 +59,8 @@ def test_a_rank_that_fails(launch_two, tmp_path, monkeypatch, how, first, within
     assert message.splitlines()[0] == first
     assert within in message
     assert caught.value.rank == 1
-    assert len(os.listdir(tmp_path)) == 3 and alive(tmp_path) == []
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 3 and not any(map(is_alive, pids))
 
 
 def test_a_node_that_nobody_joins(launch_two):
@@ -74,21 +72,25 @@ def test_a_node_that_nobody_joins(launch_two):
         launch_two("talks", arguments={"times": 0}, **options)
 
 
-@pytest.mark.parametrize(("change", "message"), [
+REFUSED = [
     ({"target": "launched"}, "target must be 'module:function'; got 'launched'"),
     ({"processes": 0}, "processes must be a whole number from 1 to 1024; got 0"),
     ({"processes": 10**6}, "processes must be a whole number from 1 to 1024; got 1000000"),
     ({"nodes": 10**6}, "nodes must be a whole number from 1 to 65536; got 1000000"),
-    *(({name: value}, f"{name} must be from 0.001 to 31,536,000 s, a year; got {value!r}")
-      for name in ("time_limit_s", "collective_timeout_s")
-      for value in (0, -1, 1e30, float("inf"), float("nan"), "9")),
     ({"device": "tpu"}, "device must be 'cpu', 'cuda' or None; got 'tpu'"),
     ({"nodes": 2}, "several nodes need endpoint, the 'host:port' of node 0"),
-    *(({"nodes": 2, "endpoint": given},
-       f"endpoint must be 'host:port' with a port from 1 to 65535; got {given!r}")
-      for given in ("host", "host:", ":1", "host:0", "host:65536", "a:b:c", "::1:9")),
     ({"node": 1}, "node must be from 0 to 0; got 1"),
-])  # fmt: skip
+]
+for name in ("time_limit_s", "collective_timeout_s"):
+    words = f"{name} must be from 0.001 to 31,536,000 s, a year; got"
+    for value in (0, -1, 1e30, float("inf"), float("nan"), "9"):
+        REFUSED.append(({name: value}, f"{words} {value!r}"))
+for endpoint in ("host", "host:", ":1", "host:0", "host:65536", "a:b:c", "::1:9"):
+    words = f"endpoint must be 'host:port' with a port from 1 to 65535; got {endpoint!r}"
+    REFUSED.append(({"nodes": 2, "endpoint": endpoint}, words))
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
 def test_refused_before_anything_starts(change, message):
     options = {"target": "launched:talks", "processes": 1, "time_limit_s": 1, "device": None}
     options |= change

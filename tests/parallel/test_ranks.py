@@ -41,12 +41,11 @@ def outcomes(rank_env):
                 check = event["failed"], event["size"]
                 failed.setdefault(check, []).append(f"rank {rank}: {event['error']}")
 
+        options = {"time_limit_s": LIMIT_S, "collective_timeout_s": COLLECTIVE_S}
+        options |= {"processes": processes, "device": device, "on_progress": note}
+        env = {**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_INTERPRET": "0"}
         try:
-            launch(
-                "checking:run", {"modules": modules}, processes=processes, time_limit_s=LIMIT_S,
-                collective_timeout_s=COLLECTIVE_S, device=device, on_progress=note,
-                env={**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_INTERPRET": "0"},
-            )  # fmt: skip
+            launch("checking:run", {"modules": modules}, env=env, **options)
         except LaunchError as error:
             ended = str(error)
         return passed, failed, ended
@@ -54,13 +53,15 @@ def outcomes(rank_env):
     return outcome
 
 
-@pytest.mark.parametrize(("device", "processes", "size", "modules", "name"), [
-    pytest.param(
-        *group, name, id=f"{group[0]}-{group[2]}-{name}",
-        marks=[pytest.mark.gpu] if group[0] == "cuda" else [],
-    )
-    for group in GROUPS for name in checking.names(*group[2:])
-])  # fmt: skip
+CASES = []
+for device, processes, size, modules in GROUPS:
+    marks = [pytest.mark.gpu] if device == "cuda" else []
+    for name in checking.names(size, modules):
+        case = device, processes, size, modules, name
+        CASES.append(pytest.param(*case, id=f"{device}-{size}-{name}", marks=marks))
+
+
+@pytest.mark.parametrize(("device", "processes", "size", "modules", "name"), CASES)
 def test_in_ranks(outcomes, device, processes, size, modules, name):
     if device == "cuda":
         import torch

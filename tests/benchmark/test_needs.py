@@ -90,11 +90,14 @@ def test_a_full_device_is_a_line(tiny_arguments, capsys, tmp_path):
     assert line.endswith("No space left on device")
 
 
-@pytest.mark.parametrize("export, why", [
-    (lambda _, path: Path(path).write_text('{"traceEvents": ['), "the trace is cut off"),
-    (lambda _, path: Path(f"{path}.tmp").touch(), "the trace is cut off"),
-    (Mock(side_effect=OSError(errno.EDQUOT, "Disk quota exceeded")), "Disk quota exceeded"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "export, why",
+    [
+        (lambda _, path: Path(path).write_text('{"traceEvents": ['), "the trace is cut off"),
+        (lambda _, path: Path(f"{path}.tmp").touch(), "the trace is cut off"),
+        (Mock(side_effect=OSError(errno.EDQUOT, "Disk quota exceeded")), "Disk quota exceeded"),
+    ],
+)
 def test_a_trace_that_is_cut_off_is_a_line(
     tiny_arguments, capsys, tmp_path, monkeypatch, export, why
 ):

@@ -6,8 +6,8 @@ from a2lib.paths import ROOT
 
 PAGES = ROOT / "book" / "_ext" / "pages"
 PHONE = (390, 844)
-# (text, height): what of a drawing is no number, or outside of its frame of 360 by ``height``.
-OUTSIDE = """(text, height) => {
+# What of a drawing is no number, or outside of its frame of 360 by ``height``.
+OUTSIDE = """function outside(text, height) {
   document.body.style = "width: 360px; margin: 0; font: 12px sans-serif";
   document.body.innerHTML = `<svg class="a2-drawing" viewBox="0 0 360 ${height}">${text}</svg>`;
   if (/NaN|Infinity|undefined/.test(text)) return [text];
@@ -19,8 +19,9 @@ OUTSIDE = """(text, height) => {
 
 
 def functions(browser, *names):
-    """An empty page with these scripts and style sheets."""
+    """An empty page with these scripts and style sheets, and the function ``outside``."""
     tab = browser.new_page()
+    tab.add_script_tag(content=OUTSIDE)
     for name in names:
         add = tab.add_script_tag if name.endswith(".js") else tab.add_style_tag
         add(path=PAGES / name)

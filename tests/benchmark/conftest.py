@@ -9,10 +9,8 @@ from torch.cuda import memory, profiler
 
 from a2lib.benchmark import Config, workload
 
-TINY = {
-    "d_model": 8, "d_ff": 12, "num_layers": 2, "num_heads": 2, "vocab_size": 11, "context": 6,
-    "batch": 2, "warmup": 1, "steps": 2, "device": "cpu",
-}  # fmt: skip
+SIZES = {"d_model": 8, "d_ff": 12, "num_layers": 2, "num_heads": 2, "vocab_size": 11, "context": 6}
+TINY = SIZES | {"batch": 2, "warmup": 1, "steps": 2, "device": "cpu"}
 
 
 @pytest.fixture

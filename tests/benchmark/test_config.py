@@ -33,20 +33,21 @@ def test_wrong_values_in_one_line(tiny, tiny_arguments, capsys, name, value, com
     assert complaint in said
 
 
-@pytest.mark.parametrize("given, complaint", [
-    (["--batch"], "expected one argument"),
-    (["--contxt=8"], "unknown --contxt=8 (did you mean --context?); allowed are --help, --si"),
-    (["--cuda-profiler"], "cuda_profiler needs a CUDA device"),
-])  # fmt: skip
-def test_what_is_no_option(tiny_arguments, capsys, given, complaint):
-    assert complaint in refused_command(parse, tiny_arguments(*given), capsys)
+NO_OPTION = {
+    "--batch": "expected one argument",
+    "--contxt=8": "unknown --contxt=8 (did you mean --context?); allowed are --help, --si",
+    "--cuda-profiler": "cuda_profiler needs a CUDA device",
+}
+
+
+@pytest.mark.parametrize("given", NO_OPTION)
+def test_what_is_no_option(tiny_arguments, capsys, given):
+    assert NO_OPTION[given] in refused_command(parse, tiny_arguments(given), capsys)
 
 
 CAPTURED = {"capture": True, "warmup": 2}
 LOST = "nvtx 'modules'.*allowed.*'phases'"
-
-
-@pytest.mark.parametrize("good, more, complaint", [
+EXCLUSIVE = [
     (CAPTURED, {"warmup": 1}, "warmup is 1; allowed with capture are whole numbers of at least 2"),
     (CAPTURED, {"nvtx": "modules"}, "nvtx 'modules' is lost in a replay; allowed is 'phases'"),
     (CAPTURED, {"keep_gradients": True}, "allowed with capture is to leave it out"),
@@ -55,7 +56,10 @@ LOST = "nvtx 'modules'.*allowed.*'phases'"
     ({"compile": True, "nvtx": "phases"}, {"nvtx": "modules"}, LOST),
     ({"compile_blocks": True, "nvtx": "phases"}, {"nvtx": "modules"}, LOST),
     ({"checkpointing": "block", "nvtx": "phases"}, {"nvtx": "modules"}, LOST),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("good, more, complaint", EXCLUSIVE)
 def test_what_excludes_each_other(tiny, good, more, complaint):
     tiny(**{"device": "cuda", **good})
     refused(complaint, tiny, **{"device": "cuda", **good, **more})
@@ -82,23 +86,15 @@ def test_sizes_and_what_replaces_them(tiny):
 
 
 def test_every_field_is_an_option(tiny, tiny_arguments):
-    given = {
-        "size": "large", "mode": "forward", "precision": "bf16", "compile": True, "seed": 3,
-        "attention": "sdpa_math", "checkpointing": "segments:2", "autocast_cache": False,
-        "nvtx": "none", "cuda_profiler": False, "memory_history": None,
-        "compile_blocks": False, "capture": False, "torch_profile": None,
-    }  # fmt: skip
-    want = tiny(**given)
+    given = {"size": "large", "mode": "forward", "precision": "bf16", "seed": 3}
+    given |= {"attention": "sdpa_math", "checkpointing": "segments:2"}
+    want = tiny(**given, compile=True, autocast_cache=False)
     fields = {field.name for field in dataclasses.fields(Config)}
     shown = {"--" + name.replace("_", "-") for name in fields - {"autocast_cache"}}
     options = {o for action in parser()._actions for o in action.option_strings}
     assert options == shown | {"--no-autocast-cache", "--json", "--help", "-h"}
     flags = ["--compile", "--no-autocast-cache", "--json"]
-    named = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in given.items()
-        if value is not None and not isinstance(value, bool)
-    ]
+    named = [f"--{name}={value}" for name, value in given.items()]
     assert parse(tiny_arguments(*named, *flags)) == (want, True)
     assert parse(tiny_arguments()) == (tiny(), False)
 

@@ -16,17 +16,13 @@ from a2lib.benchmark import __main__ as command
 from a2lib.measure import trace
 from a2lib.measure.runs import versions
 
-STEP = {
-    "ms", "host_ms", "total_ms", "wall_ms", "loss", "allocated_bytes", "reserved_bytes",
-}  # fmt: skip
-TOP = {
-    "status", "note", "config", "device_name", "parameters", "flops", "summary", "warmup", "steps",
-    "memory", "versions",
-}  # fmt: skip
+STEP = set("ms host_ms total_ms wall_ms loss allocated_bytes reserved_bytes".split())
+TOP = {"status", "note", "config", "device_name", "parameters", "flops", "memory", "versions"}
+TOP |= {"summary", "warmup", "steps"}
+FP32 = [(mode, "fp32") for mode in MODES]
 
 
-@pytest.mark.parametrize("mode, precision", [*((mode, "fp32") for mode in MODES),
-                                             ("train-step", "bf16")])  # fmt: skip
+@pytest.mark.parametrize("mode, precision", [*FP32, ("train-step", "bf16")])
 def test_every_step_is_kept(tiny, mode, precision):
     result = run(tiny(mode=mode, precision=precision, warmup=2, steps=3))
     assert (result.status, result.note, result.device) == ("ok", "", "cpu")
@@ -267,18 +263,13 @@ def test_the_order_of_everything(tiny, calls):
     result = run(tiny(device="cuda", memory_history="x.pickle", **options))
     step = ["synchronize", "<{} 0", "<forward", "event", "forward", "event", ">", "synchronize"]
     step.append(">")
-    assert calls == [
-        "record", "<build", "build", ">",
-        *(call.format("warmup") for call in step),
-        "reset_peak", "profile",
-        *(call.format("step") for call in step),
-        "synchronize", "profiled", "snapshot", "recorded", "empty_cache",
-    ]  # fmt: skip
+    build, end = ["record", "<build", "build", ">"], ["profiled", "snapshot", "recorded"]
+    warmup, measured = ([call.format(name) for call in step] for name in ("warmup", "step"))
+    warmup += ["reset_peak", "profile"]
+    assert calls == [*build, *warmup, *measured, "synchronize", *end, "empty_cache"]
     assert (result.device, result.device_name) == ("cuda", "NVIDIA H200")
-    assert result.memory == {
-        "before_bytes": 100, "peak_allocated_bytes": 300, "peak_reserved_bytes": 400,
-        "total_bytes": 1000,
-    }  # fmt: skip
+    peaks = {"peak_allocated_bytes": 300, "peak_reserved_bytes": 400}
+    assert result.memory == {"before_bytes": 100, **peaks, "total_bytes": 1000}
     (found,) = result.steps
     assert (found.allocated_bytes, found.reserved_bytes) == (100, 200)
     assert {"cuda", "cudnn"} <= set(versions())

@@ -1,4 +1,5 @@
 import fcntl
+import itertools
 import os
 import shutil
 import subprocess
@@ -12,35 +13,29 @@ from a2lib.paths import ROOT
 
 
 class Book:
-    """A copy of the repository's book with its data, built into HTML."""
+    """A folder with a copy of the repository's book and its data, and the HTML of it."""
 
-    def __init__(self, root: Path, copy: bool = True):
+    def __init__(self, root: Path):
         self.root = root
         self.html = root / "book" / "_build" / "html"
-        if not copy:
-            return
+
+    def copy(self) -> None:
         ignore = shutil.ignore_patterns("_build", "__pycache__", ".*", "*.egg-info")
         for folder in ("src", "book", "data", "notebooks"):
-            shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=ignore)
+            shutil.copytree(ROOT / folder, self.root / folder, symlinks=True, ignore=ignore)
         for file in ("_config.yml", "_toc.yml"):
-            shutil.copy(ROOT / file, root)
+            shutil.copy(ROOT / file, self.root)
 
-    def build_loosely(self) -> None:
-        """Build what the contents name; what refers to other pages is a warning."""
-        done = self.build(strict=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def build(self, strict: bool = True) -> subprocess.CompletedProcess:
-        """Build as a reader does, warnings being errors."""
+    def build(self, *options: str) -> None:
+        """Build as a reader does, with ``options`` of jupyter-book."""
         unset = ("A2LIB_DATA", "TRITON_INTERPRET")
         env = {name: value for name, value in os.environ.items() if name not in unset}
         env["PYTHONPATH"] = str(self.root / "src")
-        command = Path(sys.executable).with_name("jupyter-book")
-        return subprocess.run(
-            [command, "build", "book/", *(["-W", "-n", "--keep-going"] if strict else [])],
-            cwd=self.root, env=env,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+        jupyter_book = Path(sys.executable).with_name("jupyter-book")
+        command = [jupyter_book, "build", "book/", *options]
+        streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        done = subprocess.run(command, cwd=self.root, env=env, timeout=600, **streams)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def pages(self) -> list[Path]:
         """Every HTML page; the theme leaves templates of its own in _static."""
@@ -104,27 +99,25 @@ def book(tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
     root, ready = base / "book", base / "book-is-built"
+    book = Book(root)
     with open(base / "book.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if ready.exists():
-            return Book(root, copy=False)
-        shutil.rmtree(root, ignore_errors=True)  # what a failed build of another worker left
-        root.mkdir()
-        book = Book(root)
-        rows = [invented_rows.flash(seq_len=n, pass_=pass_) for n in (128, 256)
-                for pass_ in ("forward", "backward", "end_to_end")]  # fmt: skip
-        invented_rows.write(root / "build" / "data", device="cpu", flash=rows)
-        done = book.build()
-        assert done.returncode == 0, done.stdout + done.stderr
-        ready.touch()
-        return book
+        if not ready.exists():
+            shutil.rmtree(root, ignore_errors=True)  # what a failed build of another worker left
+            book.copy()
+            cells = itertools.product((128, 256), ("forward", "backward", "end_to_end"))
+            rows = [invented_rows.flash(seq_len=n, pass_=pass_) for n, pass_ in cells]
+            invented_rows.write(root / "build" / "data", device="cpu", flash=rows)
+            book.build("-W", "-n", "--keep-going")  # warnings are errors
+            ready.touch()
+    return book
 
 
 @pytest.fixture
 def small_book(tmp_path):
     """A copy of the book whose contents are two pages, index and other, which a test writes."""
     book = Book(tmp_path)
-    (tmp_path / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nchapters:\n  - file: other\n", encoding="utf-8"
-    )
+    book.copy()
+    contents = "format: jb-book\nroot: index\nchapters:\n  - file: other\n"
+    (tmp_path / "_toc.yml").write_text(contents, encoding="utf-8")
     return book

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 PHONE, DESK, PAPER = (390, 844), (1400, 900), (718, 1000)
 # Bytes that a page may read from the disk; a whole sweep, or the words of the book, may be more.
 WITH_EQUATIONS, WITHOUT, WHOLE_SWEEP = 2.7e6, 1e6, 1.5e6
+BACKGROUND = dict(zip(("light", "dark"), svg.PAIRS["#ffffff"][1:], strict=True))
 
 
 def corner(tab, selector):
@@ -28,40 +29,42 @@ def corner(tab, selector):
 
 
 def test_a_figure_has_the_colour_of_the_page_in_both_themes(open_page):
-    papers = svg.PAIRS["#ffffff"]
-    for system, light, dark in (("light", *papers[1:]), ("dark", *papers[1:])):
+    for system in BACKGROUND:
         tab = open_page("flash-shapes.html", theme=system)
-        expected = {"light": light, "dark": dark}
-        assert corner(tab, "figure img") == expected[system]
+        assert corner(tab, "figure img") == BACKGROUND[system]
         # The theme's switch, not the system's setting, has the last word.
         for theme in ("dark", "light"):
             tab.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-            assert corner(tab, "figure img") == expected[theme]
+            assert corner(tab, "figure img") == BACKGROUND[theme]
             body = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert hexed(body) == expected[theme]
+            assert hexed(body) == BACKGROUND[theme]
 
 
-@pytest.mark.parametrize("page, table, columns", [
-    ("flash.html", "table.dataframe", 1), ("flash-shapes.html", "table.keys-2", 2),
-])  # fmt: skip
+# Of the box of a table, before and after it is scrolled to its end: whether it says that there is
+# more, and where the cells stand that name its first line; and how far it went, and its words.
+SCROLLED = """(table) => {
+  const box = [...document.querySelectorAll(".pst-scrollable-table-container.a2-wide")]
+    .find((one) => one.querySelector(table) && one.scrollWidth - one.clientWidth > 40);
+  const left = (one) => one.getBoundingClientRect().left - box.getBoundingClientRect().left;
+  const look = () => [box.classList.contains("a2-more"),
+    getComputedStyle(box).maskImage !== "none",
+    ...[...box.querySelectorAll("tbody tr:first-child th")].map(left)];
+  const before = look();
+  box.scrollLeft = box.scrollWidth;
+  return new Promise((done) => setTimeout(() => done([before, look(), box.scrollLeft,
+    getComputedStyle(box, "::before").content, box.tabIndex, box.ariaLabel]), 100));
+}"""
+ONE_COLUMN, TWO = ("flash.html", "table.dataframe", 1), ("flash-shapes.html", "table.keys-2", 2)
+
+
+@pytest.mark.parametrize("page, table, columns", [ONE_COLUMN, TWO])
 def test_on_a_phone_a_table_says_that_there_is_more_and_what_names_a_line_stays(
     open_page, page, table, columns
 ):
     tab = open_page(page, PHONE)
     tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     tab.wait_for_timeout(200)
-    before, after, moved, words, tab_index, label = tab.evaluate("""(table) => {
-      const box = [...document.querySelectorAll(".pst-scrollable-table-container.a2-wide")]
-        .find((one) => one.querySelector(table) && one.scrollWidth - one.clientWidth > 40);
-      const left = (one) => one.getBoundingClientRect().left - box.getBoundingClientRect().left;
-      const look = () => [box.classList.contains("a2-more"),
-        getComputedStyle(box).maskImage !== "none",
-        ...[...box.querySelectorAll("tbody tr:first-child th")].map(left)];
-      const before = look();
-      box.scrollLeft = box.scrollWidth;
-      return new Promise((done) => setTimeout(() => done([before, look(), box.scrollLeft,
-        getComputedStyle(box, "::before").content, box.tabIndex, box.ariaLabel]), 100));
-    }""", table)  # fmt: skip
+    before, after, moved, words, tab_index, label = tab.evaluate(SCROLLED, table)
     assert moved > 40 and before[:2] == [True, True] and after[:2] == [False, False]
     assert len(before) == 2 + columns and after[2:] == pytest.approx(before[2:], abs=1.5)
     assert "sideways" in words and tab_index == 0 and "scrolls sideways" in label
@@ -206,17 +209,16 @@ def hexed(colour):
 
 def test_each_stop_of_the_tab_key_is_seen_and_has_a_name(open_page):
     tab = open_page("flash.html")
+    focused = """() => {
+      const one = document.activeElement, look = getComputedStyle(one);
+      const named = one.textContent.trim() || one.ariaLabel || one.title || one.placeholder;
+      const width = parseFloat(look.outlineWidth);
+      return [one.outerHTML.slice(0, 120), look.outlineStyle, width, !!named];
+    }"""
     stops = []
     for _ in range(45):
         tab.keyboard.press("Tab")
-        stops.append(
-            tab.evaluate("""() => {
-          const one = document.activeElement, look = getComputedStyle(one);
-          const named = one.textContent.trim() || one.ariaLabel || one.title || one.placeholder;
-          return [one.outerHTML.slice(0, 120), look.outlineStyle,
-                  parseFloat(look.outlineWidth), !!named];
-        }""")
-        )
+        stops.append(tab.evaluate(focused))
     assert len({html for html, *_ in stops}) > 30
     assert [stop for stop in stops if stop[1] == "none" or stop[2] < 2 or not stop[3]] == []
 
@@ -269,10 +271,13 @@ def test_a_first_visit_leaves_no_error_in_the_console(book, browser):
     assert said == []
 
 
-@pytest.mark.parametrize("page, form, instead", [
-    ("calculator.html", ".a2-calculator", "table.dataframe"),
-    ("parallelism.html", ".a2-explorer", "figure#fig-parallelism-map img"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "page, form, instead",
+    [
+        ("calculator.html", ".a2-calculator", "table.dataframe"),
+        ("parallelism.html", ".a2-explorer", "figure#fig-parallelism-map img"),
+    ],
+)
 def test_without_javascript_a_page_shows_what_stands_for_its_form(
     book, browser, page, form, instead
 ):
@@ -300,9 +305,8 @@ def test_a_link_opens_the_fold_that_it_ends_in(browser, book, tmp_path):
         return tab.evaluate("[...document.querySelectorAll('details')].map((one) => one.open)")
 
     def in_view(selector):
-        tab.wait_for_function("""(one) => { const { top } =
-          document.querySelector(one).getBoundingClientRect(); return top >= 0 && top < 600; }""",
-                              arg=selector)  # fmt: skip
+        top = f"document.querySelector('{selector}').getBoundingClientRect().top"
+        tab.wait_for_function(f"{top} >= 0 && {top} < 600")
 
     for anchor, expected in (("inside", [True, True, False]), ("fold", [False, False, True])):
         tab.goto((tmp_path / "page.html").as_uri() + f"#{anchor}")
@@ -336,8 +340,7 @@ def test_a_figure_is_enlarged_by_click_and_by_keyboard(open_page, size, theme):
     assert tab.get_attribute(".a2-large img", "alt")
     box = tab.locator(".a2-large").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= size[0] and box["height"] <= size[1]
-    assert corner(tab, ".a2-large img") == dict(zip(("light", "dark"), svg.PAIRS["#ffffff"][1:],
-                                                   strict=True))[theme]  # fmt: skip
+    assert corner(tab, ".a2-large img") == BACKGROUND[theme]
     tab.keyboard.press("Escape")
     assert not tab.is_visible(".a2-large")
     assert tab.evaluate("document.activeElement.className") == "a2-enlarge"

@@ -21,6 +21,7 @@ LAYERS = list(itertools.product(
 ))  # fmt: skip
 MESHES = ((1, 1), (8, 1), (1, 8), (8, 8), (3, 5), (60, 7), (1000, 36))
 PASSES = ("forward", "backward")
+WAYS = list(itertools.product((True, False), PASSES))  # whether messages share a link, and a pass
 # The ends of what the form allows.
 ENDS = ((1e9, 1e6, 1e6, 1e9, 1e15, 0.001), (1, 1, 1, 1e18, 1e6, 16), (1e9, 1, 1, 1e9, 1e15, 1))
 # Numbers of one layer on one mesh, in one order in both languages; as text, since playwright takes
@@ -60,8 +61,7 @@ def twin(layer: Layer, f: int, t: int) -> list[float]:
         parallelism.tensor_limit(layer, "backward"), parallelism.mesh_limit(layer),
         parallelism.shared_mesh_limit(layer), *parallelism.shared_mesh_split(layer),
         *parallelism.best_split(layer, f * t, True), *parallelism.best_split(layer, f * t, False),
-        *(parallelism.communication_share(layer, f, t, shared, pass_)
-          for shared in (True, False) for pass_ in PASSES),
+        *(parallelism.communication_share(layer, f, t, *way) for way in WAYS),
     ]  # fmt: skip
 
 
@@ -93,40 +93,38 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
         assert len(answer["numbers"]) == len(expected)
         for k, (one, other) in enumerate(zip(answer["numbers"], expected, strict=True)):
             assert math.isclose(one, other, rel_tol=1e-12), (values, mesh, k, one, other)
-        waits = [binding(layer, *mesh, shared, pass_)
-                 for shared in (True, False) for pass_ in PASSES]  # fmt: skip
+        waits = [binding(layer, *mesh, *way) for way in WAYS]
         assert answer["binds"] == waits, (values, mesh)
         bound.update(waits)
         n = math.prod(mesh)
         if n <= 64:  # Python tries every number up to n
-            whole = [list(parallelism.best_whole_split(layer, n, shared))
-                     for shared in (True, False)]  # fmt: skip
-            assert answer["whole"] == whole, (values, mesh)
+            whole = [parallelism.best_whole_split(layer, n, shared) for shared in (True, False)]
+            assert answer["whole"] == [list(split) for split in whole], (values, mesh)
     assert bound == {"computation", "FSDP", "tensor parallelism", "both axes"}
     assert len(MESHES) % 2  # so that each mesh meets each value of every list
 
 
-@pytest.mark.parametrize(
-    ("text", "whole", "allowed"),
-    [("65,536", True, True), (" 8 ", True, True), ("1e6", True, True), ("0", True, False),
-     ("1.5", True, False), ("1,5", True, False), ("", True, False), ("1000001", True, False),
-     ("989.4", False, True), (".5", False, True), ("1e-9", False, False), ("NaN", False, False)],
-)  # fmt: skip
-def test_a_number_is_read_or_refused_by_a_rule_that_is_named(scripts, text, whole, allowed):
-    said = scripts.evaluate("([text, whole]) => a2Forms.problem(text, whole, "
-                            "whole ? 1 : 0.001, 1e6)", [text, whole])  # fmt: skip
+def test_a_number_is_read_or_refused_by_a_rule_that_is_named(scripts):
+    script = "([whole, least, texts]) => texts.map((x) => a2Forms.problem(x, whole, least, 1e6))"
+
+    def rules(*given):
+        return set(scripts.evaluate(script, given))
+
+    assert rules(True, 1, ["65,536", " 8 ", "1e6"]) == {""}
     rule = "allowed: whole numbers from 1 to 1,000,000"
-    assert said == ("" if allowed else rule if whole else
-                    "allowed: numbers from 0.001 to 1,000,000")  # fmt: skip
+    assert rules(True, 1, ["0", "1.5", "1,5", "", "1000001"]) == {rule}
+    assert rules(False, 0.001, ["989.4", ".5"]) == {""}
+    rule = "allowed: numbers from 0.001 to 1,000,000"
+    assert rules(False, 0.001, ["1e-9", "NaN"]) == {rule}
 
 
 def test_the_map_stays_within_its_frame_for_every_layer(scripts):
-    outside = scripts.evaluate("""([layers, names, meshes]) => layers.flatMap((values, i) => {
+    script = """([layers, names, meshes]) => layers.flatMap((values, i) => {
       const one = Object.fromEntries(names.map((name, k) => [name, values[k]]));
       return outside(a2Explorer.map(one, ...meshes[i % meshes.length]), 300);
-    }).slice(0, 5)""".replace("outside(", f"({forms.OUTSIDE})("), [
-        [*LAYERS[::29], *ENDS], NAMES, [*MESHES, (10**6, 10**6), (10**6, 1)]])  # fmt: skip
-    assert outside == []
+    }).slice(0, 5)"""
+    layers, meshes = [*LAYERS[::29], *ENDS], [*MESHES, (10**6, 10**6), (10**6, 1)]
+    assert scripts.evaluate(script, [layers, NAMES, meshes]) == []
 
 
 @pytest.mark.slow
@@ -135,10 +133,9 @@ def test_a_reader_types_a_mesh_and_reads_what_binds(open_page):
 
     def costs(f, t, layer=EXAMPLE):
         cost = parallelism.fully_sharded_tensor_parallel(layer, f, t)["forward"]
-        times = [float(forms.out(tab, f"costs.{name}.forward").replace(",", ""))
-                 for name in ("compute_s", "data_s", "tensor_s")]  # fmt: skip
-        given = [cost.compute_s, cost.data_s, cost.tensor_s]
-        assert times == pytest.approx([1e3 * one for one in given], rel=6e-3)
+        for name in ("compute_s", "data_s", "tensor_s"):
+            ms = float(forms.out(tab, f"costs.{name}.forward").replace(",", ""))
+            assert ms == pytest.approx(1e3 * getattr(cost, name), rel=6e-3)
 
     costs(8, 8)  # the form holds the answers of its first values
     assert forms.out(tab, "limits.data.n") == f"{math.floor(parallelism.data_limit(EXAMPLE)):,}"
@@ -157,15 +154,15 @@ def test_a_reader_types_a_mesh_and_reads_what_binds(open_page):
     assert forms.out(tab, "splits.shared.whole") == " × ".join(map(str, whole))
     assert tab.inner_html(".a2-map") != before
     # said once the typing rests: where keys come slowly, for the mesh between the two as well
-    tab.wait_for_function("document.getElementById('a2-state').textContent"
-                          ".startsWith('1,024 × 4 = 4,096 devices: the forward is')")  # fmt: skip
+    words = "1,024 × 4 = 4,096 devices: the forward is"
+    tab.wait_for_function(f"document.getElementById('a2-state').textContent.startsWith('{words}')")
     # the address holds the state: another tab has the same, and is where the explorer is
     other = tab.context.new_page()
     other.goto(tab.evaluate("location.href"))
     assert other.input_value("#a2-n_fsdp") == "1,024"
     assert other.text_content("#a2-state") == tab.text_content("#a2-state")
-    other.wait_for_function("Math.abs(document.getElementById('explorer')"
-                            ".getBoundingClientRect().top) < 200")  # fmt: skip
+    top = "document.getElementById('explorer').getBoundingClientRect().top"
+    other.wait_for_function(f"Math.abs({top}) < 200")
     other.close()
 
     forms.types(tab, "flops", "-1")
@@ -177,8 +174,8 @@ def test_a_reader_types_a_mesh_and_reads_what_binds(open_page):
     costs(1024, 4, Layer(**vars(EXAMPLE) | {"flops": 494.7e12}))
 
     forms.fits_a_phone(tab, ".a2-explorer", 8)
-    behind = tab.locator(".output:has(.a2-explorer)").evaluate(
-        "(one) => getComputedStyle(one).backgroundColor")  # fmt: skip
+    box = tab.locator(".output:has(.a2-explorer)")
+    behind = box.evaluate("(one) => getComputedStyle(one).backgroundColor")
     assert behind == "rgba(0, 0, 0, 0)"  # the page's own
     fills = []
     for theme in ("dark", "light"):
@@ -189,8 +186,7 @@ def test_a_reader_types_a_mesh_and_reads_what_binds(open_page):
 
 @pytest.mark.slow
 def test_the_scripts_come_with_the_page_that_names_them(book):
-    with_it = [page.name for page in book.pages()
-               if "explorer." in page.read_text(encoding="utf-8")]  # fmt: skip
+    with_it = [page.name for page in book.pages() if "explorer." in page.read_text("utf-8")]
     text = (book.html / "parallelism.html").read_text(encoding="utf-8")
     assert with_it == ["parallelism.html"]
     for name in ("forms.js", "parallelism.js", "explorer.js", "forms.css", "explorer.css"):
@@ -205,8 +201,9 @@ def test_a_page_that_names_a_script_that_is_not_there_is_a_warning(monkeypatch):
     monkeypatch.setattr(a2lib_pages.logger, "warning", lambda text, *rest: said.append(text % rest))
     app = SimpleNamespace(
         env=SimpleNamespace(metadata={"one": {"assets": "explorer.js explorer.css gone.js"}}),
-        add_js_file=lambda name, **_: added.append(name), add_css_file=added.append,
-    )  # fmt: skip
+        add_js_file=lambda name, **_: added.append(name),
+        add_css_file=added.append,
+    )
     for page in ("one", "other"):
         a2lib_pages.add_assets(app, page, "", {}, object())
     assert added == ["explorer.js", "explorer.css"]

@@ -8,10 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from a2lib.model import TransformerLM, cross_entropy
 
-TINY = {
-    "vocab_size": 19, "context_length": 12, "d_model": 24, "num_layers": 3, "num_heads": 2,
-    "d_ff": 40,
-}  # fmt: skip
+TINY = {"vocab_size": 19, "context_length": 12, "num_layers": 3}
+TINY |= {"d_model": 24, "num_heads": 2, "d_ff": 40}
 
 
 @pytest.fixture

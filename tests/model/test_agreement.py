@@ -34,12 +34,10 @@ def assert_agrees(model, token_ids, targets, num_heads, theta, **close):
 def cases(draw):
     small = st.integers(1, 3)
     num_heads, head_dim = draw(small), 2 * draw(small)
-    sizes = {
-        "vocab_size": draw(st.integers(1, 7)), "context_length": draw(st.integers(1, 6)),
-        "d_model": num_heads * head_dim, "num_layers": draw(st.integers(1, 2)),
-        "num_heads": num_heads, "d_ff": draw(st.integers(1, 7)),
-        "rope_theta": draw(st.sampled_from([1.0, 100.0, 10_000.0])),
-    }  # fmt: skip
+    sizes = {"vocab_size": draw(st.integers(1, 7)), "context_length": draw(st.integers(1, 6))}
+    sizes |= {"d_model": num_heads * head_dim, "num_heads": num_heads}
+    sizes |= {"num_layers": draw(st.integers(1, 2)), "d_ff": draw(st.integers(1, 7))}
+    sizes["rope_theta"] = draw(st.sampled_from([1.0, 100.0, 10_000.0]))
     batch, length = draw(st.integers(1, 2)), draw(st.integers(1, sizes["context_length"]))
     return sizes, batch, length, draw(st.integers(0, 2**31))
 

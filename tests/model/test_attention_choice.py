@@ -5,7 +5,6 @@ import torch
 from refusals import refused
 from torch.profiler import ProfilerActivity, profile
 
-import a2lib.model.attention as module
 from a2lib.attention import UnsupportedError
 from a2lib.model import ATTENTIONS, causal_attention
 
@@ -24,21 +23,6 @@ def test_the_forced_backend_is_what_runs(make_model, batch, name):
     calls = {event.key: event.count for event in seen.key_averages()}
     assert calls.get(OPERATOR[name]) == len(model.layers)
     assert not any(other in calls for n, other in OPERATOR.items() if n != name)
-
-
-@pytest.mark.parametrize(
-    "name, called", [("eager", "attention_reference"), ("flash", "flash_attention")]
-)
-def test_our_own_are_the_public_functions(make_model, batch, monkeypatch, name, called):
-    calls = []
-
-    def spy(q, k, v, is_causal):
-        calls.append((q.shape, is_causal))
-        return torch.zeros_like(q)
-
-    monkeypatch.setattr(module, called, spy)
-    make_model(attention=name)(batch[0])
-    assert calls == [((2, 2, 11, 12), True)] * 3
 
 
 @pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])

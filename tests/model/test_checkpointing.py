@@ -1,14 +1,14 @@
 """Checkpointing changes what is kept, never what is computed."""
 
+import itertools
+
 import pytest
 import torch
 from refusals import refused
 
 SELECTIVE = ["selective:linear", "selective:products", "selective:attention"]
-SPECS = [
-    "half", "block", "segments:1", "segments:2", "segments:3", "nested:1", "nested:2", "nested:3",
-    "recursive", "chain", *SELECTIVE,
-]  # fmt: skip
+SPECS = ["half", "block", "recursive", "chain", *SELECTIVE]
+SPECS += [f"{name}:{k}" for name in ("segments", "nested") for k in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa_flash"])
@@ -19,15 +19,11 @@ def test_loss_and_gradients_are_equal_to_the_bit(make_model, is_the_plain_one, s
 
 
 def calls_of_each_block(model, run):
-    counts = [0] * len(model.layers)
-    for i, block in enumerate(model.layers):
-
-        def count(*_, i=i):
-            counts[i] += 1
-
-        block.register_forward_pre_hook(count)
+    called = []
+    for block in model.layers:
+        block.register_forward_pre_hook(lambda block, _: called.append(block))
     run()
-    return counts
+    return [called.count(block) for block in model.layers]
 
 
 # Of three blocks, calls of each: those of the forward and those that backward begins again. A
@@ -60,16 +56,17 @@ def test_a_model_changes_its_strategy(make_model, batch, loss_and_gradients):
     assert model.checkpointing == "block"
 
 
-@pytest.mark.parametrize(("spec", "products", "attentions"), [
-    ("none", 0, 0), ("block", 6, 1), ("selective:attention", 6, 0), ("selective:linear", 0, 1),
-])  # fmt: skip
-def test_operations_that_run_again(
-    make_model, batch, loss_and_gradients, operations, spec, products, attentions
-):
+# Products and attentions of each block.
+AGAIN = {"none": (0, 0), "block": (6, 1), "selective:attention": (6, 0), "selective:linear": (0, 1)}
+
+
+@pytest.mark.parametrize("spec", AGAIN)
+def test_operations_that_run_again(make_model, batch, loss_and_gradients, operations, spec):
     """In each of three blocks, of seven linear layers, of which the last ends the block, and an
     attention; eager attention's are counted in tests/theory/test_checkpointing.py."""
     with operations() as seen:
         loss_and_gradients(make_model(attention="sdpa_flash", checkpointing=spec), batch)
+    products, attentions = AGAIN[spec]
     found = seen.counts["mm"], seen.counts["_scaled_dot_product_flash_attention_for_cpu"]
     # The head's three products, and each block's with two backward.
     assert found == (3 + 3 * (3 * 7 + products), 3 * (1 + attentions))
@@ -90,17 +87,26 @@ def test_nothing_is_kept_or_repeated_without_gradients(make_model, batch, spec):
 
 
 ALLOWED = "none, half, block, segments:k, nested:k, recursive, chain, selective:ops"
+NAMES = [
+    "",
+    "all",
+    "Block",
+    "block:2",
+    "none:1",
+    "segments",
+    "nested",
+    "chain:1",
+    "selective",
+    None,
+]
 
 
-@pytest.mark.parametrize("specs, words", [
-    (("", "all", "Block", "block:2", "none:1", "segments", "nested", "chain:1", "selective", None),
-     f"allowed are {ALLOWED}$"),
-    ([f"{name}:{k}" for name in ("segments", "nested")
-      for k in ("", "0", "4", "-1", "two", "1.0", "1:2", "²")],
-     "allowed as k are 1 to 3"),
-    (("selective:", "selective:softmax", "selective:linear,products"),
-     "allowed as ops are linear, products, attention$"),
-])  # fmt: skip
-def test_strategies_that_cannot_be(make_model, specs, words):
-    for spec in specs:
-        refused(words, make_model, checkpointing=spec)
+def test_strategies_that_cannot_be(make_model):
+    for spec in NAMES:
+        refused(f"allowed are {ALLOWED}$", make_model, checkpointing=spec)
+    ks = "", "0", "4", "-1", "two", "1.0", "1:2", "²"
+    for name, k in itertools.product(("segments", "nested"), ks):
+        refused("allowed as k are 1 to 3", make_model, checkpointing=f"{name}:{k}")
+    line = "allowed as ops are linear, products, attention$"
+    for ops in ("", "softmax", "linear,products"):
+        refused(line, make_model, checkpointing=f"selective:{ops}")

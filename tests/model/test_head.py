@@ -68,10 +68,8 @@ def test_without_gradients_it_makes_none():
 
 def test_it_is_one_call_of_a_compiled_graph():
     made, targets = inputs(torch.float32)
-    compiled = torch.compile(
-        lambda *given: linear_cross_entropy(*given, chunk=7) * 2,
-        backend="aot_eager", fullgraph=True, dynamic=True,
-    )  # fmt: skip
+    options = {"backend": "aot_eager", "fullgraph": True, "dynamic": True}
+    compiled = torch.compile(lambda *given: linear_cross_entropy(*given, chunk=7) * 2, **options)
     plain = found(lambda *given: linear_cross_entropy_plain(*given) * 2, made, targets)
     compare(found(compiled, made, targets), plain, 1e-6)
 
@@ -110,10 +108,13 @@ def test_what_does_not_fit_is_one_line():
     made, targets = inputs()
     x, weight = made["x"], made["weight"]
     for wrong in (
-        (x, weight[:, 1:], targets, 4), (x, weight, targets[:, 1:], 4),
-        (x[:0], weight, targets[:0], 4), (x, weight.float(), targets, 4),
-        (x.long(), weight.long(), targets, 4), (x, weight, targets, 0),
-    ):  # fmt: skip
+        (x, weight[:, 1:], targets, 4),
+        (x, weight, targets[:, 1:], 4),
+        (x[:0], weight, targets[:0], 4),
+        (x, weight.float(), targets, 4),
+        (x.long(), weight.long(), targets, 4),
+        (x, weight, targets, 0),
+    ):
         refused("chunk positive; got", linear_cross_entropy, *wrong)
 
 

@@ -70,9 +70,11 @@ class Products:
 
         # As Inductor has it, whose kernels alone are left out.
         made = aot_autograd(
-            fw_compiler=count, bw_compiler=count, decompositions=select_decomp_table(),
+            fw_compiler=count,
+            bw_compiler=count,
+            decompositions=select_decomp_table(),
             partition_fn=min_cut_rematerialization_partition,
-        )  # fmt: skip
+        )
         return made(graph, inputs)
 
 

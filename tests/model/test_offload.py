@@ -88,8 +88,8 @@ def test_compiled_and_sent_it_is_the_plain_one(make_model, batch, loss_and_gradi
     model = compiled(make_model(**options))
     for moved, in_flight in ((4 * U, 0), (10**6, 10**6)):
         mover = Mover("cpu", least=1000, in_flight=in_flight)
-        plans = [BlockPlan((), 2 * moved), BlockPlan(PRODUCTS, 2 * moved), BlockPlan(("w1",)),
-                 BlockPlan(PRODUCTS)]  # fmt: skip
+        sent = [BlockPlan((), 2 * moved), BlockPlan(PRODUCTS, 2 * moved)]
+        plans = [*sent, BlockPlan(("w1",)), BlockPlan(PRODUCTS)]
         model.use_checkpointing(PlannedBlocks(plans, mover))
         for _ in range(2):
             loss, gradients = loss_and_gradients(model, batch)
@@ -172,10 +172,9 @@ def test_what_cannot_be_is_one_line(make_model, batch):
 def test_on_a_gpu_it_is_the_same_in_less_memory(attention):
     """Compiled blocks in bf16, with and without the mover; several steps, so that a buffer that is
     used too early shows."""
-    sizes = {"vocab_size": 512, "context_length": 2048, "d_model": 512, "num_layers": 8,
-             "num_heads": 16, "d_ff": 1536, "attention": attention, "seed": 0, "device": "cuda",
-             "dtype": torch.bfloat16}  # fmt: skip
-    model = compiled(TransformerLM(**sizes), "inductor")
+    sizes = {"vocab_size": 512, "context_length": 2048, "d_model": 512, "num_layers": 8}
+    options = {"attention": attention, "seed": 0, "device": "cuda", "dtype": torch.bfloat16}
+    model = compiled(TransformerLM(**sizes, num_heads=16, d_ff=1536, **options), "inductor")
     tokens = torch.randint(512, (4, 2048), device="cuda")
     stream = 4 * 2048 * 512 * 2
     found = {}

@@ -33,11 +33,11 @@ def test_nothing_measured_gives_empty_tables_of_the_same_columns(complete, tmp_p
     assert len(data.load_runs([tmp_path])) == 0
 
 
-@pytest.mark.parametrize(
-    ("row", "complaint"),
-    [(flash(run="gone"), r"cpu\.csv:2: run 'gone' is not in runs\.csv"),
-     (flash(seq_len=10**30), r"cpu\.csv:2: seq_len is '\d+', not a whole number")],
-)  # fmt: skip
+NO_RUN = flash(run="gone"), r"cpu\.csv:2: run 'gone' is not in runs\.csv"
+NO_NUMBER = flash(seq_len=10**30), r"cpu\.csv:2: seq_len is '\d+', not a whole number"
+
+
+@pytest.mark.parametrize(("row", "complaint"), [NO_RUN, NO_NUMBER])
 def test_a_row_that_cannot_be_shown_is_named(tmp_path, row, complaint):
     invented_rows.write(tmp_path, device="cpu", flash=[row])
     with pytest.raises(StoreError, match=complaint):
@@ -84,10 +84,12 @@ def test_published_figures_are_whole_and_name_their_source():
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [("seq_len,device,source\n16,a,b\nmany,a,b\n", r"x\.csv: seq_len: .*many"),
-     ("ms,device,source\n1.5,a,\n", r"x\.csv:2: .*source"),
-     ("ms,source\n1.5,a\n", r"x\.csv: 'device'")],
-)  # fmt: skip
+    [
+        ("seq_len,device,source\n16,a,b\nmany,a,b\n", r"x\.csv: seq_len: .*many"),
+        ("ms,device,source\n1.5,a,\n", r"x\.csv:2: .*source"),
+        ("ms,source\n1.5,a\n", r"x\.csv: 'device'"),
+    ],
+)
 def test_a_published_table_that_cannot_be_shown(tmp_path, content, complaint):
     (tmp_path / "reference").mkdir()
     (tmp_path / "reference" / "x.csv").write_text(content)

@@ -11,10 +11,10 @@ from a2lib.theory.attention import attention_flops
 WHERE = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64, "causal": True}
 
 
-def kernel(name, tensor, l2, launch=0, run="R", implementation="a2lib"):
-    shape = {"implementation": implementation, **WHERE, "pass": "backward", "launch": launch}
-    return {**shape, "kernel": name, "device_bytes": 10, "l2_bytes": l2, "tensor_percent": tensor,
-            "exp_percent": tensor / 2, "status": "ok", "run": run}  # fmt: skip
+def kernel(name, tensor, l2, launch=0, run="R"):
+    key = {"implementation": "a2lib", **WHERE, "pass": "backward", "launch": launch, "kernel": name}
+    shares = {"tensor_percent": tensor, "exp_percent": tensor / 2}
+    return {**key, "device_bytes": 10, "l2_bytes": l2, **shares, "status": "ok", "run": run}
 
 
 def test_a_call_is_the_kernels_of_one_run():

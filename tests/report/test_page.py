@@ -11,30 +11,32 @@ from a2lib.report import data, units
 from a2lib.report.page import ClaimError, Missing, Page, faster, level, one, pick
 
 SORTING = Section("sorting", ("operation", "size"), ("peak_bytes", "note"), notebook="flash")
-TIMES = {("quick", 1024): 1.0, ("merge", 1024): 2.0, ("quick", 2048): 3.0, ("merge", 2048): 3.0,
-         ("quick", 4096): None}  # fmt: skip
+TIMES = {("quick", 1024): 1.0, ("merge", 1024): 2.0, ("quick", 2048): 3.0, ("merge", 2048): 3.0}
+TIMES["quick", 4096] = None
 
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     """``page(here=1.0)``: the section's page, with rows of a reader's GPU that are so many times as
-    slow, or without any; each with the column ``twice``."""
+    slow, of sizes ``below`` one, or without any; each with the column ``twice``."""
     monkeypatch.setitem(SECTIONS, SORTING.name, SORTING)
     monkeypatch.chdir(tmp_path)
 
-    def write(folder, device, factor, keep=lambda size: True):
-        rows = [
-            {"operation": operation, "size": size, "peak_bytes": 8 * size if ms else "", "n": 5,
-             **({"ms": ms * factor, "ms_p20": ms * factor, "ms_p80": ms * factor} if ms else
-                {"status": "oom", "n": "", "note": "no stack left"})}
-            for (operation, size), ms in TIMES.items() if keep(size)
-        ]  # fmt: skip
+    def write(folder, device, factor, below):
+        rows = []
+        for (operation, size), ms in TIMES.items():
+            row = {"status": "oom", "note": "no stack left"}
+            if ms is not None:
+                row = dict.fromkeys(("ms", "ms_p20", "ms_p80"), ms * factor)
+                row |= {"n": 5, "peak_bytes": 8 * size}
+            if size < below:
+                rows.append({"operation": operation, "size": size, **row})
         return invented_rows.write(tmp_path / folder, device=device, sorting=rows)
 
-    def make(here=None, keep=lambda size: True):
-        roots = [write("data", data.PUBLISHED, 1)]
+    def make(here=None, below=math.inf):
+        roots = [write("data", data.PUBLISHED, 1, math.inf)]
         if here is not None:
-            roots.append(write("here", "nvidia-b200", here, keep))
+            roots.append(write("here", "nvidia-b200", here, below))
         return Page("sorting", lambda rows, of: rows.assign(twice=2 * rows["ms"]), roots=roots)
 
     return make
@@ -79,7 +81,7 @@ def test_what_is_not_measured_is_said_until_it_is(page):
 
 def test_the_claims_are_answered_on_the_readers_rows(page):
     """By what was measured there: yes, no, and not measured where a row is missing."""
-    made = page(here=3.0, keep=lambda size: size < 2048)
+    made = page(here=3.0, below=2048)
     made.claim("quick first", lambda t: one(t, operation="quick", size=1024).ms < 2)
     made.claim("merge last", lambda t: one(t, operation="merge", size=1024).ms > 1)
     made.claim("the same at 2,048", lambda t: level(*pick(t, size=2048)["ms"]))

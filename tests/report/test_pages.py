@@ -4,6 +4,7 @@ A page's cells and its ``{eval}`` expressions are run here as the build runs the
 """
 
 import ast
+import functools
 import re
 
 import numpy as np
@@ -38,50 +39,37 @@ def text_of(name):
     return (ROOT / "book" / f"{name}.md").read_text(encoding="utf-8")
 
 
-class Written:
-    """A page that has been run: its ``pages`` (the objects with its claims), and what went wrong
-    in its cells and expressions."""
-
-    def __init__(self, name):
-        text, names = text_of(name), {}
-        for piece in re.split(r"(^`{3,}\{code-cell\}[\s\S]*?^`{3,}$)", text, flags=re.M):
+@functools.cache
+def pages_of(name):
+    """The objects with a page's claims, after its cells and expressions have run; a claim that
+    fails waits for its own test."""
+    names = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("A2LIB_DATA", raising=False)
+        patch.chdir(ROOT / "book")
+        patch.setattr(Page, "strict", False)
+        patch.setattr(Chart, "__init__", lambda *_, **__: None)  # the book's build draws
+        pieces = re.split(r"(^`{3,}\{code-cell\}[\s\S]*?^`{3,}$)", text_of(name), flags=re.M)
+        for piece in pieces:
             if cell := CELL.match(piece):
-                self.run(name, OPTIONS.sub("", cell[2]), names)
+                run_cell(name, OPTIONS.sub("", cell[2]), names)
                 continue
             for expression in EVAL.findall(piece):
                 shown = str(eval(expression, names))
                 assert shown and "nan" not in shown, expression
-        self.pages = [value for value in names.values() if isinstance(value, Page)]
-
-    @staticmethod
-    def run(name, cell, names):
-        *before, last = ast.parse(cell).body
-        for node in before:  # of which only the last is shown
-            assert not isinstance(node, ast.Expr) or ".claim(" in ast.unparse(node)
-        exec(compile(ast.Module(before, []), name, "exec"), names)
-        if not isinstance(last, ast.Expr):
-            exec(compile(ast.Module([last], []), name, "exec"), names)
-            return
-        value = eval(compile(ast.Expression(last.value), name, "eval"), names)
-        assert value is None or str(value)
+    return [value for value in names.values() if isinstance(value, Page)]
 
 
-@pytest.fixture(scope="session")
-def written():
-    """``written(name)``: the page after it has run; a claim that fails waits for its own test."""
-    ran = {}
-
-    def run(name):
-        if name not in ran:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.delenv("A2LIB_DATA", raising=False)
-                patch.chdir(ROOT / "book")
-                patch.setattr(Page, "strict", False)
-                patch.setattr(Chart, "__init__", lambda *_, **__: None)  # the book's build draws
-                ran[name] = Written(name)
-        return ran[name]
-
-    return run
+def run_cell(name, cell, names):
+    *before, last = ast.parse(cell).body
+    for node in before:  # of which only the last is shown
+        assert not isinstance(node, ast.Expr) or ".claim(" in ast.unparse(node)
+    exec(compile(ast.Module(before, []), name, "exec"), names)
+    if not isinstance(last, ast.Expr):
+        exec(compile(ast.Module([last], []), name, "exec"), names)
+        return
+    value = eval(compile(ast.Expression(last.value), name, "eval"), names)
+    assert value is None or str(value)
 
 
 def perturbed(table, section, rng, spread):
@@ -108,8 +96,8 @@ def breaks(claim, tables):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_each_claim_holds_and_can_break(written, name):
-    for page in written(name).pages:
+def test_each_claim_holds_and_can_break(name):
+    for page in pages_of(name):
         assert page.claims, f"{name} claims nothing"
         words = [claim.words for claim in page.claims]
         assert len(set(words)) == len(words)
@@ -151,9 +139,9 @@ def test_no_measured_number_is_typed(name):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_its_claims_are_answered_on_other_rows(written, name, monkeypatch, tmp_path):
+def test_its_claims_are_answered_on_other_rows(name, monkeypatch):
     monkeypatch.chdir(ROOT / "book")
-    for page in written(name).pages:
+    for page in pages_of(name):
         none = {section: rows.iloc[:0] for section, rows in page.tables.items()}
         assert {claim.answer(none) for claim in page.claims} == {"not measured"}
         monkeypatch.setattr(page, "local", lambda none=none: {"nvidia-b200": none})
@@ -168,11 +156,11 @@ def test_its_claims_are_answered_on_other_rows(written, name, monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_rows_that_a_page_derives_nothing_from_are_shown(written, name, monkeypatch):
+def test_rows_that_a_page_derives_nothing_from_are_shown(name, monkeypatch):
     """As `make book` leaves them: of a model that no size is published of, of settings of one's
     own, and without the other sections' rows."""
     monkeypatch.chdir(ROOT / "book")
-    for page in written(name).pages:
+    for page in pages_of(name):
         raw = {section: page_module._raw(section, page._roots, None) for section in page.tables}
         other = {s: {c: v for c, v in OTHERS.items() if c in rows} for s, rows in raw.items()}
         trial = {s: rows.assign(**other[s]) if other[s] else rows[:0] for s, rows in raw.items()}

@@ -13,12 +13,10 @@ from a2lib.theory.transformer import SIZES
 
 def row(scheme, pass_, tokens, ms, without, sent=float("nan"), d_ff=1000, **over):
     mesh = {"dp": "2x1", "fsdp": "2x1", "tp": "1x2"}.get(scheme)
-    return {
-        "scheme": scheme, "implementation": "a2lib", "mesh": mesh, "backend": "nccl",
-        "world_size": 2, "dtype": "bf16", "layers": 2, "d_model": 1000, "d_ff": d_ff,
-        "tokens": tokens, "pass": pass_, "ms": ms, "ms_p20": ms, "ms_p80": ms, "n": 9,
-        "ms_without": without, "ms_communication": sent, **over,
-    }  # fmt: skip
+    ranks = {"implementation": "a2lib", "mesh": mesh, "backend": "nccl", "world_size": 2}
+    sizes = {"dtype": "bf16", "layers": 2, "d_model": 1000, "d_ff": d_ff, "tokens": tokens}
+    times = {"ms": ms, "ms_p20": ms, "ms_p80": ms, "ms_without": without, "ms_communication": sent}
+    return {"scheme": scheme, "pass": pass_, "n": 9, **ranks, **sizes, **times, **over}
 
 
 # Two layers of 1,000 by 1,000 on two ranks at C = 1 TFLOP/s and W = 1 GB/s. A product over B tokens
@@ -50,9 +48,9 @@ def test_c_and_w_are_measured_in_the_run(rows):
     # Without a message of data parallelism there is no W, and nothing is predicted.
     assert page.columns(pd.DataFrame(BY_WIDTH))["clock"].isna().all()
     # The best rate, the middle of what is sent; four bytes are twice as long on the wire.
-    slow = [row("dp", "backward", 500, 20, 12, 12, dtype="fp32"),
-            row("dp", "backward", 2000, 33, 24, 12, dtype="fp32")]  # fmt: skip
-    assert page.inputs(page.columns(pd.DataFrame(slow))).bandwidth == pytest.approx(2e9)
+    slow = [row("dp", "backward", 500, 20, 12, 12), row("dp", "backward", 2000, 33, 24, 12)]
+    slow = page.columns(pd.DataFrame(slow).assign(dtype="fp32"))
+    assert page.inputs(slow).bandwidth == pytest.approx(2e9)
 
 
 def test_what_is_predicted_and_what_hid(rows):
@@ -65,9 +63,9 @@ def test_what_is_predicted_and_what_hid(rows):
     assert (many.clock, many.off, many.by_both) == pytest.approx((30, 0.1, 0.1))
     ran = rows.dropna(subset=page.SLOWER)
     assert ran[page.SLOWER].sum(axis=1).tolist() == pytest.approx(ran["off"].tolist())
-    theirs = page.columns(pd.DataFrame([*BY_BATCH, row("dp", "end_to_end", 500, 27, float("nan"),
-                                                      implementation="torch")]))  # fmt: skip
-    assert theirs.iloc[-1]["clock"] > 0 and pd.isna(theirs.iloc[-1]["by_both"])
+    theirs = row("dp", "end_to_end", 500, 27, float("nan"), implementation="torch")
+    theirs = page.columns(pd.DataFrame([*BY_BATCH, theirs])).iloc[-1]
+    assert theirs["clock"] > 0 and pd.isna(theirs["by_both"])
 
 
 def test_thresholds_by_scheme(rows):
@@ -100,16 +98,15 @@ def test_the_planners_memory_beside_peaks_made_by_hand():
     one_gpu = Job(SIZES["small"], DEVICES["H200"], 1, 4, 512, 0.0, "fp32", "eager")
     whole = evaluate(one_gpu, Layout(sharding="none")).memory_bytes
     again = evaluate(one_gpu, Layout(sharding="none", checkpointing="block")).memory_bytes
-    key = {"model": "small", "context": 512, "batch": 4, "precision": "fp32", "attention": "eager",
-           "status": "ok"}  # fmt: skip
-    step = {**key, "mode": "train-step", "phase": "step", "compile": "none", "capture": False,
-            "run": "a", "peak_bytes": whole / 1.1}  # fmt: skip
-    held = {**key, "layers": 12, "strategy": "block", "gradients": "fresh", "held_bytes": 0,
-            "peak_bytes": again - one_gpu.device.workspace}  # fmt: skip
-    steps = [{**key, "mode": "train-step", "phase": "step", "step_number": k,
-              "allocated_bytes": whole / (0.98 if k else 3)} for k in (0, 1)]  # fmt: skip
-    frames = ([step, {**step, "precision": "bf16_weights"}], steps,
-              [held, {**held, "strategy": "half"}])  # fmt: skip
+    key = {"model": "small", "context": 512, "batch": 4, "precision": "fp32", "attention": "eager"}
+    trained = {**key, "status": "ok", "mode": "train-step", "phase": "step"}
+    step = {**trained, "compile": "none", "capture": False, "run": "a", "peak_bytes": whole / 1.1}
+    steps = [{**trained, "step_number": 0, "allocated_bytes": whole / 3}]
+    steps.append({**trained, "step_number": 1, "allocated_bytes": whole / 0.98})
+    held = {**key, "status": "ok", "layers": 12, "strategy": "block", "gradients": "fresh"}
+    held |= {"held_bytes": 0, "peak_bytes": again - one_gpu.device.workspace}
+    halves = {**held, "strategy": "half"}
+    frames = [step, {**step, "precision": "bf16_weights"}], steps, [held, halves]
     found = page.peaks(*map(pd.DataFrame, frames))
     assert found["off"].tolist() == pytest.approx([0.1, -0.02, 0])
     # A process that has captured a step keeps as many workspaces again.

@@ -9,7 +9,7 @@ from a2lib.paths import ROOT
 from a2lib.report import readme
 from a2lib.report.data import ReportError
 
-ROWS = ROOT / "data" / "measured" / "flash" / "nvidia-h200.csv"
+ROWS = "measured/flash/nvidia-h200.csv"
 ONE_HEAD = {"batch": "1", "heads": "1", "head_dim": "64"}
 SHAPE = {**ONE_HEAD, "dtype": "bf16", "causal": "true", "pass": "end_to_end"}
 
@@ -24,19 +24,17 @@ def measured(name):
 
 @pytest.fixture
 def data_folder(tmp_path):
-    """A copy of the rows, and what replaces a text in them."""
-    copy = tmp_path / "data" / "measured" / "flash" / ROWS.name
-    copy.parent.mkdir(parents=True)
-    shutil.copy(ROWS, copy)
-    shutil.copy(ROOT / "data" / "measured" / "runs.csv", tmp_path / "data" / "measured")
+    """A copy of the rows."""
+    (tmp_path / "measured" / "flash").mkdir(parents=True)
+    for file in (ROWS, "measured/runs.csv"):
+        shutil.copy(ROOT / "data" / file, tmp_path / file)
+    return tmp_path
 
-    def change(old, new):
-        text = copy.read_text()
-        assert old in text
-        copy.write_text(text.replace(old, new))
 
-    change.root = tmp_path / "data"
-    return change
+def change(data_folder, old, new):
+    text = (data_folder / ROWS).read_text()
+    assert old in text
+    (data_folder / ROWS).write_text(text.replace(old, new))
 
 
 def test_the_committed_picture_shows_the_committed_rows():
@@ -53,16 +51,16 @@ def test_it_is_drawn_again_where_a_row_changed_and_there_alone(data_folder, tmp_
     picture = tmp_path / "picture.png"
     shutil.copy(readme.PICTURE, picture)
     committed = picture.read_bytes()
-    assert readme.write(picture, data_folder.root).read_bytes() == committed
+    assert readme.write(picture, data_folder).read_bytes() == committed
     longest = max(measured("a2lib"))
-    data_folder(f",{measured('a2lib')[longest]:g},", ",1.5,")
-    readme.write(picture, data_folder.root)
+    change(data_folder, f",{measured('a2lib')[longest]:g},", ",1.5,")
+    readme.write(picture, data_folder)
     assert picture.read_bytes() != committed
     assert readme.plotted(picture)["a2lib"][-1] == [longest, 1.5]
 
 
 def test_a_line_without_times_is_refused(data_folder, tmp_path):
-    data_folder("\nflex,", "\nxelf,")
+    change(data_folder, "\nflex,", "\nxelf,")
     with pytest.raises(ReportError, match="no GPU time of flex"):
-        readme.write(tmp_path / "picture.png", data_folder.root)
+        readme.write(tmp_path / "picture.png", data_folder)
     assert not (tmp_path / "picture.png").exists()

@@ -1,4 +1,4 @@
-"""Strips and step bars: what is drawn is what the tables hold, in the house's colours."""
+"""Strips, step bars and timelines: what is drawn is what the tables hold."""
 
 import json
 import re
@@ -10,11 +10,12 @@ import pytest
 from profiles import make
 from svg_sizes import texts
 
-from a2lib.measure import bulk, trace
+from a2lib.measure import bulk, snapshot, trace
 from a2lib.measure.runs import start_run
 from a2lib.paths import ROOT
 from a2lib.report import data, traces
 from a2lib.report.page import Missing
+from a2lib.report.pages import timeline
 
 HERE = Path(make.__file__).parent
 TRACE = HERE / "report.sqlite"
@@ -32,25 +33,19 @@ def test_a_window_of_a_strip():
         traces.strip(TRACE, start_us=1030)
 
 
-def scheduled(path, steps=2):
-    """A trace of operators with a schedule of torch.profiler: 3 ms of "mine" and 1 ms of no range
-    in each step."""
-    events = []
-    for i in range(steps):
-        at = 10_000 * i
-        for cat, name, start, length in (
-            ("user_annotation", f"ProfilerStep#{i + 2}", at, 9000),
-            ("user_annotation", "mine", at, 4000), ("cpu_op", "aten::mm", at + 500, 3000),
-            ("cpu_op", "aten::add", at + 5000, 1000),
-        ):  # fmt: skip
-            events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start,
-                           "dur": length})  # fmt: skip
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
-
-
 def test_steps_of_torch_profilers_schedule_are_steps(tmp_path):
-    path = scheduled(tmp_path / "trace.json")
+    """In each of two steps 3 ms of "mine" and 1 ms of no range."""
+    path, events = tmp_path / "trace.json", []
+    for at, step in ((0, "ProfilerStep#2"), (10_000, "ProfilerStep#3")):
+        for cat, name, start, length in (
+            ("user_annotation", step, 0, 9000),
+            ("user_annotation", "mine", 0, 4000),
+            ("cpu_op", "aten::mm", 500, 3000),
+            ("cpu_op", "aten::add", 5000, 1000),
+        ):
+            event = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1}
+            events.append({**event, "ts": at + start, "dur": length})
+    path.write_text(json.dumps({"traceEvents": events}))
     words = texts(traces.step_bar(path))
     assert {"mine", "step"} <= set(words) and not {"ProfilerStep#2", "no range"} & set(words)
     assert {"3", "1"} <= set(words)
@@ -71,12 +66,13 @@ def test_time_in_which_streams_are_busy_together():
 def roots(tmp_path):
     """A folder of the project's rows and one of what was measured here, with a picture each."""
     for name, ms in (("project", 1.0), ("here", 2.0)):
-        run = start_run(command="", parameters={}, device="nvidia-h200", data=tmp_path / name)
-        row = {"phase": "forward", "part": "ffn", "kind": "matmul", "kernel": "gemm<at::native::x>",
-               "calls": 1, "ms": ms, "median_us": ms, "share": 1.0}  # fmt: skip
+        folder = tmp_path / name
+        run = start_run(command="", parameters={}, device="nvidia-h200", data=folder)
+        row = {"phase": "forward", "part": "ffn", "kind": "matmul", "kernel": "gemm<at::native::x>"}
+        row |= {"calls": 1, "ms": ms, "median_us": ms, "share": 1.0}
         for model in ("small", "2.7B"):
-            bulk.put("kernels", "nvidia-h200", model, [row], run=run, about={"model": model},
-                     data=tmp_path / name)  # fmt: skip
+            about = {"model": model}
+            bulk.put("kernels", "nvidia-h200", model, [row], run=run, about=about, data=folder)
     return [tmp_path / "project", tmp_path / "here"]
 
 
@@ -115,16 +111,33 @@ def test_files_that_cannot_be_drawn(tmp_path):
     assert "not measured yet" in texts(traces.strips({"": []}))
 
 
-@pytest.mark.parametrize(("page", "pattern", "file", "name", "drawn"), [
-    ("profile-kernels", r"```python\n(.*?)```", "cpu_trace.json.gz", "trace.json.gz",
-     ["strip", "step"]),
-    ("memory", r'python -c "(.*?)"\n', "cuda_memory.pickle", "memory.pickle", ["memory"]),
-])  # fmt: skip
+def test_a_timeline_marks_its_peak_however_long():
+    assert "peak 0.002 MB" in texts(timeline.memory(HERE / "cuda_memory.pickle"))
+    rows = []
+    for i in range(1500):
+        row = dict.fromkeys(snapshot.CATEGORIES, 0) | {"time_us": i * 100, "parameters": 10**9}
+        row["phase"] = "step 0/forward" if i < 800 else "step 0/backward"
+        row["saved for backward"] = 10**6 * min(i, 1500 - i)
+        row["temporaries"] = 10**9 if i == 777 else i % 7 * 1000
+        rows.append(row)
+    words = texts(timeline.memory(rows))
+    # 1 GB, 1 GB for a moment, and 723 MB: the 777th of 1500 points.
+    assert {"peak 2.72 GB", "forward", "backward", "saved for backward"} <= set(words)
+    assert "gradients" not in words
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern", "file", "drawn"),
+    [
+        ("profile-kernels", r"```python\n(.*?)```", "cpu_trace.json.gz", ["strip", "step"]),
+        ("memory", r'python -c "(.*?)"\n', "cuda_memory.pickle", ["memory"]),
+    ],
+)
 def test_a_reader_s_own_file_is_drawn_as_the_page_says(
-    tmp_path, monkeypatch, page, pattern, file, name, drawn
+    tmp_path, monkeypatch, page, pattern, file, drawn
 ):
     monkeypatch.chdir(tmp_path)
-    shutil.copy(HERE / file, name)
+    shutil.copy(HERE / file, file.partition("_")[2])  # as the page names it
     [code] = re.findall(pattern, (ROOT / f"book/{page}.md").read_text(), re.S)
     exec(code, {})
     for picture in drawn:

@@ -14,7 +14,8 @@ def job(tmp_path):
 
     def make(section, task, device="cpu"):
         store = Store(section, "cpu", tmp_path)
-        return Job(task.spec, device, wanted=task.rows, run=run, store=store)
+        given = {"wanted": task.rows, "in_turns": task.in_turns, "run": run, "store": store}
+        return Job(task.spec, device, **given)
 
     return make
 

@@ -93,6 +93,7 @@ def test_every_experiment_declares_its_parameters_alike(notebook):
     for field in parameters.fields(Common):
         assert fields[field.name] is field
     for field in fields.values():
+        assert field.metadata["help"], field.name
         # A seed may be whatever a generator takes and the tables hold.
         if field.metadata["kind"] is int and field.name != "seed":
             assert 0 <= field.metadata["minimum"] < field.metadata["maximum"] < 2**40, field.name

@@ -14,7 +14,8 @@ import sys
 import termios
 
 import pytest
-from notebook_runs import PAPERMILL, copy_package, shown_on, write_notebook
+from notebook_runs import PAPERMILL, copy_package, run, shown_on, write_notebook
+from programs import write_program
 from waiting import until
 
 from a2lib.parallel.lifeline import is_alive
@@ -44,11 +45,9 @@ def repository(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("pyproject.toml", "dev/install.sh", "dev/constraints.txt"):
         (tmp_path / name).touch()
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    python.with_name("papermill").symlink_to(PAPERMILL)
+    programs = tmp_path / ".venv" / "bin"
+    write_program(programs / "python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (programs / "papermill").symlink_to(PAPERMILL)
     write_notebook(tmp_path / "notebooks" / "tiny.ipynb", "", WAITING)
     for stamp in (".a2lib-cpu", ".a2lib-cuda"):
         (tmp_path / ".venv" / stamp).touch()
@@ -62,7 +61,8 @@ def started(repository):
     Without a terminal, as cron starts it: no hangup then helps to end what is left.
     """
     dropped = ("MAKE", "MFLAGS", "A2LIB_", "TRITON_INTERPRET")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    env["PYTHONPATH"] = str(repository / "src")
     pids = []
 
     def apart(in_terminal):
@@ -74,11 +74,10 @@ def started(repository):
 
     def start(command, in_terminal=False):
         leader, follower = pty.openpty()
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
         process = subprocess.Popen(
-            command, cwd=repository, env={**kept, "PYTHONPATH": str(repository / "src")},
-            stdin=follower, stdout=follower, stderr=follower,
-            preexec_fn=lambda: apart(in_terminal),
-        )  # fmt: skip
+            command, cwd=repository, env=env, preexec_fn=lambda: apart(in_terminal), **streams
+        )
         os.close(follower)
         pids.append(process.pid)
         written = repository / "pids"
@@ -98,12 +97,8 @@ def all_end(pids):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize(
-    ("command", "number"),
-    [(MAKE, signal.SIGTERM), (MAKE, signal.SIGKILL), (MAKE_BOOK, signal.SIGKILL),
-     (DIRECT, signal.SIGTERM), (DIRECT, signal.SIGKILL)],
-    ids=lambda value: value.name if isinstance(value, signal.Signals) else value[-1][-8:],
-)  # fmt: skip
+@pytest.mark.parametrize("command", [MAKE, MAKE_BOOK, DIRECT], ids=["make", "book", "papermill"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_signal_ends_all_of_it(started, command, number):
     process, leader, pids = started(command)
     assert len(set(pids)) == (4 if command[0] == "make" else 3)
@@ -126,7 +121,5 @@ def test_control_c_in_a_terminal_ends_all_of_it(started, command):
 def test_a_run_whose_parent_is_gone_already_ends(repository):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    env = {**os.environ, "PYTHONPATH": str(repository / "src"), "A2LIB_PARENT": str(gone.pid)}
-    quiet = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    done = subprocess.run(DIRECT, cwd=repository, env=env, timeout=60, **quiet)
+    done = run(repository, DIRECT, env={"A2LIB_PARENT": str(gone.pid)})
     assert done.returncode != 0 and KEPT in done.stderr

@@ -10,6 +10,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import nbformat
 import papermill.cli
@@ -40,10 +41,9 @@ def repository(tmp_path):
 def in_terminal(repository, command, cwd=None):
     """Run a command on a terminal of its own; returns the exit code and all that it showed."""
     leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        command, cwd=cwd or repository, env=environment(repository), stdin=follower,
-        stdout=follower, stderr=follower, start_new_session=True,
-    )  # fmt: skip
+    how = {"cwd": cwd or repository, "env": environment(repository), "start_new_session": True}
+    how |= dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+    process = subprocess.Popen(command, **how)
     os.close(follower)
     shown = shown_on(leader)
     return process.wait(timeout=120), shown
@@ -197,21 +197,18 @@ def test_sections_that_have_nothing_are_left_out_and_named(tmp_path):
         shown = [output("display_data", {"text/plain": text}, metadata=metadata)] if text else []
         return nbformat.v4.new_code_cell(outputs=shown)
 
-    nothing = code("not asked for", a2lib="nothing")
+    nothing = partial(code, "not asked for", a2lib="nothing")
     cells = [markdown("# A"), markdown("## Check"), code()]
-    cells += [markdown("## B\nof it"), nothing, code()]
-    cells += [markdown("## C"), nothing, code("3"), markdown("## D"), nothing]
+    cells += [markdown("## B\nof it"), nothing(), code()]
+    cells += [markdown("## C"), nothing(), code("3"), markdown("## D"), nothing()]
     cells += [markdown("## Where"), code("there")]
-    for number, cell in enumerate(cells := [nbformat.from_dict(dict(cell)) for cell in cells]):
-        cell.id = str(number)
     path = tmp_path / "a.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     papermill_default.leave_out_empty(path)
     left = nbformat.read(path, as_version=4)
     nbformat.validate(left)
-    assert [cell.source for cell in left.cells if cell.cell_type == "markdown"] == [
-        *("# A", "## Check", "## C", "Not measured in this run: B; D.", "## Where")
-    ]
+    said = ["# A", "## Check", "## C", "Not measured in this run: B; D.", "## Where"]
+    assert [cell.source for cell in left.cells if cell.cell_type == "markdown"] == said
     before = path.read_bytes()
     papermill_default.leave_out_empty(path)
     assert path.read_bytes() == before

@@ -12,10 +12,8 @@ def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
         (pass_, "ok", "2") for pass_ in ("forward", "backward")
     }
     saved = {r["tensor"]: int(r["saved_bytes"]) for r in rows(measured, "attention_saved")}
-    tensor = 8 * 32 * 16 * 4
-    assert saved == {
-        "q": tensor, "k": tensor, "v": tensor, "p": 8 * 32 * 32 * 4, "mask": 32 * 32, "other": 0,
-    }  # fmt: skip
+    tensors = dict.fromkeys("qkv", 8 * 32 * 16 * 4)
+    assert saved == tensors | {"p": 8 * 32 * 32 * 4, "mask": 32 * 32, "other": 0}
     assert figures(notebook) == 1
 
 
@@ -32,9 +30,8 @@ def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
     asked = {"context": 8, "strategies": "none,block", "steps": 1, "precision": "fp32"}
     notebook, measured = execute("checkpointing", **asked)
     found = rows(measured, "checkpointing")
-    assert {(r["strategy"], r["status"], r["n"], r["layers"]) for r in found} == {
-        ("none", "ok", "1", "4"), ("block", "ok", "1", "4"),
-    }  # fmt: skip
+    expected = {("none", "ok", "1", "4"), ("block", "ok", "1", "4")}
+    assert {(r["strategy"], r["status"], r["n"], r["layers"]) for r in found} == expected
     assert figures(notebook) == 1
 
 
@@ -85,7 +82,7 @@ def test_profile_stores_shows_and_draws_a_trace(execute):
     kernels = bulk.read("kernels", "cpu", name, measured.parent)
     assert kernels.run == found["step"]["run"]
     # Two blocks and the head: 2 * 7 + 1 linear layers, two products of attention each.
-    products = {p: sum(r["calls"] for r in kernels.rows if (r["phase"], r["kind"]) == (p, "matmul"))
-                for p in ("forward", "backward")}  # fmt: skip
-    assert products == {"forward": 19, "backward": 38}
+    for phase, products in (("forward", 19), ("backward", 38)):
+        own = [row for row in kernels.rows if (row["phase"], row["kind"]) == (phase, "matmul")]
+        assert sum(row["calls"] for row in own) == products
     assert "what takes the most time" in "".join(texts(notebook)) and figures(notebook) == 1

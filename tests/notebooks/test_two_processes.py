@@ -126,15 +126,13 @@ def test_fsdp_stores_and_draws_steps_what_a_rank_holds_and_each_gather(execute):
     data = measured.parent
     assert bulk.pictures("gathers", data) == [("cpu", "fsdp-tiny-launched-2-ranks")]
     found = bulk.read("gathers", "cpu", "fsdp-tiny-launched-2-ranks", data)
-    assert [(row["pass"], row["unit"]) for row in found.rows] == [
-        ("forward", "root"), ("forward", "layers.0"), ("forward", "layers.1"),
-        ("backward", "layers.0"),
-    ]  # fmt: skip
+    gathered = [("forward", unit) for unit in ("root", "layers.0", "layers.1")]
+    gathered.append(("backward", "layers.0"))
+    assert [(row["pass"], row["unit"]) for row in found.rows] == gathered
     for row in found.rows:
         # The CPU gathers before it goes on.
         times = [row[f"{c}_ms"] for c in ("gather_start", "gather_end", "turn", "compute_start")]
         assert times == sorted(times) and row["compute_end_ms"] > times[-1]
-        assert row["slack_ms"] == pytest.approx(times[2] - times[1], rel=1e-3, abs=1e-4)
     assert bulk.pictures("strip", data) == [("cpu", "fsdp-tiny-2-ranks")]
 
 

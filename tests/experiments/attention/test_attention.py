@@ -29,9 +29,8 @@ def test_saved_tensors_are_those_of_the_theory(stored, causal):
     for name, expected in known.items():
         (task,) = attention.saved_tasks(asked(name, seq_len=128, head_dim=16, causal=causal), "cpu")
         made = stored(handlers.saved, ATTENTION_SAVED, task)
-        found = {r["tensor"]: int(r["saved_bytes"]) for r in made
-                 if r["implementation"] == name}  # fmt: skip
-        assert found == expected | {"other": 0}
+        own = [row for row in made if row["implementation"] == name]
+        assert {r["tensor"]: int(r["saved_bytes"]) for r in own} == expected | {"other": 0}
 
 
 def test_what_a_cpu_cannot_do_is_a_row(stored, monkeypatch):

@@ -9,27 +9,31 @@ from refusals import refused
 
 from a2lib.experiments import attention, collectives, ddp, fsdp, sharded_optimizer
 from a2lib.experiments.data_parallel import gathers, traces, training
-from a2lib.experiments.data_parallel.configurations import Way
+from a2lib.experiments.data_parallel.configurations import Setting, Way
 from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
+from a2lib.experiments.harness.ranks import Ranks
 from a2lib.measure import bulk, read_runs
 from a2lib.measure.trace import TraceError
 from a2lib.measure.trace.kernels import Kernel, Trace
 
-TINY = {"model": "tiny", "batch": 2, "context": 8, "precision": "fp32", "attention": "eager",
-        "compile": "none", "capture": False}  # fmt: skip
+TINY = Setting.usual(Ranks(2, "gloo"), context=8).spec()
 
 
 def test_the_window_of_a_replay_ends_backward_with_its_last_product():
     """20 ms of products, an all-reduce until 24, the optimizer from there to 60."""
     ms = 10**6
-    kernels = [Kernel(name, 0, stream, begin * ms, (end - begin) * ms) for name, stream, begin, end
-               in (("nvjet_tst", "7", 0, 20), ("ncclDevKernel_AllReduce", "9", 18, 24),
-                   ("multi_tensor_apply_kernel<FusedAdam>", "7", 24, 60))]  # fmt: skip
+    kernels = [
+        Kernel("nvjet_tst", 0, "7", 0, 20 * ms),
+        Kernel("ncclDevKernel_AllReduce", 0, "9", 18 * ms, 6 * ms),
+        Kernel("multi_tensor_apply_kernel<FusedAdam>", 0, "7", 24 * ms, 36 * ms),
+    ]
     found = Trace("chrome", kernels, [])
     rows = traces.averaging(found, captured=True)
     assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
-        ("matmul", 0, 15_000), ("communication", 13_000, 6_000), ("optimizer", 19_000, 11_000),
-    ]  # fmt: skip
+        ("matmul", 0, 15_000),
+        ("communication", 13_000, 6_000),
+        ("optimizer", 19_000, 11_000),
+    ]
     without = Trace("chrome", kernels[1:], [])
     refused("no product was traced", traces.averaging, without, captured=True, error=TraceError)
     refused("no kernel of a backward", traces.averaging, found, error=TraceError)
@@ -48,11 +52,11 @@ def alone(monkeypatch):
 
 
 class Wrapper(torch.nn.Module):
-    """Gradients become what ``mean`` makes of them."""
+    """Gradients become ``own`` times what they are and ``other`` times those of the other rank."""
 
-    def __init__(self, model, mean):
+    def __init__(self, model, own, other):
         super().__init__()
-        self.model, self.mean, self.quiet = model, mean, False
+        self.model, self.own, self.other, self.quiet = model, own, other, False
 
     def forward(self, tokens):
         return self.model(tokens)
@@ -66,19 +70,15 @@ class Wrapper(torch.nn.Module):
     def finish_gradient_synchronization(self):
         assert not self.quiet
         for p in self.model.parameters():
-            p.grad.copy_(self.mean(p.grad))
+            p.grad.mul_(self.own).add_(self.other)
 
     def reset(self):
         """Nothing of it refuses a step."""
 
 
-@pytest.mark.parametrize(("mean", "right"), [
-    (lambda grad: (grad + 1) / 2, True),
-    (lambda grad: grad, False),
-    (lambda grad: grad + 1, False),
-])  # fmt: skip
-def test_gradients_that_are_no_mean_are_seen(alone, mean, right):
-    with alone.wrapped(lambda model: Wrapper(model, mean)):
+@pytest.mark.parametrize("own, other, right", [(0.5, 0.5, True), (1, 0, False), (1, 1, False)])
+def test_gradients_that_are_no_mean_are_seen(alone, own, other, right):
+    with alone.wrapped(lambda model: Wrapper(model, own, other)):
         assert (alone.error() <= training.TOLERANCE) is right
     assert alone.wrapper is None and alone.workload.forward is alone.workload.model
 
@@ -95,32 +95,20 @@ def test_steps_leave_the_weights_and_ranks_have_batches_of_their_own(alone):
     assert not torch.equal(other.workload.token_ids, alone.workload.token_ids)
 
 
-class Halves:
-    """An optimizer that owns every other parameter, and brings the rest back, or forgets to."""
-
-    def __init__(self, training, right):
-        params = training.parameters
-        self.mine, self.others = params[::2], params[1::2]
-        self.kept = [p.detach().clone() for p in self.others]
-        self.inner = torch.optim.AdamW(self.mine, lr=0.0)
-        self.state, self.right = self.inner.state, right
-
-    def step(self):
-        self.inner.step()
-        with torch.no_grad():
-            for p, x in zip(self.others, self.kept, strict=True):
-                if self.right:
-                    p.copy_(x)
-
-    def zero_grad(self, set_to_none=True):
-        for p in (*self.mine, *self.others):
-            p.grad = None
-
-
 @pytest.mark.parametrize("right", [True, False])
 def test_weights_that_do_not_come_back_are_seen(alone, right):
-    optimizer = Halves(alone, right)
-    alone.workload.optimizer = optimizer
+    """The optimizer owns every other parameter, and the rest are brought back, or are not."""
+    others = alone.parameters[1::2]
+    kept = [p.detach().clone() for p in others]
+
+    @torch.no_grad
+    def bring_back(*_):
+        for p, x in zip(others, kept, strict=True):
+            p.copy_(x)
+
+    alone.workload.optimizer = torch.optim.AdamW(alone.parameters[::2], lr=0.0)
+    if right:
+        alone.workload.optimizer.register_step_post_hook(bring_back)
     alone.step(send=True)
     before = [p.detach().clone() for p in alone.parameters]
     assert (alone.unlike() == 0) is right
@@ -175,9 +163,8 @@ def test_a_training_has_the_ways_that_are_named(gpus):
     gpus(0)
     ((training, ours),) = ddp.Parameters().asked().items()
     assert training.model == "tiny" and training.ranks.backend == "gloo"
-    assert [way.label for way in ours] == [
-        "naive", "flat", "overlapped", "bucketed 25 MB", "updating 25 MB",
-    ]  # fmt: skip
+    labels = ["naive", "flat", "overlapped", "bucketed 25 MB", "updating 25 MB"]
+    assert [way.label for way in ours] == labels
     (named,) = ddp.Parameters(wrappers="flat,torch_ddp").asked().values()
     assert named == [Way("flat"), Way("torch_ddp", 25)]
     (named,) = fsdp.Parameters(wrappers="fsdp2").asked().values()

@@ -96,9 +96,8 @@ def test_the_library_is_whole_again_also_after_an_error():
 
 def test_the_highest_rung_is_the_library():
     swaps = ladder.Rung(ladder.RUNGS[-1], FEW, "cpu").swaps
-    assert {(module, name) for module, name, _ in swaps} == {
-        (plans, "_plans"), (launch, "_compiled"),
-    }  # fmt: skip
+    caches = {(plans, "_plans"), (launch, "_compiled")}
+    assert {(module, name) for module, name, _ in swaps} == caches
 
 
 @pytest.mark.parametrize("right", [True, False])

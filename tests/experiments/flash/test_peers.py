@@ -35,17 +35,15 @@ def test_the_recomputing_backward_gives_the_gradients_of_the_definition(dtype, c
     *qkv, do = peers.inputs(shape, "cpu", 0)
     exact = [x.detach().double().requires_grad_() for x in qkv]
     o = attention_reference(*exact, causal)
-    lse = scores_of(*exact[:2], causal).logsumexp(-1)
-    found = recomputed.backward(do, *qkv, o.to(do.dtype), lse.float(), causal)
+    scores = exact[0] @ exact[1].mT / 16**0.5
+    if causal:
+        scores = scores + torch.full_like(scores, -torch.inf).triu(1)
+    lse = scores.logsumexp(-1).float()
+    found = recomputed.backward(do, *qkv, o.to(do.dtype), lse, causal)
     right = torch.autograd.grad(o, exact, do.double())
     for name, got, want in zip(("dq", "dk", "dv"), found, right, strict=True):
         limit = {"fp32": 2e-6, "bf16": 2e-2}[dtype]
         assert got.dtype == do.dtype and (got - want).norm() < limit * want.norm(), name
-
-
-def scores_of(q, k, causal):
-    s = q @ k.mT / q.shape[-1] ** 0.5
-    return s + torch.full_like(s, -torch.inf).triu(1) if causal else s
 
 
 def test_ours_with_a_compiled_backward_is_ours_forward_and_pytorchs_backward(configured):
@@ -123,10 +121,8 @@ def test_the_reason_of_a_refusal_is_in_pytorchs_warnings():
 
 
 def test_only_a_spoilt_device_is_lost():
-    lost = "CUDA error: an illegal memory access was encountered"
-    assert failures.is_lost(RuntimeError(lost)) and failures.is_lost(
-        wrapped(ValueError(), RuntimeError(lost))
-    )
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert failures.is_lost(lost) and failures.is_lost(wrapped(ValueError(), lost))
     for error in (ValueError("x"), torch.OutOfMemoryError("CUDA error: out of memory")):
         assert not failures.is_lost(error)
 

@@ -128,11 +128,9 @@ def test_the_host_is_timed_in_turns_with_and_without_gradients(put, monkeypatch,
     assert compiled == [{"fullgraph": True}] * (4 if protocol == "host_compiled" else 0)
 
 
-@pytest.fixture
-def board(monkeypatch):
-    """``board(name)``: the board's call of a CPU implementation, uncompiled, and its tensors."""
-    made = []
-    real = torch.randn
+@pytest.mark.parametrize("name", ["eager", "sdpa_flash"])
+def test_the_board_sums_and_differentiates_three_dimensions(monkeypatch, name):
+    made, real = [], torch.randn
 
     def randn(*sizes, **options):
         made.append(real(*sizes, **options))
@@ -141,17 +139,8 @@ def board(monkeypatch):
     monkeypatch.setattr(torch, "randn", randn)
     monkeypatch.setattr(torch, "compile", lambda fn: fn)
     shape = protocols.Shape(**task("board").spec["shape"])
-
-    def call(name):
-        made.clear()
-        return protocols.board_call(name, shape, "cpu", 0), made
-
-    return call
-
-
-@pytest.mark.parametrize("name", ["eager", "sdpa_flash"])
-def test_the_board_sums_and_differentiates_three_dimensions(board, name):
-    call, (qkv, do) = board(name)
+    call = protocols.board_call(name, shape, "cpu", 0)
+    qkv, do = made
     assert qkv.shape == (3, 2, 256, 64) and do.shape == (2, 256, 64) and qkv.grad is None
     call()
     q, k, v = (x[None].double() for x in qkv.detach())

@@ -7,7 +7,7 @@ from experiments.harness.test_run import Parameters
 from experiments.harness.toy import TOY, UNTIMED, task
 
 from a2lib.experiments.harness.experiment import Experiment, Table
-from a2lib.experiments.harness.parameters import ParameterError, parameter
+from a2lib.experiments.harness.parameters import parameter
 from a2lib.experiments.harness.view import Plot
 
 DOUBLE = {"double": lambda row: 2 * float(row["ms"])}
@@ -27,12 +27,7 @@ def tasks(given, device):
 TIMES = Table(TOY, tasks, "A call", ("ms", "n"), derived=DOUBLE, plot=Plot(x="size"))
 
 
-def refuse(given, device):
-    if given.size == 13:
-        raise ParameterError(f"size = 13 is none of the {device}")
-
-
-EXPERIMENT = Experiment(Asked, (TIMES, Table(UNTIMED, tasks, "", ())), "Toys", refuse=refuse)
+EXPERIMENT = Experiment(Asked, (TIMES, Table(UNTIMED, tasks, "", ())), "Toys")
 
 
 @pytest.fixture
@@ -54,9 +49,3 @@ def test_what_is_not_asked_for_is_said(start, capsys):
     TIMES.measure_and_show(run)
     assert "Nothing of this is asked for (-p sweep all has it)." in capsys.readouterr().out
     assert TIMES.rows(run) == [] and TIMES.draw(run) is None
-
-
-def test_what_the_machine_cannot_do_is_refused_before_it_is_recorded(start, tmp_path):
-    with pytest.raises(ParameterError, match="size = 13 is none of the cpu"):
-        start(size=13)
-    assert not (tmp_path / "data").exists()

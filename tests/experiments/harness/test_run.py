@@ -70,12 +70,6 @@ def test_the_end_of_a_kernel_is_no_error(started, caplog):
     assert caplog.messages == ["other"]
 
 
-def test_a_run_on_a_busy_device_is_refused_before_it_is_recorded(started, tmp_path):
-    with DeviceLock("cpu").held("run a"), pytest.raises(DeviceBusy):
-        started()
-    assert read_runs(tmp_path / "data") == []
-
-
 def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tmp_path):
     broken = Store(UNTIMED, "cpu", tmp_path / "data").path
     broken.parent.mkdir(parents=True)

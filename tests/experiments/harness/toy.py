@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 from a2lib.experiments.harness.sweep import Task
 from a2lib.measure import Section, StoreError
@@ -22,8 +21,12 @@ UNTIMED = Section(
 )
 SIZES = (1, 2, 3)
 SIGNALS = {"die": signal.SIGABRT, "die late": signal.SIGABRT, "killed": signal.SIGKILL}
-ERRORS = {"no memory": MemoryError(), "raise": ValueError("one\ntwo"),
-          "lost": LostContext("CUDA error"), "full": StoreError("disk full")}  # fmt: skip
+ERRORS = {
+    "no memory": MemoryError(),
+    "raise": ValueError("one\ntwo"),
+    "lost": LostContext("CUDA error"),
+    "full": StoreError("disk full"),
+}
 OK = {"status": "ok", "ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 3}
 
 
@@ -36,7 +39,8 @@ def task(*operations, label="toy", sizes=SIZES, in_turns=False, **spec):
 def measure(job):
     """Measure what is wanted, or play the part."""
     if "together" in job.spec and job.in_turns:
-        job.begin(None)
+        if len(job.wanted) > 1:
+            job.begin(None)
         _play(job.spec["together"], job)
     for operation, keys in job.wanted.items():
         if job.expired():
@@ -74,8 +78,5 @@ def _play(part, job):
         os.kill(os.getpid(), SIGNALS[part])
     if part in ERRORS:
         raise ERRORS[part]
-    if part == "killed once" and not Path(job.spec["log"]).exists():
-        Path(job.spec["log"]).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
     if part == "hang":
         time.sleep(600)

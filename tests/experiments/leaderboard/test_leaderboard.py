@@ -63,8 +63,7 @@ def test_the_plan_is_what_fits_every_rank(monkeypatch):
     assert run.plans_of(step("input"), "cpu") is None
     assert run.plans_of(step("attention"), "cpu")(None) == [BlockPlan(())] * 4
     # Another rank's link carries nothing.
-    slow = lambda value: [value, 0.0] if value == run.CPU_LINK else [value]  # noqa: E731
-    monkeypatch.setattr(run, "everyone", slow)
+    monkeypatch.setattr(run, "everyone", lambda v: [v, 0.0] if v == run.CPU_LINK else [v])
     assert run.plan(step(), 0, "cpu") == less
 
 
@@ -84,8 +83,8 @@ def test_a_rate_counts_what_a_step_needs(gpus):
 def test_rows_of_a_gpu(measured):
     """Every way in the processes that there are GPUs for, and the losses of all."""
     n = min(2, torch.cuda.device_count())
-    given = Parameters(world_size=n, model="2.7B", layers=4, context=2048, room_percent=75,
-                       warmup_ms=1, rep_ms=1, cold=False)  # fmt: skip
+    size = {"model": "2.7B", "layers": 4, "context": 2048, "room_percent": 75}
+    given = Parameters(world_size=n, **size, warmup_ms=1, rep_ms=1, cold=False)
     rows = {row["way"]: row for row in measured(LEADERBOARD, leaderboard.tasks(given))}
     assert set(rows) == set(WAYS)
     first = rows["recomputed"]

@@ -13,9 +13,8 @@ from a2lib.measure import PARALLELISM
 
 
 def test_meshes_by_world_size():
-    assert [meshes("fsdp_tp", n) for n in (2, 4, 6, 8)] == [
-        [], [(2, 2)], [(3, 2), (2, 3)], [(4, 2), (2, 4)],
-    ]  # fmt: skip
+    both = [meshes("fsdp_tp", n) for n in (2, 4, 6, 8)]
+    assert both == [[], [(2, 2)], [(3, 2), (2, 3)], [(4, 2), (2, 4)]]
     assert meshes("dp", 4) == meshes("fsdp", 4) == [(4, 1)] and meshes("tp", 4) == [(1, 4)]
 
 
@@ -60,13 +59,12 @@ def test_rows_of_two_gpus(two_gpus, measured):
     """Every scheme, ours and PyTorch's. Those of two processes on the CPU are the notebook's
     test's."""
     n = 4 if torch.cuda.device_count() >= 4 else 2
+    given = {"tokens": 512, "d_model": 128, "d_ff": 256, "layers": 3, "world_size": n}
     asked = {}
     for implementation in ("a2lib", "torch"):
-        given = Parameters(implementation=implementation, tokens=512, d_model=128, d_ff=256,
-                           layers=3, world_size=n)  # fmt: skip
-        asked |= given.asked()
+        asked |= Parameters(implementation=implementation, **given).asked()
     rows = measured(PARALLELISM, parallelism.tasks(asked))
     sent = {(r["scheme"], r["pass"]) for r in rows if r["ms_communication"]}
     assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
-    assert all(r["ms_data"] and r["ms_tensor"] for r in rows
-               if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib"))  # fmt: skip
+    ours = [r for r in rows if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib")]
+    assert all(row["ms_data"] and row["ms_tensor"] for row in ours)

@@ -132,3 +132,28 @@ def test_an_old_row_does_not_hide_that_measuring_again_failed(store, run):
     Sweep(store, run, "cpu").measure([task("a")])
     Sweep(store, later(store), "cpu").measure([task("a", parts={"a": "silent"})])
     assert found(store) == {"a": ["error"] * 3}
+
+
+SCRIPT = """
+from pathlib import Path
+from experiments.harness.toy import TOY, task
+from a2lib.experiments.harness.sweep import Sweep, plan
+from a2lib.measure import Store
+store = Store(TOY, "cpu", data=Path({data!r}))
+sweep = Sweep(store, {run!r}, "cpu", row=lambda key: print("stored", flush=True))
+sweep.measure(plan([task(*"abcdefgh", seconds=0.1)], store))
+"""
+
+
+def test_a_killed_sweep_keeps_its_rows_and_the_next_goes_on(store, run, python):
+    killed = python(SCRIPT.format(data=str(store.data), run=run))
+    for _ in range(3):
+        killed.stdout.readline()
+    killed.kill()
+    time.sleep(0.5)
+    kept = store.rows()
+    rest = plan([task(*"abcdefgh")], store)
+    assert 3 <= len(kept) < 24 and sum(t.size for t in rest) == 24 - len(kept)
+    Sweep(store, later(store), "cpu").measure(rest)
+    assert [row for row in store.rows() if row["run"] == run] == kept
+    assert len(store.rows()) == 24

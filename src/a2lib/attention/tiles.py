@@ -160,7 +160,7 @@ def _pairs_pay(n_queries, rows, n_heads, at_once):
 CHUNK_TILES = 16
 # Up to so many keys, with a causal mask or without, each of its kernels is launched while the one
 # before runs, in 16 bits. Without a mask, where programs take equally long, longer rows can lose by
-# it: two then share a multiprocessor while another has none, we infer.
+# it: two then share a multiprocessor while another has none, we guess.
 CHUNKS_EARLY = {True: 4096, False: 512}
 
 

@@ -15,7 +15,8 @@ from a2lib.leaderboard import FUSED, OURS, Step
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
-from a2lib.parallel.fsdp.peer import fully_sharded, local
+from a2lib.parallel.fsdp.peer import fully_sharded
+from a2lib.parallel.fsdp.shards import local
 from a2lib.theory.memory.keeping import CHUNK, BlockPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": None}

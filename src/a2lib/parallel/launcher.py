@@ -186,11 +186,15 @@ def _command(
     return [*agent, "-m", "a2lib.parallel.rank"]
 
 
+def cores() -> int:
+    """Those that this process may use; on macOS, which does not tell, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _environment(world: int, processes: int, folder: str, env: Mapping[str, str]) -> dict[str, str]:
     given = {**os.environ, **env, "A2LIB_LAUNCHER": str(os.getpid()), FOLDER: folder}
     if world > 1:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        given.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // processes)))
+        given.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
         # One connection would run collectives after the kernels they should hide behind.
         if given.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
             del given["CUDA_DEVICE_MAX_CONNECTIONS"]

@@ -18,7 +18,8 @@ from torch import Tensor
 from a2lib.experiments.data_parallel import configurations
 from a2lib.experiments.data_parallel.training import Training
 from a2lib.parallel import FSDP
-from a2lib.parallel.fsdp.peer import fully_sharded, local
+from a2lib.parallel.fsdp.peer import fully_sharded
+from a2lib.parallel.fsdp.shards import local
 
 # Of the mean's size, what ranks have to differ by for that to be told from a rounding.
 APART = 0.1

@@ -13,6 +13,7 @@ from pathlib import Path
 from a2lib.experiments.harness.worker import Job, at_work, fields, load, settle
 from a2lib.measure import DeviceLock, StoreError
 from a2lib.measure.failures import classify, is_lost
+from a2lib.parallel.launcher import cores
 from a2lib.parallel.lifeline import FOLDER
 from a2lib.parallel.rank import progress
 
@@ -71,11 +72,6 @@ def conditions(device: str) -> str:
     if device == "cuda":
         return ", ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ)
     return f"{_processor()}, {cores()} cores"
-
-
-def cores() -> int:
-    """Those that this process may use; on macOS, which does not tell, all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _processor() -> str:

@@ -24,8 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from a2lib.parallel.fsdp.peer import local
-from a2lib.parallel.fsdp.shards import Replicated, Sharded
+from a2lib.parallel.fsdp.shards import Replicated, Sharded, local
 from a2lib.parallel.fsdp.units import clean
 from a2lib.parallel.fsdp.wrapper import FSDP
 

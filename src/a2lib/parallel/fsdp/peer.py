@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 
 def fully_sharded(model: nn.Module, low: torch.dtype | None, device: str) -> None:
@@ -17,8 +17,3 @@ def fully_sharded(model: nn.Module, low: torch.dtype | None, device: str) -> Non
         again = block is not model.layers[-1]
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-
-
-def local(x: Tensor) -> Tensor:
-    """This rank's part of what may be sharded."""
-    return x.to_local() if hasattr(x, "to_local") else x

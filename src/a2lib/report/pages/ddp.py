@@ -9,7 +9,7 @@ from a2lib.measure import bulk
 from a2lib.report import traces
 from a2lib.report.pages import collectives
 from a2lib.report.panels import REFERENCE_LINE
-from a2lib.report.plots import label, lying, name_lanes
+from a2lib.report.plots import HEAT, label, lying, name_lanes
 from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.report.units import digits, ms, percent
 from a2lib.theory.buckets import arrivals, block_by_block, curve, gradients, overhead_s, simulate
@@ -172,7 +172,7 @@ def ladder(figure, steps: dict[str, float], marks: dict[str, float]):
     ax, at, took = figure.subplots(), range(len(steps)), np.array([*steps.values()])
     ax.barh(at, took, color=COLOURS[1], height=0.62)
     saved = np.maximum(-np.diff(took, prepend=took[0]), 0)
-    ax.barh(at, saved, left=took, color="#b5d2f0", height=0.62)
+    ax.barh(at, saved, left=took, color=HEAT[5], height=0.62)
     for y, time in enumerate(took):
         label(ax, f"{time:.0f}", (0, y), (6, 0), va="center", color="#ffffff")
     lying(ax, steps, took.max(), "ms a step")

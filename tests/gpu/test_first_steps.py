@@ -14,7 +14,7 @@ def test_every_preparation_has_its_parts(tmp_path, monkeypatch):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
     for name in ("FIRST", "FIRST_COMPILED"):
         monkeypatch.setitem(getattr(configurations, name), "cuda", ("tiny",))
-    monkeypatch.setitem(benchmark.REPEATS, "cuda", 1)
+    monkeypatch.setitem(configurations.REPEATS, "cuda", 1)
     run = benchmark.start(Parameters(sweep="first"))
     benchmark.measure_first(run)
     rows = run.store(BENCHMARK_FIRST).rows()

@@ -10,11 +10,12 @@ import numpy as np
 from a2lib.report import style
 from a2lib.report.pages import forms
 from a2lib.report.pages.forms import Field
+from a2lib.report.plots import HEAT
 from a2lib.report.style import chart
 from a2lib.theory import parallelism
 from a2lib.theory.parallelism import EXAMPLE
 
-BOUND, FREE, HALF = "#fbe9da", "#b5d2f0", "#dce9f7"
+BOUND, FREE, HALF = HEAT[2], HEAT[5], HEAT[4]
 
 # Names are those of Layer, n_fsdp and n_tp.
 FIELDS = (

@@ -1,7 +1,6 @@
 """Rings in closed form against the rings themselves, run step by step."""
 
 import pytest
-import sympy
 from refusals import refused
 
 from a2lib.theory import collectives
@@ -27,18 +26,11 @@ def test_the_times_are_those_of_the_rings_run(n):
     run = run_all_reduce(tensors(n, S))
     assert run.rounds == 2 * (n - 1)
     assert run.elements / W == pytest.approx(collectives.all_reduce_s(S, n, W))
+    assert run.elements / W / 2 == pytest.approx(collectives.all_gather_s(S, n, W))
     other = run_alternate(tensors(n, S))
     assert other.rounds == n - 1
     assert other.elements / W == pytest.approx(collectives.alternate_all_reduce_s(S, n, W))
     assert other.sent == [(n - 1) * S] * n
-
-
-def test_formulas_are_the_handouts_and_the_other_ring_is_slower_by_half_the_devices():
-    S, N, W = sympy.symbols("S N W", positive=True)
-    assert sympy.simplify(collectives.all_gather_s(S, N, W) - (N - 1) * S / (N * W)) == 0
-    assert sympy.simplify(collectives.all_reduce_s(S, N, W) - 2 * (N - 1) * S / (N * W)) == 0
-    slower = collectives.alternate_all_reduce_s(S, N, W) / collectives.all_reduce_s(S, N, W)
-    assert sympy.simplify(slower - N / 2) == 0
 
 
 def test_what_is_not_positive_or_of_unequal_lengths_is_refused():

@@ -46,11 +46,13 @@ def test_an_overhead_below_zero_is_none():
         assert squares(other, [1.0, 2.0, 3.0], times) > squares(found, [1.0, 2.0, 3.0], times)
 
 
-def test_what_has_no_line_is_refused():
+def test_what_has_no_line_or_no_share_is_refused():
     refused("two different sizes", fit, [1, 1], [1, 1])
     refused("as many times as sizes", fit, [1, 2], [1])
     refused("time_s is 0; allowed are numbers above 0", fit, [1, 2], [1, 0])
     refused("no bandwidth can be fitted", fit, [1, 100], [100.0, 0.01])
+    refused(f"allowed are {', '.join(OPERATIONS)}", wire_share, "gather", 2)
+    refused("from 2 on", wire_share, "all_reduce", 1)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
@@ -59,8 +61,3 @@ def test_the_share_on_the_wire_is_that_of_the_rings(n):
     for name in ("all_gather", "reduce_scatter"):
         assert wire_share(name, n) == pytest.approx(all_gather_s(1.0, n, 1.0))
     assert wire_share("broadcast", n) == 1
-
-
-def test_shares_of_nothing_are_refused():
-    refused(f"allowed are {', '.join(OPERATIONS)}", wire_share, "gather", 2)
-    refused("from 2 on", wire_share, "all_reduce", 1)

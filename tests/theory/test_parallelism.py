@@ -22,13 +22,6 @@ def same(one, other):
     return sympy.simplify(one - other) == 0
 
 
-def bound(seconds, compute):
-    """The N at which communication takes as long as computation, solved by sympy."""
-    found = sympy.solve(sympy.Eq(seconds, compute), N)
-    assert len(found) == 1
-    return found[0]
-
-
 @pytest.mark.parametrize("way", ["data_parallel", "fully_sharded", "tensor_parallel"])
 @pytest.mark.parametrize("pass_, products", [("forward", 6), ("backward", 12)])
 def test_one_axis_is_the_handouts_and_its_limit_where_both_take_as_long(way, pass_, products):
@@ -45,7 +38,8 @@ def test_one_axis_is_the_handouts_and_its_limit_where_both_take_as_long(way, pas
         assert same(limit, 1 + B * W / C)
         if not sent:
             return
-    assert same(bound(cost.data_s + cost.tensor_s, cost.compute_s), limit)
+    [found] = sympy.solve(sympy.Eq(cost.data_s + cost.tensor_s, cost.compute_s), N)
+    assert same(found, limit)
 
 
 def test_both_axes():

@@ -16,11 +16,13 @@ def figures(notebook):
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
-def rows(measured, section):
-    """The rows of a section, all of the notebook's one run."""
+def rows(measured, section, **cells):
+    """The rows of a section, all of the notebook's one run and with these cells."""
     with open(measured / "runs.csv", newline="") as file:
         (run,) = csv.DictReader(file)
     with open(measured / section / "cpu.csv", newline="") as file:
         found = list(csv.DictReader(file))
-    assert {row["run"] for row in found} == {run["run"]}
+    for row in found:
+        expected = {"run": run["run"]} | {name: str(cell) for name, cell in cells.items()}
+        assert {name: row[name] for name in expected} == expected
     return found

@@ -1,4 +1,4 @@
-"""The step, tensor by tensor: against PyTorch on a CPU, and against what a GPU measured."""
+"""The step, tensor by tensor, against PyTorch on a CPU; plans and strategies against the step."""
 
 import dataclasses
 import itertools
@@ -19,6 +19,7 @@ from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
 from a2lib.theory.memory.allocator import ROUND, OutOfMemory
 from a2lib.theory.memory.step import StepMemory, peak, replay
+from a2lib.theory.memory.strategies import strategy_memory
 from a2lib.theory.memory.tape import CATEGORIES
 from a2lib.theory.memory.tensors import MODES
 from a2lib.theory.transformer import SIZES, Shape
@@ -135,6 +136,30 @@ def test_a_plan_for_one_device_takes_what_is_counted(size, context):
         assert tensors == pytest.approx(found, rel=0.03), how
 
 
+# The highest is of the blocks, or of the last two the embedding's gradient, and the product of the
+# head's weight.
+WHOLE = [
+    (SIZES["small"], 4, 256), (SIZES["2.7B"], 4, 512), (SIZES["2.7B"], 4, 2048),
+    (Shape(24, 40, 2, 2, 56), 2, 16),
+    (Shape(32, 96, 3, 2, 100), 2, 8), (Shape(16, 160, 2, 2, 8), 4, 16),
+    (SIZES["large"], 4, 128), (SIZES["2.7B"], 1, 128),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_without_a_strategy_the_peak_is_the_steps_to_the_byte(precision, attention, fresh):
+    """One block's moments stand for all: against every tensor of all blocks."""
+    for shape, batch, context in WHOLE:
+        how = {"precision": precision, "attention": attention, "fresh": fresh}
+        step = StepMemory(shape, batch, context, "forward-backward", **how)
+        kept, most = strategy_memory(step, "none")
+        assert most == peak(step).total - sum(step.standing().values()), (shape, context)
+        before = [event for event in step.events() if event.phase in ("forward", "loss")]
+        assert kept == sum(event.bytes if event.made else -event.bytes for event in before)
+
+
 def test_steps_that_cannot_be():
     for name, words in (
         ("mode", "mode 'nap': allowed are inference, forward, forward-backward, train-step"),
@@ -143,5 +168,7 @@ def test_steps_that_cannot_be():
     ):
         refused(words, dataclasses.replace, TINY, **{name: "nap"})
     refused("phase 'nap': allowed are forward", peak, TINY, "nap")
+    refused("allowed are none", strategy_memory, TINY, "all")
+    refused("as ops are linear", strategy_memory, TINY, "selective:all")
     assert snapshot.CATEGORIES == CATEGORIES
     assert set(BENCHMARKED) - set(MODES) == {"overlapped-step"} and set(MODES) < set(BENCHMARKED)

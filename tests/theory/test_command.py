@@ -1,15 +1,90 @@
-"""The planner's command: what it prints, holds and refuses."""
+"""python -m a2lib.theory, its answers by JSON and as a table; and its planner."""
 
+import json
+import math
+import subprocess
+import sys
 from dataclasses import asdict
 
 import pytest
 from refusals import refused_command
 
+from a2lib.report import questions
 from a2lib.theory import __main__ as command
-from a2lib.theory import layouts, planner
+from a2lib.theory import answers, layouts, parallelism, planner
+from a2lib.theory.accounting import Mesh
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.layouts import Job, Layout
 from a2lib.theory.transformer import SIZES, GroupedShape
+
+PARTS = {"communication_accounting": "abcd", "alternate_ring_all_reduce": None}
+PARTS |= {"data_parallel_calcs": "abc", "fsdp_calcs": "abc"}
+PARTS |= {"tp_calcs": "abcd", "fsdp_tp_calcs": "abcd"}
+
+
+@pytest.fixture
+def printed(capsys):
+    """``printed(line)``: what the command prints; with --json the object."""
+
+    def run(line=""):
+        assert command.main(line.split()) == 0
+        text = capsys.readouterr().out
+        return json.loads(text) if "--json" in line else text
+
+    return run
+
+
+def test_every_question_on_paper_has_its_parts(printed):
+    found = printed("--json")
+    assert {q: list(parts) for q, parts in found.items()} == {
+        question: list(parts or [answers.WHOLE]) for question, parts in PARTS.items()
+    }
+    asked = {q.id for q in questions.load().values() if q.group == "Parallelism on paper"}
+    assert asked == {*PARTS, "leaderboard"}
+    for parts in found.values():
+        for quantities in parts.values():
+            for one in quantities:
+                assert set(one) == {"quantity", "formula", "value", "unit", "assumption"}
+                assert all(one.values()), one
+            names = [(one["quantity"], one["unit"], one["assumption"]) for one in quantities]
+            assert len(set(names)) == len(names)
+
+
+def test_values_are_the_theorys(printed):
+    found = printed("--json --tokens 4096 --devices 4")
+    [limit] = found["data_parallel_calcs"]["c"]
+    layer = parallelism.EXAMPLE
+    assert limit["value"] == pytest.approx(1 + 4096 * layer.bandwidth / layer.flops)
+    backward, forward = found["fsdp_calcs"]["a"]
+    assert backward["quantity"] == "FLOPs backward, per device"
+    assert backward["value"] == 12 * 4096 * layer.d_model * layer.d_ff / 4
+    assert forward["value"] == backward["value"] / 2
+    assert found["tp_calcs"]["a"][0]["value"][-1].startswith("dx = all-reduce")
+    memory, batch = (found["communication_accounting"][part] for part in "bc")
+    ours = [one for one in batch if "our" in one["assumption"]]
+    assert [one["value"] for one in ours] == [Mesh().least_tokens(), Mesh().batch()]
+    held = [one for one in memory if one["unit"] == "GB"]
+    devices = [one["value"] for one in memory if one["quantity"].startswith("N_FSDP")][0::2]
+    assert len(held) == 2
+    for one, n in zip(held, devices, strict=True):
+        assert f"memory per device of {n}," in one["quantity"]
+    assert held[0]["value"] == pytest.approx(16 * 219_848_638_464 / 38 / 1e9)
+
+
+def test_the_table_has_every_answer(printed):
+    text = printed()
+    for answer in answers.all_answers():
+        assert answer.quantity in text and answer.assumption in text and answer.formula in text
+        assert not isinstance(answer.value, float) or math.isfinite(answer.value)
+    assert "219,848,638,464" in text and "dx = all-reduce" in text
+    assert command.shown(None) == "none" and command.shown(1234.5) == "1,234.5"
+
+
+def test_an_unknown_option_is_one_line(capsys):
+    line = refused_command(command.main, ["--jsn"], capsys)
+    words = "unknown --jsn (did you mean --json?); allowed are --help"
+    assert line.startswith(f"python -m a2lib.theory: {words}")
+    assert line.endswith(" (--help explains)")
 
 
 def test_the_command_prints_the_plan(printed):
@@ -90,3 +165,17 @@ def test_the_command_takes_measured_links(printed):
     before, after = (found["busy_s"]["node links"] for found in (makers, own))
     assert after == pytest.approx(2 * before + 20e-6 * sums)
     assert "link 450 GB/s, latency 20 us" in printed(f"{line} 20")
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["plan", "--json"]])
+def test_the_commands_need_no_torch_and_no_numpy(arguments):
+    code = (
+        "import runpy, sys\n"
+        "for name in ('torch', 'numpy', 'pandas'): sys.modules[name] = None\n"
+        f"sys.argv = {['a2lib.theory', *arguments]!r}\n"
+        "runpy.run_module('a2lib.theory', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["layout"]["devices"] == 2 if arguments[0] == "plan" else set(found) == set(PARTS)

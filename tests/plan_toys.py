@@ -13,11 +13,9 @@ FREE = replace(TOY, link=1e30, network=1e30)
 FAST = replace(TOY, link=1e4, network=1e3)
 WIDE = Shape(d_model=8, d_ff=16, num_layers=12, num_heads=4, vocab_size=64)
 
-
 # A block of TINY whose FFN is four experts of width 3, of which a token goes to one, and a shared
 # one, but for the first block's; 36 parameters each, four rows of the router, a bias each.
 MIXED = GroupedShape(4, 6, 2, 2, 10, experts=4, top_k=1, shared=1, dense=1)
-
 
 # What a device holds, by component.
 NOTHING = dict.fromkeys(

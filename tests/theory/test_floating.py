@@ -78,10 +78,6 @@ def test_the_parts_of_a_sum_add_up():
             assert all((gain / part.spacing).denominator == 1 for gain in part.gains)
 
 
-@pytest.mark.parametrize(
-    "number, text",
-    [(Fraction(0), "0"), (Fraction(10), "10"), (Fraction(-6), "-6"), (Fraction(1, 8), "0.125")]
-    + [(Fraction(1, 1024), "0.0009765625"), (Fraction(2**24), "16777216")],
-)
-def test_decimals_have_every_digit(number, text):
-    assert decimal(number) == text
+@pytest.mark.parametrize("text", ["0", "10", "-6", "0.125", "0.0009765625", "16777216"])
+def test_decimals_have_every_digit(text):
+    assert decimal(Fraction(text)) == text

@@ -38,11 +38,14 @@ def environment(root, **changes):
     return {**kept, "PYTHONPATH": str(root / "src"), **changes}
 
 
-def run(root, command, *, cwd=None, env=None, **streams):
-    """Run a command with both outputs captured; `streams` says what standard input is."""
+def run(root, command, *, ends=0, cwd=None, env=None, **streams):
+    """Run a command, which ends with this exit code, with both outputs captured; `streams` says
+    what standard input is."""
     streams = {"capture_output": True, "text": True, **(streams or {"stdin": subprocess.DEVNULL})}
     env = environment(root, **(env or {}))
-    return subprocess.run(command, cwd=cwd or root, env=env, timeout=600, **streams)
+    done = subprocess.run(command, cwd=cwd or root, env=env, timeout=600, **streams)
+    assert done.returncode == ends, done.stderr
+    return done
 
 
 def shown_on(leader):

@@ -9,10 +9,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from a2lib.paths import ROOT
 
-
-@pytest.fixture
-def clean_notebook():
-    return SimpleNamespace(**runpy.run_path(ROOT / "dev" / "clean_notebook.py"))
+clean_notebook = SimpleNamespace(**runpy.run_path(ROOT / "dev" / "clean_notebook.py"))
 
 
 @pytest.fixture
@@ -34,7 +31,7 @@ def executed():
     return new_notebook(cells=[first, injected, last], metadata=metadata)
 
 
-def test_what_goes_and_what_stays(clean_notebook, executed, tmp_path):
+def test_what_goes_and_what_stays(executed, tmp_path):
     path = tmp_path / "run.ipynb"
     nbformat.write(executed, path)
     assert clean_notebook.main([str(path)]) == 0
@@ -50,7 +47,7 @@ def test_what_goes_and_what_stays(clean_notebook, executed, tmp_path):
     assert nbformat.writes(clean_notebook.clean(cleaned)) == text
 
 
-def test_a_failed_run_is_refused_and_left_alone(clean_notebook, executed, tmp_path, capsys):
+def test_a_failed_run_is_refused_and_left_alone(executed, tmp_path, capsys):
     path = tmp_path / "failed.ipynb"
     executed.cells[2].outputs = [new_output("error", ename="E", evalue="v", traceback=[])]
     nbformat.write(executed, path)

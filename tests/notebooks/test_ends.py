@@ -14,7 +14,7 @@ import sys
 import termios
 
 import pytest
-from notebook_runs import PAPERMILL, copy_package, run, shown_on, write_notebook
+from notebook_runs import PAPERMILL, copy_package, environment, shown_on, write_notebook
 from programs import write_program
 from waiting import until
 
@@ -121,5 +121,7 @@ def test_control_c_in_a_terminal_ends_all_of_it(started, command):
 def test_a_run_whose_parent_is_gone_already_ends(repository):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    done = run(repository, DIRECT, env={"A2LIB_PARENT": str(gone.pid)})
-    assert done.returncode != 0 and KEPT in done.stderr
+    env = environment(repository, A2LIB_PARENT=str(gone.pid))
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(DIRECT, cwd=repository, env=env, timeout=600, **streams)
+    assert done.returncode != 0 and KEPT in done.stderr  # Python's end by Ctrl-C, or papermill's

@@ -45,7 +45,6 @@ def test_every_notebook_declares_its_parameters(path):
 
 def test_help_notebook_documents_every_parameter():
     done = run(ROOT, [PAPERMILL, "--help-notebook", str(FLASH)])
-    assert done.returncode == 0
     for line in cell_source(Parameters).splitlines():
         declaration, comment = line.split("  # ")
         name, kind = re.match(r"(\w+): (\w+) =", declaration).groups()
@@ -57,8 +56,8 @@ def test_a_busy_device_is_one_line_and_no_traceback(tmp_path, monkeypatch):
     output, data = tmp_path / "out.ipynb", tmp_path / "data"
     env = {"A2LIB_DATA": str(data), "CUDA_VISIBLE_DEVICES": ""}
     with DeviceLock("cpu").held("run a"):
-        done = run(ROOT, [PAPERMILL, str(FLASH), str(output)], env=env)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and not data.exists()
+        done = run(ROOT, [PAPERMILL, str(FLASH), str(output)], ends=1, env=env)
+    assert "Traceback" not in done.stderr and not data.exists()
     cells = nbformat.read(output, as_version=4).cells
     (error,) = [o for c in cells for o in c.get("outputs", ()) if o.output_type == "error"]
     (line,) = error.traceback
@@ -80,7 +79,6 @@ def executed(tmp_path_factory):
     asked += ["-p", "implementations", "eager,sdpa_cudnn"]
     env = {"A2LIB_GIT": "0" * 12, "CUDA_VISIBLE_DEVICES": ""}
     done = run(copy, [PAPERMILL, FLASH.name, *asked], cwd=copy / "notebooks", env=env)
-    assert done.returncode == 0, done.stderr
     notebook = nbformat.read(copy / "build" / "runs" / "flash.ipynb", as_version=4)
     return notebook, copy / "build" / "data" / "measured", done.stderr
 

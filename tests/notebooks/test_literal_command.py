@@ -79,19 +79,16 @@ def test_with_a_notebook_piped_in_overwrites_nothing(repository):
     write_tiny(repository / "other.ipynb", "seq_len: int = 7")
     command = [sys.executable, "-m", "papermill", *LITERAL[1:]]
     done = run(repository, command, input=(repository / "other.ipynb").read_text())
-    assert done.returncode == 0, done.stderr
     assert (repository / "notebooks" / "tiny.ipynb").read_bytes() == before and done.stdout == ""
     assert_ran(repository, done.stderr)
 
 
 def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
-    done = run(repository, [*LITERAL[:2], "-r", "seq_len", "x", "-y", "{seq_len: [1, 2"])
-    assert done.returncode != 0
+    done = run(repository, [*LITERAL[:2], "-r", "seq_len", "x", "-y", "{seq_len: [1, 2"], ends=1)
     assert WHERE not in done.stderr  # papermill stopped before it wrote one
 
     write_tiny(repository / "notebooks" / "tiny.ipynb", "seq_len: int = 1\nassert False")
-    done = run(repository, LITERAL)
-    assert done.returncode == 1
+    done = run(repository, LITERAL, ends=1)
     assert f"{WHERE} {OUTPUT}" in done.stderr
     assert "AssertionError" in (repository / OUTPUT).read_text()
     assert "measured at" not in done.stderr
@@ -99,8 +96,7 @@ def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
     (repository / "build").write_text("a file where a folder belongs")
-    done = run(repository, LITERAL)
-    assert done.returncode == 1
+    done = run(repository, LITERAL, ends=1)
     assert done.stderr.strip() == f"cannot make the folder of {OUTPUT}: Not a directory"
 
 
@@ -115,8 +111,8 @@ BOMB = "seq_len = 3; open('bomb', 'w')"
 def test_a_name_that_is_no_parameter_is_refused_before_a_kernel_starts(repository, options, words):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
     (repository / "given.yml").write_text("3: 1")
-    done = run(repository, [PAPERMILL, "notebooks/tiny.ipynb", *options])
-    assert done.returncode == 1 and not (repository / "bomb").exists()
+    done = run(repository, [PAPERMILL, "notebooks/tiny.ipynb", *options], ends=1)
+    assert not (repository / "bomb").exists()
     (line,) = done.stderr.splitlines()
     assert line.startswith("ParameterError: ") and words in line
     assert_untouched(repository, before)
@@ -125,8 +121,7 @@ def test_a_name_that_is_no_parameter_is_refused_before_a_kernel_starts(repositor
 
 def test_switched_off_papermill_is_as_it_was(repository):
     before = (repository / "notebooks" / "tiny.ipynb").read_bytes()
-    done = run(repository, LITERAL, env={papermill_default.SWITCH: "0"}, input="")
-    assert done.returncode == 1
+    done = run(repository, LITERAL, ends=1, env={papermill_default.SWITCH: "0"}, input="")
     assert "Notebook does not appear to be JSON" in done.stderr
     assert WHERE not in done.stderr
     assert_untouched(repository, before)
@@ -135,7 +130,6 @@ def test_switched_off_papermill_is_as_it_was(repository):
 def test_a_notebook_elsewhere_is_untouched(repository):
     write_tiny(repository / "notebooks" / "deeper" / "tiny.ipynb")
     done = run(repository, [PAPERMILL, "notebooks/deeper/tiny.ipynb", "--prepare-only"])
-    assert done.returncode == 0, done.stderr
     assert "measured at" in nbformat.reads(done.stdout, as_version=4).cells[-1].source
     assert WHERE not in done.stderr
     write_tiny(repository / "elsewhere" / "tiny.ipynb")
@@ -147,11 +141,9 @@ def test_a_notebook_elsewhere_is_untouched(repository):
 
 def test_an_output_that_is_given_is_used(repository):
     done = run(repository, [*LITERAL, "mine.ipynb", "--prepare-only"])
-    assert done.returncode == 0, done.stderr
     assert WHERE not in done.stderr
     assert json.loads((repository / "mine.ipynb").read_text())["cells"]
     done = run(repository, [*LITERAL, "-", "--prepare-only"])
-    assert done.returncode == 0, done.stderr
     assert "seq_len = 65536" in done.stdout
     assert not (repository / "build").exists()
 
@@ -159,7 +151,6 @@ def test_an_output_that_is_given_is_used(repository):
 def test_a_program_that_imports_papermill_keeps_its_arguments(repository):
     program = "import sys, papermill; print(sys.argv[1:])"
     done = run(repository, [sys.executable, "-c", program, *LITERAL[1:]])
-    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(LITERAL[1:])
     assert done.stderr == ""
 
@@ -169,10 +160,9 @@ def test_make_shows_the_last_words_too(repository):
     shutil.copy(ROOT / "dev" / "run_notebook.py", repository / "dev")
     command = [sys.executable, "dev/run_notebook.py", "tiny", "SEQ_LEN=65536"]
     done = run(repository, command)
-    assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-2:] == ["measured at 65536", f"{WHERE} {OUTPUT}"]
-    done = run(repository, [*command, "X"])  # stops before papermill: nothing was said, or run
-    assert done.returncode == 1 and "measured at" not in done.stderr
+    done = run(repository, [*command, "X"], ends=1)  # stops before papermill
+    assert "measured at" not in done.stderr  # nothing was said, or run
 
 
 def test_the_terminal_has_the_tables_and_the_folder_of_the_rows(tmp_path, monkeypatch):

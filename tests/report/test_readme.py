@@ -25,10 +25,7 @@ def measured(name):
 @pytest.fixture
 def data_folder(tmp_path):
     """A copy of the rows."""
-    (tmp_path / "measured" / "flash").mkdir(parents=True)
-    for file in (ROWS, "measured/runs.csv"):
-        shutil.copy(ROOT / "data" / file, tmp_path / file)
-    return tmp_path
+    return shutil.copytree(ROOT / "data", tmp_path / "data")
 
 
 def change(data_folder, old, new):

@@ -59,8 +59,8 @@ def browser():
 
 @pytest.fixture
 def open_page(book, browser):
-    """Open a page of the book; afterwards, that it asked no network and no script failed. Another
-    one in the same ``tab`` takes half the time."""
+    """Open a page of the book; afterwards, that it asked no network, no script failed and no error
+    is in the console. Another one in the same ``tab`` takes half the time."""
     contexts, asked, broken = [], [], []
 
     def new_tab(theme):
@@ -70,6 +70,7 @@ def open_page(book, browser):
         tab.read = set()
         tab.on("request", lambda request: (asked.append(request.url), tab.read.add(request.url)))
         tab.on("pageerror", lambda error: broken.append(f"{tab.url}: {error}"))
+        tab.on("console", lambda line: broken.append(line.text) if line.type == "error" else None)
         return tab
 
     def opened(page, size=(1400, 900), theme="light", query="", tab=None):

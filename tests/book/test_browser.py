@@ -259,34 +259,16 @@ def test_chapters_follow_chapters_and_a_lab_record_its_own(book):
     assert len(titles) == len(records)
 
 
-def test_a_first_visit_leaves_no_error_in_the_console(book, browser):
-    said = []
-    for theme in ("light", "dark"):
-        context = browser.new_context(color_scheme=theme)
-        tab = context.new_page()
-        tab.on("console", lambda line: said.append(line.text) if line.type == "error" else None)
-        tab.goto((book.html / "questions.html").as_uri())
-        tab.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
-        context.close()
-    assert said == []
-
-
-@pytest.mark.parametrize(
-    "page, form, instead",
-    [
+def test_without_javascript_a_page_shows_what_stands_for_its_form(book, browser):
+    tab = browser.new_page(java_script_enabled=False)
+    for page, form, instead in (
         ("calculator.html", ".a2-calculator", "table.dataframe"),
         ("parallelism.html", ".a2-explorer", "figure#fig-parallelism-map img"),
-    ],
-)
-def test_without_javascript_a_page_shows_what_stands_for_its_form(
-    book, browser, page, form, instead
-):
-    context = browser.new_context(java_script_enabled=False)
-    tab = context.new_page()
-    tab.goto((book.html / page).as_uri())
-    assert not tab.is_visible(form)
-    assert tab.is_visible("noscript p") and tab.is_visible(instead)
-    context.close()
+    ):
+        tab.goto((book.html / page).as_uri())
+        assert not tab.is_visible(form)
+        assert tab.is_visible("noscript p") and tab.is_visible(instead)
+    tab.close()
 
 
 FOLDS = """<article style="height: 3000px"><div style="height: 1500px"></div>

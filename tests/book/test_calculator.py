@@ -43,22 +43,18 @@ CROSSED = itertools.product(range(len(SHAPES)), ("H100", "A100", "TPU-v5p"), MES
 POINTS = [one for i, one in enumerate(CROSSED) if one[0] > 2 or i % 3]
 # Numbers of a job and its layout, in one order in both languages, or the rule that they break. As
 # text, since playwright takes seconds over each of so many values.
-SCRIPT = """(text) => {
-  const [constants, points] = JSON.parse(text), theory = a2Layouts(constants);
-  return JSON.stringify(points.map(([job, layout, most]) => {
-    job.device = constants.devices[job.device];
-    const broken = theory.problem(job, layout);
-    if (broken) return { rule: broken.rule };
-    const plan = theory.evaluate(job, layout);
-    const { memory, moment, busy, bound } = plan;
-    return { memory, moment, busy, bound, numbers: [
-      theory.memory_bytes(plan.memory), theory.allowed(job), plan.step_s, plan.expected_s,
-      plan.serial_s, ...[plan.step_s, plan.serial_s].map((s) => theory.flops_share(job, layout, s)),
-      theory.tokens_per_s(job, plan.serial_s), theory.parameter_count(job.shape),
-      most ? theory.largest_batch(job, layout) : 0,
-    ] };
-  }));
-}"""
+SCRIPT = """(text) => JSON.stringify(JSON.parse(text).map(([given, layout, most]) => {
+  const job = on(given), broken = theory.problem(job, layout);
+  if (broken) return { rule: broken.rule };
+  const plan = theory.evaluate(job, layout);
+  const { memory, moment, busy, bound } = plan;
+  return { memory, moment, busy, bound, numbers: [
+    theory.memory_bytes(plan.memory), theory.allowed(job), plan.step_s, plan.expected_s,
+    plan.serial_s, ...[plan.step_s, plan.serial_s].map((s) => theory.flops_share(job, layout, s)),
+    theory.tokens_per_s(job, plan.serial_s), theory.parameter_count(job.shape),
+    most ? theory.largest_batch(job, layout) : 0,
+  ] };
+}))"""
 
 
 def point(i, shape, device, mesh, precision, attention, sharding, strategy):
@@ -82,9 +78,15 @@ def close(one, other):
 
 @pytest.fixture(scope="module")
 def scripts(browser):
+    """A page with the calculator's functions; ``on(job)`` is the job with its device's figures."""
     tab = forms.functions(browser, "forms.js", "layouts.js", "calculator.js")
-    yield tab
-    tab.close()
+    names = """(given) => {
+      globalThis.constants = given;
+      globalThis.theory = a2Layouts(given);
+      globalThis.on = (job) => ({ ...job, device: given.devices[job.device] });
+    }"""
+    tab.evaluate(names, calculator.constants())
+    return tab
 
 
 def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
@@ -92,7 +94,7 @@ def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
     given = []
     for i, (shape, job, layout) in enumerate(points):
         given.append([{**job, "shape": asdict(shape)}, asdict(layout), i % 29 == 0])
-    answers = json.loads(scripts.evaluate(SCRIPT, json.dumps([calculator.constants(), given])))
+    answers = json.loads(scripts.evaluate(SCRIPT, json.dumps(given)))
     rules, bound, moments, fitting = set(), set(), set(), 0
     for i, ((shape, given, layout), answer) in enumerate(zip(points, answers, strict=True)):
         try:
@@ -150,9 +152,8 @@ def test_each_rule_has_the_words_of_python(scripts):
     ]  # fmt: skip
     for name, job, sizes, axes in cases:
         found = scripts.evaluate(
-            """([constants, job, layout]) => a2Layouts(constants).problem(
-              { ...job, device: constants.devices[job.device] }, layout)""",
-            [calculator.constants(), good | job | {"shape": shape | sizes}, asdict(Layout(**axes))],
+            "([job, layout]) => theory.problem(on(job), layout)",
+            [good | job | {"shape": shape | sizes}, asdict(Layout(**axes))],
         )
         with pytest.raises(ValueError) as error:
             values = good | job | {"device": DEVICES[(good | job)["device"]]}
@@ -163,11 +164,11 @@ def test_each_rule_has_the_words_of_python(scripts):
 def test_the_bars_stay_within_their_frames(scripts):
     points = [point(i, *one) for i, one in enumerate(POINTS)][::17]
     given = [[{**job, "shape": asdict(shape)}, asdict(layout)] for shape, job, layout in points]
-    script = """([constants, points]) => {
-      const theory = a2Layouts(constants), bad = [];
+    script = """(points) => {
+      const bad = [];
       let drawn = 0;
-      for (const [job, layout] of points) {
-        job.device = constants.devices[job.device];
+      for (const [given, layout] of points) {
+        const job = on(given);
         if (theory.problem(job, layout)) continue;
         drawn++;
         const plan = theory.evaluate(job, layout);
@@ -176,7 +177,7 @@ def test_the_bars_stay_within_their_frames(scripts):
       }
       return [bad.slice(0, 5), drawn];
     }"""
-    outside, drawn = scripts.evaluate(script, [calculator.constants(), given])
+    outside, drawn = scripts.evaluate(script, given)
     assert outside == [] and drawn > 100
 
 
@@ -306,9 +307,8 @@ def test_a_rule_is_said_under_the_field_of_its_own_that_was_set_last(scripts):
 
     def marked(change, *recent):
         answer = scripts.evaluate(
-            """([constants, given, recent]) =>
-              a2Calculator.respond(a2Layouts(constants), constants, given, recent)""",
-            [calculator.constants(), {**given, **change}, recent],
+            "([given, recent]) => a2Calculator.respond(theory, constants, given, recent)",
+            [{**given, **change}, recent],
         )
         [field] = answer["wrong"]
         return field
@@ -327,9 +327,8 @@ def test_a_rule_is_said_under_the_field_of_its_own_that_was_set_last(scripts):
 def test_where_no_batch_fits_what_makes_room_is_named(scripts):
     def answer(job, layout):
         return scripts.evaluate(
-            """([constants, job, layout]) => a2Calculator.remedies(
-              a2Layouts(constants), { ...job, device: constants.devices[job.device] }, layout)""",
-            [calculator.constants(), {**asdict(job), "device": "H200"}, asdict(layout)],
+            "([job, layout]) => a2Calculator.remedies(theory, on(job), layout)",
+            [{**asdict(job), "device": "H200"}, asdict(layout)],
         )
 
     def most(job, layout):

@@ -21,6 +21,7 @@ LAYERS = list(itertools.product(
 ))  # fmt: skip
 MESHES = ((1, 1), (8, 1), (1, 8), (8, 8), (3, 5), (60, 7), (1000, 36))
 PASSES = ("forward", "backward")
+ASSETS = ("forms.js", "parallelism.js", "explorer.js", "forms.css", "explorer.css")
 WAYS = list(itertools.product((True, False), PASSES))  # whether messages share a link, and a pass
 # The ends of what the form allows.
 ENDS = ((1e9, 1e6, 1e6, 1e9, 1e15, 0.001), (1, 1, 1, 1e18, 1e6, 16), (1e9, 1, 1, 1e9, 1e15, 1))
@@ -77,10 +78,7 @@ def binding(layer: Layer, f: int, t: int, shared: bool, pass_: str) -> str:
 
 @pytest.fixture(scope="module")
 def scripts(browser):
-    names = "forms.js", "parallelism.js", "explorer.js", "forms.css", "explorer.css"
-    tab = forms.functions(browser, *names)
-    yield tab
-    tab.close()
+    return forms.functions(browser, *ASSETS)
 
 
 def test_a_browser_and_python_agree_over_thousands_of_points(scripts):
@@ -189,7 +187,7 @@ def test_the_scripts_come_with_the_page_that_names_them(book):
     with_it = [page.name for page in book.pages() if "explorer." in page.read_text("utf-8")]
     text = (book.html / "parallelism.html").read_text(encoding="utf-8")
     assert with_it == ["parallelism.html"]
-    for name in ("forms.js", "parallelism.js", "explorer.js", "forms.css", "explorer.css"):
+    for name in ASSETS:
         assert text.count(f"_static/{name}") == 1 and (book.html / "_static" / name).is_file()
 
 

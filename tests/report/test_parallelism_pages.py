@@ -1,11 +1,14 @@
-"""What the pages on parallelism say of plans, by value."""
+"""What the pages on parallelism say of plans, and of passes in rows made by hand, by value."""
 
 import itertools
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
+from a2lib.report.page import one, pick
 from a2lib.report.pages import calculator
+from a2lib.report.pages import parallelism_measured as page
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import SHARDINGS, Layout, evaluate
@@ -14,12 +17,12 @@ from a2lib.theory.transformer import PRESETS, SIZES, parameter_count
 
 
 def test_the_choices_are_what_the_page_says_of_them():
-    plans = {name: evaluate(*one) for name, one in calculator.CHOICES.items()}
+    plans = {name: evaluate(*choice) for name, choice in calculator.CHOICES.items()}
     allowed = calculator.EXAMPLE.memory
     fits = [plan.memory_bytes <= allowed for plan in plans.values()]
     assert fits == [False, True, True, True, False, False]
     assert {plan.bound for plan in plans.values()} == {"computation"}
-    most = {name: largest_batch(*one) for name, one in calculator.CHOICES.items()}
+    most = {name: largest_batch(*choice) for name, choice in calculator.CHOICES.items()}
     assert most["replicas"] == 0 < most["zero1"] <= most["FSDP"] < most["FSDP, recompute"]
     # 16 bytes for each of 8.13 billion parameters are more than an H200's 141 GB less a tenth
     assert 130.0e9 == pytest.approx(16 * parameter_count(SIZES["8B"]), rel=1e-3) and allowed < 128e9
@@ -52,9 +55,9 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     assert evaluate(job, replace(layout, sharding="zero1")).memory_bytes > 80e9 > plan.memory_bytes
     # a stage has fewer layers of more micro-batches: no fewer activations
     rank = replace(job, batch=16)
-    one = evaluate(rank, Layout(1, 8, 1, 1, 16, "none")).memory["activations"]
+    whole = evaluate(rank, Layout(1, 8, 1, 1, 16, "none")).memory["activations"]
     stages = evaluate(rank, Layout(1, 8, 16, 1, 16, "none", chunks=8)).memory["activations"]
-    assert one == pytest.approx(stages, rel=0.02)
+    assert whole == pytest.approx(stages, rel=0.02)
     by_pieces = [evaluate(job, replace(layout, chunks=v)).expected_s for v in (1, 2, 4, 8)]
     assert by_pieces == sorted(by_pieces, reverse=True)
     zero = evaluate(job, replace(layout, chunks=1, schedule="zb-h1")).expected_s
@@ -67,3 +70,107 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     again = evaluate(job, replace(layout, checkpointing="block"))
     assert plain.memory_bytes > 2 * 80e9
     assert plain.expected_s < plan.expected_s < 1.05 * plain.expected_s < again.expected_s
+
+
+def row(scheme, pass_, tokens, ms, without, sent=float("nan"), d_ff=1000, **over):
+    mesh = {"dp": "2x1", "fsdp": "2x1", "tp": "1x2"}.get(scheme)
+    ranks = {"implementation": "a2lib", "mesh": mesh, "backend": "nccl", "world_size": 2}
+    sizes = {"dtype": "bf16", "layers": 2, "d_model": 1000, "d_ff": d_ff, "tokens": tokens}
+    times = {"ms": ms, "ms_p20": ms, "ms_p80": ms, "ms_without": without, "ms_communication": sent}
+    return {"scheme": scheme, "pass": pass_, "n": 9, **ranks, **sizes, **times, **over}
+
+
+# Two layers of 1,000 by 1,000 on two ranks at C = 1 TFLOP/s and W = 1 GB/s. A product over B tokens
+# has 2e6 B operations, so that a pass takes 6 B (forward) or 12 B (backward) microseconds in all. A
+# layer's gradients are 6 MB and, of two ranks, as long on the wire: 6 ms, for both layers 12.
+BY_BATCH = [
+    row("dp", "forward", 500, 3, 3), row("dp", "forward", 2000, 12, 12),
+    row("dp", "backward", 500, 15, 6, 12), row("dp", "backward", 2000, 33, 24, 12),
+    row("dp", "end_to_end", 500, 18, 9, 12), row("dp", "end_to_end", 2000, 42, 36, 12),
+    # A gather is 3 ms a layer; at 500 tokens as long as what it should hide behind takes twice.
+    row("fsdp", "forward", 500, 7.5, 3, 6), row("fsdp", "forward", 2000, 18, 12, 6),
+    row("fsdp", "backward", 500, 13.5, 6, 12), row("fsdp", "backward", 2000, 30, 24, 6),
+]  # fmt: skip
+# Of 1,000 tokens 2 MB pass for each sum: 4 ms in all, either pass. Forward 6 ms at 1,000 columns.
+BY_WIDTH = [
+    row("tp", "forward", 1000, 8, 6, 4), row("tp", "forward", 1000, 5, 1.5, 4, d_ff=250),
+    row("tp", "backward", 1000, 14, 12, 4), row("tp", "backward", 1000, 5, 3, 4, d_ff=250),
+]  # fmt: skip
+
+
+@pytest.fixture
+def rows():
+    return page.columns(pd.DataFrame([*BY_BATCH, *BY_WIDTH]))
+
+
+def test_c_and_w_are_measured_in_the_run(rows):
+    layer = page.measured_layer(rows)
+    assert (layer.flops, layer.bandwidth) == pytest.approx((1e12, 1e9))
+    # Without a message of data parallelism there is no W, and nothing is predicted.
+    assert page.columns(pd.DataFrame(BY_WIDTH))["clock"].isna().all()
+    # The best rate, the middle of what is sent; four bytes are twice as long on the wire.
+    slow = [row("dp", "backward", 500, 20, 12, 12), row("dp", "backward", 2000, 33, 24, 12)]
+    slow = page.columns(pd.DataFrame(slow).assign(dtype="fp32"))
+    assert page.inputs(slow).bandwidth == pytest.approx(2e9)
+
+
+def test_what_is_predicted_and_what_hid(rows):
+    few = one(rows, scheme="dp", pass_="backward", tokens=500)
+    # 12 ms of messages bind; the first layer's 3 ms of multiplies come before them.
+    assert (few.compute, few.messages, few.floor, few.clock) == pytest.approx((6, 12, 12, 15))
+    assert few.off == pytest.approx(0) and few.hidden == pytest.approx(0.5)
+    many = one(rows, scheme="dp", pass_="backward", tokens=2000)
+    # 24 of multiplies and the last 6 of messages; it took 33, as both ran at once.
+    assert (many.clock, many.off, many.by_both) == pytest.approx((30, 0.1, 0.1))
+    ran = rows.dropna(subset=page.SLOWER)
+    assert ran[page.SLOWER].sum(axis=1).tolist() == pytest.approx(ran["off"].tolist())
+    theirs = row("dp", "end_to_end", 500, 27, float("nan"), implementation="torch")
+    theirs = page.columns(pd.DataFrame([*BY_BATCH, theirs])).iloc[-1]
+    assert theirs["clock"] > 0 and pd.isna(theirs["by_both"])
+
+
+def test_thresholds_by_scheme(rows):
+    layer = page.measured_layer(rows)
+    found = {
+        (scheme, pass_): (page.threshold(layer, scheme, pass_), page.crossing(rows, scheme, pass_))
+        for scheme in ("dp", "fsdp", "tp")
+        for pass_ in ("forward", "backward")
+        if (scheme, pass_) != ("dp", "forward")
+    }
+    assert found["dp", "backward"] == pytest.approx((1000, 1000))
+    assert found["fsdp", "forward"] == pytest.approx((1000, 1000))
+    # FSDP's messages are as predicted at 500 and half at 2,000, by which the threshold is lower.
+    assert found["fsdp", "backward"] == pytest.approx((1000, 794), rel=1e-3)
+    assert found["tp", "forward"] == pytest.approx((2000 / 3, 2000 / 3))
+    assert found["tp", "backward"] == pytest.approx((1000 / 3, 1000 / 3))
+    with pytest.raises(LookupError):
+        page.crossing(rows[rows["tokens"] < 2000], "dp", "backward")
+
+
+def test_what_binds_is_foreseen_or_not(rows):
+    sent = page.sending(rows)
+    assert len(sent) == 10 and sent["foreseen"].all()
+    turned = rows.assign(share=1 / rows["share"])
+    assert not page.sending(turned)["foreseen"].any()
+    assert set(pick(sent, should=True)["tokens"]) == {500, 1000}
+
+
+def test_the_planners_memory_beside_peaks_made_by_hand():
+    one_gpu = Job(SIZES["small"], DEVICES["H200"], 1, 4, 512, 0.0, "fp32", "eager")
+    whole = evaluate(one_gpu, Layout(sharding="none")).memory_bytes
+    again = evaluate(one_gpu, Layout(sharding="none", checkpointing="block")).memory_bytes
+    key = {"model": "small", "context": 512, "batch": 4, "precision": "fp32", "attention": "eager"}
+    trained = {**key, "status": "ok", "mode": "train-step", "phase": "step"}
+    step = {**trained, "compile": "none", "capture": False, "run": "a", "peak_bytes": whole / 1.1}
+    steps = [{**trained, "step_number": 0, "allocated_bytes": whole / 3}]
+    steps.append({**trained, "step_number": 1, "allocated_bytes": whole / 0.98})
+    held = {**key, "status": "ok", "layers": 12, "strategy": "block", "gradients": "fresh"}
+    held |= {"held_bytes": 0, "peak_bytes": again - one_gpu.device.workspace}
+    halves = {**held, "strategy": "half"}
+    frames = [step, {**step, "precision": "bf16_weights"}], steps, [held, halves]
+    found = page.peaks(*map(pd.DataFrame, frames))
+    assert found["off"].tolist() == pytest.approx([0.1, -0.02, 0])
+    # A process that has captured a step keeps as many workspaces again.
+    after = {**step, "peak_bytes": whole + one_gpu.device.workspace}
+    frames = ([after, {**after, "capture": True}], *frames[1:])
+    assert page.peaks(*map(pd.DataFrame, frames))["off"].iloc[0] == pytest.approx(0, abs=1e-6)

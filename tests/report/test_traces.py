@@ -126,19 +126,14 @@ def test_a_timeline_marks_its_peak_however_long():
     assert "gradients" not in words
 
 
-@pytest.mark.parametrize(
-    ("page", "pattern", "file", "drawn"),
-    [
+def test_a_reader_s_own_file_is_drawn_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for page, pattern, file, drawn in (
         ("profile-kernels", r"```python\n(.*?)```", "cpu_trace.json.gz", ["strip", "step"]),
         ("memory", r'python -c "(.*?)"\n', "cuda_memory.pickle", ["memory"]),
-    ],
-)
-def test_a_reader_s_own_file_is_drawn_as_the_page_says(
-    tmp_path, monkeypatch, page, pattern, file, drawn
-):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(HERE / file, file.partition("_")[2])  # as the page names it
-    [code] = re.findall(pattern, (ROOT / f"book/{page}.md").read_text(), re.S)
-    exec(code, {})
-    for picture in drawn:
-        assert (tmp_path / f"{picture}.png").read_bytes().startswith(b"\x89PNG"), picture
+    ):
+        shutil.copy(HERE / file, file.partition("_")[2])  # as the page names it
+        [code] = re.findall(pattern, (ROOT / f"book/{page}.md").read_text(), re.S)
+        exec(code, {})
+        for picture in drawn:
+            assert (tmp_path / f"{picture}.png").read_bytes().startswith(b"\x89PNG"), picture

@@ -82,19 +82,16 @@ def test_published_figures_are_whole_and_name_their_source():
     assert (printed >= (eager - slack) / (tiled + slack) - slack).all()
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
+def test_a_published_table_that_cannot_be_shown(tmp_path):
+    (tmp_path / "reference").mkdir()
+    for content, complaint in (
         ("seq_len,device,source\n16,a,b\nmany,a,b\n", r"x\.csv: seq_len: .*many"),
         ("ms,device,source\n1.5,a,\n", r"x\.csv:2: .*source"),
         ("ms,source\n1.5,a\n", r"x\.csv: 'device'"),
-    ],
-)
-def test_a_published_table_that_cannot_be_shown(tmp_path, content, complaint):
-    (tmp_path / "reference").mkdir()
-    (tmp_path / "reference" / "x.csv").write_text(content)
-    with pytest.raises(data.ReportError, match=complaint):
-        data.load_reference("x", tmp_path)
+    ):
+        (tmp_path / "reference" / "x.csv").write_text(content)
+        with pytest.raises(data.ReportError, match=complaint):
+            data.load_reference("x", tmp_path)
 
 
 def test_a_command_that_repeats():

@@ -22,7 +22,6 @@ def rows(measured, section, **cells):
         (run,) = csv.DictReader(file)
     with open(measured / section / "cpu.csv", newline="") as file:
         found = list(csv.DictReader(file))
-    for row in found:
-        expected = {"run": run["run"]} | {name: str(cell) for name, cell in cells.items()}
-        assert {name: row[name] for name in expected} == expected
+    for name, cell in {"run": run["run"], **cells}.items():
+        assert {row[name] for row in found} == {str(cell)}, name
     return found

@@ -90,6 +90,10 @@ def calls(monkeypatch, tmp_path):
     }
     for name, play in plays.items():
         monkeypatch.setattr(torch.cuda, name, play)
+    # A build for CUDA asks the driver here, and there is none.
+    stream = SimpleNamespace(is_capturing=lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     monkeypatch.setattr(profiler, "start", note("profile"))
     monkeypatch.setattr(profiler, "stop", note("profiled"))
 

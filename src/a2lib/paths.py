@@ -37,11 +37,11 @@ def runs_dir() -> Path:
 
 def quote_torch() -> None:
     """Let Inductor link where torch lies in a folder with a space in its path: it names that folder
-    to the linker without quotes (torch 2.13)."""
+    to the linker without quotes before torch 2.14."""
     import torch
 
     folder = str(Path(torch.__file__).parent / "lib")
-    if re.search(r"\s", folder):
+    if torch.__version__ < "2.14" and re.search(r"\s", folder):
         import torch.utils.cpp_extension
 
         torch.utils.cpp_extension.TORCH_LIB_PATH = shlex.quote(folder)

@@ -9,8 +9,13 @@ from notebook_runs import environment
 
 from a2lib.paths import ROOT
 
-# The worker of the notebook before measures for this one too.
-TAKEN = "run.worker, run.keep_worker = globals().get('worker'), True"
+# The worker of the notebook before measures for this one too, and every table keeps it.
+TAKEN = """
+from a2lib.experiments.{} import EXPERIMENT
+run.worker = globals().get("worker")
+for table in EXPERIMENT.tables:
+    object.__setattr__(table, "keep_worker", True)
+"""
 LEFT = "worker = run.worker"
 
 
@@ -32,7 +37,7 @@ def execute(tmp_path_factory):
         before, steps = notebook.cells[: starts + 1], notebook.cells[starts + 1 :]
         cell = nbformat.v4.new_code_cell
         first = cell(f"%env A2LIB_DATA={folder / 'data'}")
-        notebook.cells = [first, *before, cell(TAKEN), *steps, cell(LEFT)]
+        notebook.cells = [first, *before, cell(TAKEN.format(name)), *steps, cell(LEFT)]
         nbformat.write(notebook, folder / "in.ipynb")
         paths = folder / "in.ipynb", folder / "out.ipynb"
         done = papermill.execute_notebook(*paths, given, km=kernel, progress_bar=False)

@@ -35,7 +35,7 @@ class Run:
 
     Rows go to ``data``, to the files of the device ``slug``. ``until`` is when nothing more is
     started (``time.time()``), ``left`` how many rows that has left. ``worker`` is one that was kept
-    for the next sweep; with ``keep_worker`` also by tables that would not.
+    for the next sweep.
     """
 
     parameters: object
@@ -47,7 +47,6 @@ class Run:
     until: float | None = None
     left: int = 0
     worker: Worker | None = None
-    keep_worker: bool = False
 
     def store(self, section: Section) -> Store:
         return store_of(section, self.slug, self.data)
@@ -111,13 +110,13 @@ class Table:
 
     def _measure(self, run: Run, tasks: list[Task]) -> None:
         """Measure what is pending of ``tasks``, under a bar; rows are stored one by one."""
-        pending, keep = self._pending(run, tasks), self.keep_worker or run.keep_worker
+        pending = self._pending(run, tasks)
         total = sum(task.size for task in pending)
         known = sum(task.size for task in tasks) - total
         if known:
             print(f"{known} rows are stored already (-p remeasure True measures them again)")
         if not total:
-            if run.worker and not keep:
+            if run.worker and not self.keep_worker:
                 run.worker.close()
             return
         bar = output.Progress(total, self.section.name, unit="rows")
@@ -127,7 +126,7 @@ class Table:
             bar.say(task.label if who == task.label else f"{task.label} {who}".strip())
 
         how = {"seed": run.parameters.seed, "until": run.until, "silence_s": self.silence_s}
-        how |= {"worker": run.worker, "keep": keep, "begin": begin}
+        how |= {"worker": run.worker, "keep": self.keep_worker, "begin": begin}
         sweep = Sweep(
             run.store(self.section), run.id, run.device, row=lambda row: bar.step(), **how
         )

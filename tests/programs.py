@@ -1,4 +1,4 @@
-"""Programs that stand in for others."""
+"""Programs that stand in for others, and what one has said."""
 
 
 def write_program(path, text):
@@ -6,3 +6,10 @@ def write_program(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
+
+
+def printed(child, seconds=120):
+    """What one that the fixture ``python`` has started has printed, once it has ended well."""
+    out, errors = child.communicate(timeout=seconds)
+    assert child.returncode == 0, errors[-3000:]
+    return out

@@ -46,13 +46,9 @@ TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp16x3": "fp32"}
 TERMS = {"fp32": "*bf16", "fp16x3": "*fp16"}
 
 
-def assembled(compiled):
-    """What ptxas says of a kernel: bytes spilled, registers, wgmma that it serialised."""
-    return json.loads(compiled.asm["cubin"])
-
-
 def _ptxas(self, ptx, *_):
-    """In place of Triton's own call of ptxas, which keeps the code and not what was said of it."""
+    """In place of Triton's own call of ptxas, which keeps the code and not what was said of it:
+    bytes spilled, registers, wgmma that it serialised."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
@@ -118,7 +114,7 @@ def resources(source, fn, signature, constants, options, aligned=("stride",)):
     )
     ptx = compiled.asm["ptx"]
     return {
-        **assembled(compiled),
+        **json.loads(compiled.asm["cubin"]),
         "loose": [loose_arrivals(ptx), loose_arrivals(ptx.replace("bar.sync", ""))],
         "shared": compiled.metadata.shared,
         "wgmma": "wgmma.mma_async" in ptx,

@@ -99,19 +99,13 @@ def test_scale_that_changes_or_follows_from_the_shape():
 
 
 @pytest.mark.parametrize("attention", [ours, handout])
-@pytest.mark.parametrize(
-    "x, complaint",
-    [
-        (torch.zeros(1, 8, 16, dtype=torch.float64), "bfloat16, float16, float32"),
-        (torch.zeros(1, 8, 129), "head_dim 1 to 128"),
-    ],
-    ids=["float64", "head_dim"],
-)
-def test_what_the_kernels_do_not_run_is_refused_when_traced(attention, x, complaint, monkeypatch):
+def test_what_the_kernels_do_not_run_is_refused_when_traced(attention, monkeypatch):
     monkeypatch.setattr(passes, "forward", None)  # never reached
     call = torch.compile(lambda x: attention(x, x + 1, x + 2), backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match=complaint):
-        call(x)
+    with pytest.raises(Exception, match="bfloat16, float16, float32"):
+        call(torch.zeros(1, 8, 16, dtype=torch.float64))
+    with pytest.raises(Exception, match="head_dim 1 to 128"):
+        call(torch.zeros(1, 8, 129))
 
 
 @pytest.mark.parametrize("attention", [ours, handout, tiled])

@@ -1,13 +1,12 @@
 """The definition itself, and how its products are to be rounded."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from attention_compare import random_inputs
+from programs import printed
 
 from a2lib.attention import FlashAttentionPyTorch, attention_reference
 
@@ -48,7 +47,7 @@ for ask in sys.argv[1:]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_tf32_is_only_for_those_who_ask():
+def test_tf32_is_only_for_those_who_ask(python, monkeypatch):
     """Each in a process of its own: PyTorch's older and newer settings exclude each other."""
     settings = (
         "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
@@ -56,9 +55,5 @@ def test_tf32_is_only_for_those_who_ask():
         "torch.backends.cuda.matmul.allow_tf32 = True",
         "torch.set_float32_matmul_precision('high')",
     )
-    subprocess.run(
-        [sys.executable, "-c", ASK_FOR_TF32, *settings],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        check=True,
-        timeout=120,
-    )
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    printed(python(ASK_FOR_TF32, *settings))

@@ -2,11 +2,9 @@
 
 import dataclasses
 import importlib
-import os
-import subprocess
-import sys
 
 import pytest
+from programs import printed
 from refusals import refused
 
 from a2lib.experiments.harness.parameters import ParameterError
@@ -37,7 +35,7 @@ def test_each_row_is_asked_for_once_by_the_whole_key(name, device, gpus):
 
 
 @pytest.mark.skipif(has_driver(), reason="torch is asked for its GPUs")
-def test_a_notebook_without_a_gpu_loads_no_torch(tmp_path):
+def test_a_notebook_without_a_gpu_loads_no_torch(on_cpu, python):
     program = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -47,10 +45,7 @@ for name in sys.argv[1:]:
         table.pending(run)
     assert "torch" not in sys.modules, name
 """
-    own = {"A2LIB_DATA": str(tmp_path), "A2LIB_LOCKS": str(tmp_path)}
-    subprocess.run(
-        [sys.executable, "-c", program, *NOTEBOOKS], env=os.environ | own, check=True, timeout=120
-    )
+    printed(python(program, *NOTEBOOKS))
 
 
 @pytest.mark.parametrize(("name", "given", "words"), [

@@ -8,13 +8,13 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import tempfile
 import threading
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from programs import printed
 from refusals import refused
 
 from a2lib.measure import FLASH, Store, StoreError, read_runs, table
@@ -42,12 +42,6 @@ def _lengths(store: Store) -> list[int]:
     return [int(row["seq_len"]) for row in store.rows()]
 
 
-def _finish(child: subprocess.Popen) -> str:
-    out, errors = child.communicate(timeout=60)
-    assert child.returncode == 0, errors
-    return out
-
-
 def test_processes_that_write_at_once_lose_nothing(data, store, python):
     code = f"""{CHILD}
 import time
@@ -71,7 +65,7 @@ assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cp
             # A fresh reader, without the lock, must never meet a torn file.
             Store(FLASH, "cpu", data).rows()
     for writer in writers:
-        _finish(writer)
+        printed(writer)
     found = [(row["implementation"], int(row["seq_len"])) for row in store.rows()]
     expected = {(f"writer{i}", seq_len) for i in range(3) for seq_len in range(1, 21)}
     assert set(found) == expected | {("shared", 0)} and len(found) == len(set(found))
@@ -138,7 +132,7 @@ store.put(row(256))
     words = r"another process has held .*\.lock for .*'a2lib'"
     refused(words, store.put, make_row(), error=StoreError)
     child.send_signal(signal.SIGCONT)
-    _finish(child)
+    printed(child)
     store.put(make_row())
     assert _lengths(store) == [128, 256]
 
@@ -159,7 +153,7 @@ print(sorted(path.name for path in store.path.parent.iterdir()))
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 store.put(row(256))
 """
-    put, check, names = _finish(python(code, data)).splitlines()
+    put, check, names = printed(python(code, data)).splitlines()
     assert put.startswith(f"{store.path}: File too large; see to that (free some space, ")
     assert "run again: rows already stored are kept; the row not stored: {" in put
     assert "'seq_len': 256" in put and "'note': 'measured'" in put
@@ -194,7 +188,7 @@ def test_a_folder_without_permission(data, make_row, python):
         folder, above = store.path.parent, store.path.parent.parent
         folder.chmod(0o555)
         above.chmod(0o555)
-        put, check, run = _finish(python(READ_ONLY, public / "data")).splitlines()
+        put, check, run = printed(python(READ_ONLY, public / "data")).splitlines()
         assert put.startswith(
             f"{store.path}: Permission denied; see to that (free some space, make"
         )

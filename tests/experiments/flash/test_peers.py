@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from programs import printed
 
 from a2lib.attention import UnsupportedError, attention_reference
 from a2lib.experiments.flash import accuracy, ladder, peers, protocols, recomputed
@@ -174,9 +175,6 @@ def test_the_estimate_is_a_bound_within_about_a_factor_of_two(python, monkeypatc
     # Else glibc keeps a matrix that was freed in its heap, or not, from run to run.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**17))
     shape = Shape("fp32", 1, 4, 1024, 32, True)  # a CPU multiplies bf16 at a tenth of the pace
-    done = python(MEASURING.replace("SHAPE", repr(shape)))
-    out, errors = done.communicate(timeout=300)
-    assert done.returncode == 0, errors
-    measured = int(out)
+    measured = int(printed(python(MEASURING.replace("SHAPE", repr(shape))), 300))
     bound = max(peers.host_bytes("eager", shape, p) for p in PASSES)
     assert measured <= bound <= 2 * measured + peers._LIBRARIES, (measured, bound)

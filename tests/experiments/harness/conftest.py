@@ -8,13 +8,11 @@ from experiments.harness import toy
 
 from a2lib.measure import Store, start_run
 
-TESTS = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(autouse=True)
 def toy_is_found(monkeypatch):
     """The toy's handler has a name that a worker can import."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]), prepend=os.pathsep)
 
 
 @pytest.fixture

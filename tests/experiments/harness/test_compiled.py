@@ -2,14 +2,12 @@
 
 import contextlib
 import fcntl
-import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
+from programs import printed
 
 from a2lib import paths
 from a2lib.experiments.harness import process
@@ -85,16 +83,11 @@ print(*(word for word in shlex.split(line) if "torch" in word), sep="\\n")
 """
 
 
-def test_torch_in_a_folder_with_a_space_is_one_word_of_inductors_command(tmp_path):
+def test_torch_in_a_folder_with_a_space_is_one_word_of_its_command(tmp_path, monkeypatch, python):
     (tmp_path / "a folder").mkdir()
     (tmp_path / "a folder" / "torch").symlink_to(Path(torch.__file__).parent)
-    path = os.pathsep.join([str(tmp_path / "a folder"), *sys.path])
-    given = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", LINK], env=given, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    words = done.stdout.splitlines()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "a folder"))
+    words = printed(python(LINK), 300).splitlines()
     assert f"-L{tmp_path}/a folder/torch/lib" in words
     assert not [word for word in words if word.startswith("folder/")]
 

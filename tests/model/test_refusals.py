@@ -73,10 +73,8 @@ def test_positions_outside_the_table(positions):
     refused("allowed are 0 to 11", rope(), torch.zeros(3, 6), torch.tensor(positions))
 
 
-@pytest.mark.parametrize(
-    "logits, targets", [((2, 3, 5), (2, 4)), ((2, 3), (2, 3)), ((0, 5), (0,)), ((), ())]
-)
-def test_targets_of_another_shape(logits, targets):
+def test_targets_of_another_shape():
     line = r"logits must be \(..., vocabulary\) and targets \(...\)"
-    targets = torch.zeros(targets, dtype=torch.int64)
-    refused(line, model.cross_entropy, torch.zeros(logits), targets)
+    for logits, targets in (((2, 3, 5), (2, 4)), ((2, 3), (2, 3)), ((0, 5), (0,)), ((), ())):
+        targets = torch.zeros(targets, dtype=torch.int64)
+        refused(line, model.cross_entropy, torch.zeros(logits), targets)

@@ -271,12 +271,12 @@ def backward_of_each(wrapper, reference, losses, group=None):
     mean_gradients(reference, [[loss] for loss in losses])
 
 
-def unlike(module):
-    """A copy whose weights and buffers are this rank's own until the broadcast."""
+def moved(module, by):
+    """A copy whose weights and buffers are so much larger."""
     module = copy.deepcopy(module)
     with torch.no_grad():
         for x in (*module.parameters(), *module.buffers()):
-            x.add_(dist.get_rank())
+            x.copy_(x + by)
     return module
 
 

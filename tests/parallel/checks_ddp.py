@@ -59,11 +59,7 @@ def ddp_takes_any_dtype_and_layout():
     first = Odd()
     batches = [torch.randn(5, 3) for _ in range(size)]
     for kind, make in KINDS.items():
-        module, reference = copy.deepcopy(first), copy.deepcopy(first)
-        with torch.no_grad():
-            for x in (*module.parameters(), module.count):
-                x += rank
-            module.flag ^= rank == 1
+        module, reference = checking.moved(first, rank), copy.deepcopy(first)
         ddp = make(module)
         same_parameters(module, reference, kind)
         same(module.flag, reference.flag)
@@ -76,11 +72,11 @@ def ddp_takes_any_dtype_and_layout():
 @check(4)
 def ddp_is_exact_for_four_where_every_sum_is():
     """A linear function of small whole numbers: no order of the sum rounds."""
-    _, size = world()
+    rank, size = world()
     first = checking.exact(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)))
     batches = [torch.randint(-4, 5, (4, 5)).float() for _ in range(size)]
     for kind, make in KINDS.items():
-        ddp, reference = make(checking.unlike(first)), copy.deepcopy(first)
+        ddp, reference = make(checking.moved(first, rank)), copy.deepcopy(first)
         checking.backward_of_each(ddp, reference, [lambda m, x=x: m(x).sum() for x in batches])
         same_gradients(ddp.module, reference, kind)
 

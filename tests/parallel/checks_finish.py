@@ -41,7 +41,7 @@ def wrappers_train_as_one_process_to_the_bit():
     first, tokens = Tied(width=5), token_batches(1)[0]
     for kind, make in EVERY.items():
         micros = 1 if kind == "FSDP" else 3
-        module, reference = checking.unlike(first), copy.deepcopy(first)
+        module, reference = checking.moved(first, rank), copy.deepcopy(first)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (module, reference)]
         wrapper = make(module)
         same_whole(wrapper, reference, kind)
@@ -84,10 +84,8 @@ def wrappers_in_groups_that_are_not_the_world():
     for kind, make in EVERY.items():
         if size == 2 and "copied" in kind:
             continue  # there is nobody to copy to
-        wrapper, reference = make(checking.unlike(first), group=mine), copy.deepcopy(first)
-        with torch.no_grad():
-            for x in (*reference.parameters(), *reference.buffers()):
-                x.add_(rank % 2)
+        wrapper = make(checking.moved(first, rank), group=mine)
+        reference = checking.moved(first, rank % 2)
         same_whole(wrapper, reference, kind)
         backward_of_each(wrapper, reference, losses, mine)
         checking.same_gradients(wrapper.module, reference, kind, part_of(kind, mine))

@@ -100,7 +100,7 @@ def fsdp_trains_as_one_process_to_the_bit():
     rank, size = world()
     for way in WAYS:
         first = Ways(way)
-        fsdp, reference = FSDP(checking.unlike(first)), copy.deepcopy(first)
+        fsdp, reference = FSDP(checking.moved(first, rank)), copy.deepcopy(first)
         check_weights(fsdp, reference, way)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (fsdp, reference)]
         batches = iter(token_batches(2 * size * 2))
@@ -141,7 +141,7 @@ def fsdp_shards_for_more_ranks_than_rows():
             return self.wide(self.thin(x)).sum() + (self.deep * x[0, 0]).sum()
 
     reference = checking.exact(Plain())
-    fsdp = FSDP(checking.unlike(reference))
+    fsdp = FSDP(checking.moved(reference, rank))
     check_weights(fsdp, reference, "wrapped")
     shapes = [(1, 5), (1, 5), (1, 5), (0, 5)]
     assert fsdp.module.thin.weight.shape == shapes[rank]
@@ -205,11 +205,8 @@ def fsdp_computes_in_low_precision():
             batches = iter(token_batches(3 * size))
             for step in range(3):
                 tokens = [next(batches) for _ in range(size)]
-                logits = fsdp(tokens[rank])
-                assert logits.dtype == dtype
-                checking.token_loss(logits, tokens[rank]).backward()
-                fsdp.finish_gradient_synchronization()
-                checking.mean_gradients(computing, [[loss_on(t)] for t in tokens])
+                assert fsdp(tokens[rank]).dtype == dtype
+                backward_of_each(fsdp, computing, [loss_on(t) for t in tokens])
                 assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
                 check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
                 take_step(*optimizers)

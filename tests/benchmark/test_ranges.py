@@ -94,25 +94,14 @@ def test_every_product_lies_in_the_range_of_its_part(tokens):
     assert recorder.open == []
 
 
-def test_ranges_nest_as_modules_do(tokens):
-    model, recorder = build(), Recorder()
-    annotate(model, recorder)
-    step(model, tokens)
-    block, paths = "layers.1", recorder.paths
-    for inner in ("ln1", "attn", "ln2", "ffn"):
-        assert f"{block}/{block}.{inner}" in paths
-        assert f"{block}.bwd/{block}.{inner}.bwd" in paths
-    deep = [f"{block}.attn", f"{block}.attn.attention", f"{block}.attn.attention.scores"]
-    assert "/".join([block, *deep]) in paths
-    assert "/".join(f"{name}.bwd" for name in [block, *deep]) in paths
-    assert "token_embeddings" in paths and "ln_final" in paths and "lm_head" in paths
-    # Each once: a range is one call.
-    assert sorted(set(paths)) == sorted(paths)
-
-
-def test_modules_within_phases(tiny):
+def test_ranges_nest_as_modules_do_within_phases(tiny):
     config, recorder = tiny(mode="forward-backward", nvtx="modules"), Recorder()
-    stopwatch = Stopwatch("cpu", Ranges(recorder))
-    Workload(config, "cpu", recorder).step(stopwatch, "step 0")
-    assert "step 0/forward/layers.0/layers.0.ffn" in recorder.paths
-    assert "step 0/backward/layers.0.bwd/layers.0.ffn.bwd" in recorder.paths
+    Workload(config, "cpu", recorder).step(Stopwatch("cpu", Ranges(recorder)), "step 0")
+    block, paths = "layers.1", recorder.paths
+    scores = [block, f"{block}.attn", f"{block}.attn.attention", f"{block}.attn.attention.scores"]
+    for names in (scores, *([block, f"{block}.{inner}"] for inner in ("ln1", "ln2", "ffn"))):
+        assert "/".join(["step 0/forward", *names]) in paths
+        assert "/".join(["step 0/backward", *(f"{name}.bwd" for name in names)]) in paths
+    for name in ("token_embeddings", "ln_final", "lm_head"):
+        assert f"step 0/forward/{name}" in paths
+    assert len(set(paths)) == len(paths), "each once: a range is one call"

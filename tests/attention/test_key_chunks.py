@@ -18,28 +18,18 @@ from a2lib.theory.attention import n_chunks_of, tiled_memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}
+OURS = [key for key in TILES if key[0] == "forward_chunk"]
 SHAPES = [(32, 32), (32, 64), (64, 32), (16, 32)]
 
 
 @pytest.fixture(autouse=True)
 def chunked(monkeypatch):
-    """``chunked(keys, Bq, Bk)``: forwards of chunks of so many keys, in small tiles."""
-
+    """Forwards are in chunks of 64 keys, in small tiles, and new tensors full of NaN."""
     monkeypatch.setattr(passes, "WHEN_LONG", {})
-
-    def have(keys, Bq=32, Bk=32):
-        monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: keys)
-        for key in TILES:
-            if key[0] == "forward_chunk":
-                monkeypatch.setitem(TILES, key, (Tile(Bq, Bk, 4, 1),))
-
-    have(64)
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 64)
+    for key in OURS:
+        monkeypatch.setitem(TILES, key, (Tile(32, 32, 4, 1),))
     monkeypatch.setattr(plans, "_plans", {})
-    return have
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
     with filled_with_nan():
         yield
 
@@ -61,9 +51,8 @@ def test_matches_float64(p):
     q, k, v, _ = drawn(p)
     o, lse = truth_of(q, k, v, p["is_causal"])
     q, k, v = (compare.laid_out(x, p["layout"]) for x in (q, k, v))
-    for key in TILES:
-        if key[0] == "forward_chunk":
-            TILES[key] = (Tile(*p["tile"], 4, 1),)  # the fixture puts the table back
+    for key in OURS:
+        TILES[key] = (Tile(*p["tile"], 4, 1),)  # the fixture puts the table back
     results = passes.forward(q, k, v, p["is_causal"], None)
     assert off_by(results[0], o) <= TOLERANCE[p["dtype"]]
     torch.testing.assert_close(results[1].double(), lse, atol=1e-4, rtol=1e-5)

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
 
 @pytest.fixture(scope="session")
 def rank_env():
     """The environment in which ranks find the modules of this folder."""
-    path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path)}

@@ -58,13 +58,6 @@ def test_whatever_fails_is_a_row_and_the_sweep_goes_on(store, run, part, statuse
         assert all(note in text and "\n" not in text for text in notes(store, status))
 
 
-@pytest.mark.parametrize("part", ["die", "raise"])
-def test_what_is_measured_as_a_whole_is_blamed_as_one(store, run, part):
-    """One culprit is known before it says anything."""
-    Sweep(store, run, "cpu").measure([task("a", together=part, in_turns=True), task("b")])
-    assert found(store) == {"a": ["error"] * 3, "b": ["ok"] * 3}
-
-
 def test_what_was_ended_from_outside_twice_is_measured_by_the_next_sweep(store, run):
     asked = task("a", "b", parts={"a": "killed", "b": "die late"})
     Sweep(store, run, "cpu").measure([asked])
@@ -75,9 +68,12 @@ def test_what_was_ended_from_outside_twice_is_measured_by_the_next_sweep(store, 
 
 @pytest.mark.parametrize("part", ["die", "raise"])
 def test_who_fails_while_taking_turns_is_found_by_measuring_each_alone(store, run, part):
-    asked = task("a", "b", in_turns=True, together=part, parts={"b": "die late"})
-    Sweep(store, run, "cpu").measure([asked])
-    assert found(store) == {"a": ["ok"] * 3, "b": ["ok", "error", "error"]}
+    """One culprit is known before it says anything."""
+    how = {"in_turns": True, "together": part}
+    Sweep(store, run, "cpu").measure(
+        [task("c", **how), task("a", "b", **how, parts={"b": "die late"})]
+    )
+    assert found(store) == {"a": ["ok"] * 3, "b": ["ok", "error", "error"], "c": ["error"] * 3}
 
 
 def test_a_worker_that_does_not_start_is_no_row(tmp_path, run):

@@ -54,7 +54,6 @@ for name in sys.argv[1:]:
     ("benchmark", {"capture": True}, "capture = True needs a GPU"),
     ("benchmark", {"precision": "tf32"}, "needs a GPU"),
     ("checkpointing", {"strategies": "segments:5"}, "allowed are none, half"),
-    ("checkpointing", {"layers": 4, "strategies": "segments:8"}, "allowed as k are 1 to 4"),
     ("checkpointing", {"strategies": "segments:8"}, "allowed as k are 1 to 4"),
     ("checkpointing", {"precision": "tf32"}, "needs a GPU"),
     ("leaderboard", {"ways": "own_attention"}, "'own_attention': allowed on GPUs"),

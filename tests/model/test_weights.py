@@ -52,22 +52,17 @@ def test_seeds_differ_and_leave_the_global_generator_alone(make_model):
 
 
 def test_from_meta_to_a_device(make_model, batch):
-    model = make_model(device="meta", dtype=torch.float64)
-    assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
-    assert model(batch[0].to("meta")).shape == (2, 11, 19)
-    model.to_empty(device="cpu")
-    model.reset_parameters(0)
-    direct = make_model(dtype=torch.float64)
-    assert_same(model.state_dict(), direct.state_dict())
-    assert torch.equal(model(batch[0]), direct(batch[0]))
-
-
-def test_weights_loaded_into_an_empty_model_are_all_it_needs(make_model, batch):
     """The angles are no part of the state dict, and to_empty has left no garbage in them."""
-    source, model = make_model(), make_model(device="meta")
-    model.to_empty(device="cpu")
-    model.load_state_dict(source.state_dict())
-    assert torch.equal(model(batch[0]), source(batch[0]))
+    direct = make_model(dtype=torch.float64)
+    weights = direct.state_dict()
+    for fill in (lambda m: m.reset_parameters(0), lambda m: m.load_state_dict(weights)):
+        model = make_model(device="meta", dtype=torch.float64)
+        assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
+        assert model(batch[0].to("meta")).shape == (2, 11, 19)
+        model.to_empty(device="cpu")
+        fill(model)
+        assert_same(model.state_dict(), weights)
+        assert torch.equal(model(batch[0]), direct(batch[0]))
 
 
 @pytest.mark.parametrize("through", [torch.float64, torch.bfloat16, torch.float16])

@@ -166,14 +166,15 @@ def stand_in(put, monkeypatch):
     memory of which each takes ``peak`` bytes, and with these replays of a graph: the rows, and who
     were timed together, and replayed."""
     real_inputs, real_timing = peers.inputs, timing.time_many
-    timed, replayed = [], []
-
-    def time_many(calls, *, device, **settings):
-        assert device == "cuda"
-        timed.append(list(calls))
-        return real_timing(calls, device="cpu", **QUICK)
 
     def measure(peak=1000, replays=None):
+        timed, replayed = [], []
+
+        def time_many(calls, *, device, **settings):
+            assert device == "cuda"
+            timed.append(list(calls))
+            return real_timing(calls, device="cpu", **QUICK)
+
         def time_replays(makers, expected_ms):
             assert makers.keys() == expected_ms.keys()
             assert all(ms > 0 for ms in expected_ms.values())
@@ -182,8 +183,7 @@ def stand_in(put, monkeypatch):
                 make()()
             return replays or Replays(dict.fromkeys(makers, REPLAYED))
 
-        timed.clear()
-        replayed.clear()
+        monkeypatch.setattr(timing, "time_many", time_many)
         monkeypatch.setattr(graphs, "time_replays", time_replays)
         monkeypatch.setattr(comparison, "peak_bytes", lambda call: (call(), peak)[1])
         rows = put(comparison.measure, task("ab"), "cuda")
@@ -192,7 +192,6 @@ def stand_in(put, monkeypatch):
     monkeypatch.setattr(memory, "total_bytes", lambda device: 10**12)
     monkeypatch.setattr(peers, "build", lambda name, shape, device: good)
     monkeypatch.setattr(peers, "inputs", lambda shape, _, seed: real_inputs(shape, "cpu", seed))
-    monkeypatch.setattr(timing, "time_many", time_many)
     return measure
 
 

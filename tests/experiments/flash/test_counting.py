@@ -19,8 +19,9 @@ def kernel(name, **values):
 MARK = kernel(f"at::native::{counting.MARKER}(long)")
 (TASK,) = counting.tasks(Parameters(sweep="leaderboard", implementations="a2lib"), "cuda")[:1]
 CALLS = [("a2lib", "forward"), ("a2lib", "backward"), ("sdpa_cudnn", "forward")]
-LIKE = TASK.keys[0]
-CALLED = Task.whole("", TASK.spec, [{**LIKE, "implementation": n, "pass": p} for n, p in CALLS])
+CALLED = Task.whole(
+    "", TASK.spec, [{**TASK.keys[0], "implementation": n, "pass": p} for n, p in CALLS]
+)
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import parameter
 from a2lib.experiments.harness.view import Plot
 
-DOUBLE = {"double": lambda row: 2 * float(row["ms"])}
-
 
 @dataclasses.dataclass(frozen=True)
 class Asked(Parameters):
@@ -24,6 +22,7 @@ def tasks(given, device):
     return [task(*given.operations, parts={"c": "raise"})] if given.operations else []
 
 
+DOUBLE = {"double": lambda row: 2 * float(row["ms"])}
 TIMES = Table(TOY, tasks, "A call", ("ms", "n"), derived=DOUBLE, plot=Plot(x="size"))
 
 

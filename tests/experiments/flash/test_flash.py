@@ -1,22 +1,8 @@
 """What the notebook's cells ask for, show and draw."""
 
-import pytest
-
 from a2lib.experiments import ceilings, flash
 from a2lib.experiments.flash.shapes import Parameters
 from a2lib.measure import CEILING, FLASH
-
-
-@pytest.fixture
-def started(on_cpu, capsys):
-    """``started(**parameters)`` is a run that stores under its own data folder, on the CPU."""
-
-    def start(**given):
-        run = flash.start(flash.check({**vars(Parameters()), **given}))
-        assert capsys.readouterr().out
-        return run
-
-    return start
 
 
 def measured(run, name):
@@ -27,12 +13,14 @@ def measured(run, name):
             run.store(FLASH).put(key | row)
 
 
-def test_rates_are_operations_over_time_beside_the_ceiling(started, capsys):
-    run = started(seq_len=1024, heads=4, causal=False, implementations="eager")
+def test_rates_are_operations_over_time_beside_the_ceiling(on_cpu, capsys):
+    given = {"seq_len": 1024, "heads": 4, "causal": False, "implementations": "eager"}
+    run = flash.start(Parameters(**given))
     measured(run, "eager")
     key = {"operation": "matmul", "dtype": "bf16", "size": 128}
     row = key | {"status": "ok", "run": run.id, "ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 1}
     run.store(CEILING).put(row)
+    capsys.readouterr()
     flash.show_table(run, "TFLOP/s")
     printed = capsys.readouterr().out
     forward = 4 * 4 * 1024**2 * 64 / 2e-3 / 1e12
@@ -41,8 +29,8 @@ def test_rates_are_operations_over_time_beside_the_ceiling(started, capsys):
     assert f"{2 * 128**3 / 1e-3 / 1e12:.4g}" in printed
 
 
-def test_the_ceilings_are_measured_in_every_run_and_their_worker_is_kept(started, capsys):
-    run, again = started(sweep="all"), started(sweep="all")
+def test_the_ceilings_are_measured_in_every_run_and_their_worker_is_kept(on_cpu, capsys):
+    run, again = (flash.start(Parameters(sweep="all")) for _ in range(2))
     try:
         flash.measure_ceilings(run)
         again.worker = run.worker

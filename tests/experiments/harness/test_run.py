@@ -35,20 +35,9 @@ def measure(run, section, asked):
     Table(section, lambda *_: [asked], "", ()).measure(run)
 
 
-@pytest.fixture
-def started(on_cpu, capsys):
-    """``started(**parameters)`` is a run that stores under its own data folder, on the CPU."""
-
-    def start(**given):
-        run = TOYS.start(Parameters(**given))
-        run.head = capsys.readouterr().out
-        return run
-
-    return start
-
-
-def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
-    run = started(time_limit_s=1, size=4)
+def test_what_is_left_is_said_with_the_command_to_go_on(on_cpu, capsys):
+    run = TOYS.start(Parameters(time_limit_s=1, size=4))
+    assert "command papermill notebooks/toy.ipynb -p size 4" in capsys.readouterr().out
     run.until = None  # a worker may take longer to start
     measure(run, TOY, task("before"))
     run.until = time.time() - 1
@@ -62,20 +51,20 @@ def test_what_is_left_is_said_with_the_command_to_go_on(started, capsys):
     assert str(run.data) not in printed and "the chapter is Toys." in printed
 
 
-def test_the_end_of_a_kernel_is_no_error(started, caplog):
-    started()
+def test_the_end_of_a_kernel_is_no_error(on_cpu, caplog):
+    TOYS.start(Parameters())
     kernel = logging.getLogger("IPKernelApp")
     kernel.error("KeyboardInterrupt caught in kernel.")
     kernel.error("other")
     assert caplog.messages == ["other"]
 
 
-def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(started, tmp_path):
+def test_a_run_that_could_not_store_is_refused_before_it_is_recorded(on_cpu, tmp_path):
     broken = Store(UNTIMED, "cpu", tmp_path / "data").path
     broken.parent.mkdir(parents=True)
     broken.write_text("other,columns\n")
     with pytest.raises(StoreError):
-        started()
+        TOYS.start(Parameters())
     assert read_runs(tmp_path / "data") == []
 
 
@@ -92,7 +81,7 @@ except Interrupted as error:
 """
 
 
-def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path, capsys, python):
+def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(on_cpu, tmp_path, capsys, python):
     going = python(INTERRUPTED)
     while "started" not in going.stdout.readline():
         pass
@@ -103,7 +92,7 @@ def test_an_interrupted_run_keeps_its_rows_says_so_and_goes_on(started, tmp_path
     assert going.returncode == 0 and "every row measured so far is stored" in said
     kept = len(store.rows())
     assert 3 <= kept < 24
-    run = started()
+    run = TOYS.start(Parameters())
     measure(run, TOY, task(*"abcdefgh"))
     assert f"{kept} rows are stored already" in capsys.readouterr().out
     assert len(store.rows()) == 24

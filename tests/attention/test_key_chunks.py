@@ -18,7 +18,7 @@ from a2lib.theory.attention import n_chunks_of, tiled_memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}
-OURS = [key for key in TILES if key[0] == "forward_chunk"]
+ENTRIES = [key for key in TILES if key[0] == "forward_chunk"]
 SHAPES = [(32, 32), (32, 64), (64, 32), (16, 32)]
 
 
@@ -27,7 +27,7 @@ def chunked(monkeypatch):
     """Forwards are in chunks of 64 keys, in small tiles, and new tensors full of NaN."""
     monkeypatch.setattr(passes, "WHEN_LONG", {})
     monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 64)
-    for key in OURS:
+    for key in ENTRIES:
         monkeypatch.setitem(TILES, key, (Tile(32, 32, 4, 1),))
     monkeypatch.setattr(plans, "_plans", {})
     with filled_with_nan():
@@ -51,7 +51,7 @@ def test_matches_float64(p):
     q, k, v, _ = drawn(p)
     o, lse = truth_of(q, k, v, p["is_causal"])
     q, k, v = (compare.laid_out(x, p["layout"]) for x in (q, k, v))
-    for key in OURS:
+    for key in ENTRIES:
         TILES[key] = (Tile(*p["tile"], 4, 1),)  # the fixture puts the table back
     results = passes.forward(q, k, v, p["is_causal"], None)
     assert off_by(results[0], o) <= TOLERANCE[p["dtype"]]

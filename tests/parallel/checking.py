@@ -272,7 +272,8 @@ def backward_of_each(wrapper, reference, losses, group=None):
 
 
 def moved(module, by):
-    """A copy whose weights and buffers are so much larger."""
+    """A copy with weights and buffers larger by so much: by the rank, each has its own until the
+    broadcast."""
     module = copy.deepcopy(module)
     with torch.no_grad():
         for x in (*module.parameters(), *module.buffers()):

@@ -19,9 +19,8 @@ def kernel(name, **values):
 MARK = kernel(f"at::native::{counting.MARKER}(long)")
 (TASK,) = counting.tasks(Parameters(sweep="leaderboard", implementations="a2lib"), "cuda")[:1]
 CALLS = [("a2lib", "forward"), ("a2lib", "backward"), ("sdpa_cudnn", "forward")]
-CALLED = Task.whole(
-    "", TASK.spec, [{**TASK.keys[0], "implementation": n, "pass": p} for n, p in CALLS]
-)
+LIKE = TASK.keys[0]
+CALLED = Task.whole("", TASK.spec, [{**LIKE, "implementation": n, "pass": p} for n, p in CALLS])
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from a2lib.report import style
 from a2lib.report.pages import forms
 from a2lib.report.pages.forms import Field
 from a2lib.report.plots import HEAT
-from a2lib.report.style import chart
 from a2lib.theory import parallelism
 from a2lib.theory.parallelism import EXAMPLE
 
@@ -94,7 +93,7 @@ KEY = (
 )
 
 
-@chart(height=4.2)
+@style.chart(height=4.2)
 def mesh_map(figure):
     """Where the example's forward is bound by what, over the devices of each axis, logarithmic; the
     most devices if the axes share links (circle) and if each has its own (square)."""

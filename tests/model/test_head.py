@@ -103,6 +103,20 @@ def test_a_model_gives_its_loss(make_model, batch, loss_and_gradients):
     compare({"loss": loss.detach(), **mine}, {"loss": plain_loss, **plain}, 1e-13)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_does_to_it_what_it_does_to_the_plain_one(dtype):
+    made, targets = inputs(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = found(linear_cross_entropy_plain, made, targets)
+        compare(found(linear_cross_entropy, made, targets, chunk=5), plain, 0.01)
+
+
+def test_a_second_derivative_is_refused():
+    made, targets = inputs()
+    square = linear_cross_entropy(*made.values(), targets).square()
+    refused("no second derivative", square.backward, create_graph=True, error=RuntimeError)
+
+
 def test_what_does_not_fit_is_one_line():
     made, targets = inputs()
     x, weight = made["x"], made["weight"]

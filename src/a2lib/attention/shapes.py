@@ -87,14 +87,14 @@ def check_distinct(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def check_first_derivative() -> None:
+def check_first_derivative(line: str | None = None) -> None:
     """Called by a backward pass that cannot itself be differentiated; raises RuntimeError.
 
     Gradients are computed with autograd on only where someone may differentiate them. Compiled
     backward passes are refused by PyTorch, or by the operator they call.
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise RuntimeError(NO_SECOND_DERIVATIVE)
+        raise RuntimeError(line or NO_SECOND_DERIVATIVE)
 
 
 NO_SECOND_DERIVATIVE = (

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from a2lib.attention.shapes import check_first_derivative
 from a2lib.model.layers import cross_entropy
 from a2lib.theory.memory.keeping import CHUNK
 
@@ -32,9 +33,16 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int 
     to V - 1; ``chunk`` tokens go through at a time. Logits are rounded to x's dtype, as a product
     rounds them; all of their softmax is in float32 at least, and the weight's gradient is added up
     in it and rounded once; x's is divided by the tokens after its rounding. Both are made by the
-    forward, where one is wanted, and have no gradient of their own. Raises ValueError where shapes
-    or dtypes do not fit, there is no token, or chunk is not positive.
+    forward, where one is wanted, and have no gradient of their own. Autocast casts x and weight, as
+    of a product. Raises ValueError where shapes or dtypes do not fit, there is no token, or chunk
+    is not positive; RuntimeError in a backward with ``create_graph=True``.
     """
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            if x.is_floating_point() and x.dtype != torch.float64:
+                x, weight = (t.to(torch.get_autocast_dtype(device)) for t in (x, weight))
+            return linear_cross_entropy(x, weight, targets, chunk)
     if (
         (x.dim(), weight.dim()) < (1, 2)
         or x.shape[-1:] != weight.shape[1:]
@@ -126,6 +134,7 @@ def _save(ctx, inputs, output):
 
 
 def _differentiate(ctx, dloss, *_):
+    check_first_derivative("linear_cross_entropy has no second derivative; the _plain one has")
     if dloss is None:
         return None, None, None, None, None
     gradients = (

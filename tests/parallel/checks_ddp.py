@@ -11,7 +11,7 @@ from checking import Tied, check, loss_on, raises, same, same_gradients, same_pa
 from torch import nn
 
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP
+from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP
 
 KINDS = {
     "NaiveDDP": NaiveDDP,
@@ -151,6 +151,8 @@ def ddp_refuses_what_would_be_wrong():
             make(nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(1 + rank)]))
         with raises(ValueError, "one device and not meta; got meta"):
             make(nn.Linear(2, 2, device="meta"))
+        with raises(ValueError, "a parameter is a shard of FSDP, another on each rank"):
+            make(FSDP(nn.Linear(4, 4)))
         sparse = nn.Embedding(4, 2, sparse=True)
         ddp = make(sparse)
         with raises(ValueError, "weight has a sparse gradient"):

@@ -124,8 +124,11 @@ def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None
 
 def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
     """Give the module's parameters and buffers the values of the group's rank 0; their device.
-    Collective. Raises ValueError where ranks differ in more, and as ``one_device``."""
+    Collective. Raises ValueError where ranks differ in more, for shards of FSDP, and as
+    ``one_device``."""
     device = one_device(module)
+    if any(getattr(p, "_is_shard", False) for p in module.parameters()):
+        raise ValueError("a parameter is a shard of FSDP, another on each rank; FSDP averages it")
     check_alike("parameters", describe(module.named_parameters()), group)
     check_alike("buffers", describe(module.named_buffers()), group)
     broadcast_from_first([*module.parameters(), *module.buffers()], group)

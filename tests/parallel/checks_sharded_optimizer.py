@@ -12,6 +12,7 @@ from checking import alone, check, chunks_from, groups_of, raises, same, same_pa
 from torch import nn
 from torch.optim import SGD, AdamW
 
+from a2lib.optim import MasterAdamW
 from a2lib.parallel import FSDP, ShardedOptimizer, exchange
 
 OPTIMIZERS = [
@@ -225,6 +226,9 @@ def sharded_refuses():
         ShardedOptimizer(module.parameters(), AdamW, lr=-1)
     with raises(ValueError, "LBFGS works on all parameters"):
         ShardedOptimizer(module.parameters(), torch.optim.LBFGS)
+    with raises(ValueError, "MasterAdamW moved a parameter and cannot be sharded"):
+        whole = nn.Sequential(nn.Linear(2, 2, False), nn.Linear(2, 2, False))
+        ShardedOptimizer(whole.parameters(), MasterAdamW, working_dtype=torch.bfloat16)
     sharded = ShardedOptimizer(module.parameters(), AdamW)
     with raises(ValueError, "different number of parameter groups"):
         sharded.load_state_dict(AdamW(groups_of(module)).state_dict())

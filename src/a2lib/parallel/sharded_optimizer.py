@@ -89,6 +89,8 @@ class ShardedOptimizer(Optimizer):
         self._take(self.param_groups)
         self._local = optimizer_cls([self._own_part(g) for g in self.param_groups], **kwargs)
         self.state = self._local.state
+        if not all(chunk.stays() for chunk, _ in self._chunks):
+            raise ValueError(f"{optimizer_cls.__name__} moved a parameter and cannot be sharded")
 
     def owner(self, param: Tensor) -> int:
         """The rank in the group that holds the state of ``param``."""

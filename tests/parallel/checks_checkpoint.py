@@ -112,6 +112,8 @@ def checkpoints_refuse():
             save_sharded(folder / "weights", fsdp)
         with raises(ValueError, "weights has no optimizer; load it into an optimizer as it was"):
             load_sharded(folder / "weights", fsdp, optimizer)
+        with raises(FileNotFoundError, "nowhere is no checkpoint of save_sharded"):
+            load_sharded(folder / "nowhere", fsdp)
         whole = fsdp.gather_full_params()
         with torch.no_grad():
             for p in module.parameters():

@@ -190,6 +190,8 @@ def fsdp_refuses_torchs_norm_of_its_rows():
     fsdp, single = FSDP(Ways("plain")), FSDP(Ways("plain"), group=checking.alone())
     for wrapped in (fsdp, single):
         loss_on(tokens)(wrapped).backward()
+        with raises(RuntimeError, "clip_grad_norm_ comes after finish_gradient_synchronization"):
+            wrapped.clip_grad_norm_(0.1)
         wrapped.finish_gradient_synchronization()
     before = [p.grad.clone() for p in fsdp.parameters()]
     ways = {

@@ -64,13 +64,18 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     """Read what ``save_sharded`` wrote, at any number of ranks, into the same module and optimizer;
     collective. Weights are overwritten in place, the optimizer's state and settings replaced.
 
-    Raises ValueError where the checkpoint has no optimizer or another one's groups; of weights that
-    are missing or of another shape torch.distributed.checkpoint raises its CheckpointException.
+    Raises FileNotFoundError where there is none, ValueError where it has no optimizer or another
+    one's groups; of weights that are missing or of another shape torch.distributed.checkpoint
+    raises its CheckpointException.
     """
     reader = dcp.FileSystemReader(folder)
+    try:
+        metadata = reader.read_metadata()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{os.fspath(folder)} is no checkpoint of save_sharded") from None
     content = {"model": _model(fsdp)}
     if optimizer is not None:
-        content["optimizer"] = _places(fsdp, optimizer, reader.read_metadata(), folder)
+        content["optimizer"] = _places(fsdp, optimizer, metadata, folder)
     dcp.load(content, storage_reader=reader, process_group=fsdp.group)
     if optimizer is not None:
         _take(fsdp, optimizer, content["optimizer"], folder)

@@ -181,7 +181,10 @@ class FSDP(nn.Module):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their 2-norm over all ranks is at most ``max_norm``; returns
-        the norm before, as torch's function of that name. After the finish; collective."""
+        the norm before, as torch's function of that name; RuntimeError before the finish.
+        Collective."""
+        if self.unfinished():
+            raise RuntimeError("clip_grad_norm_ comes after finish_gradient_synchronization")
         squares = [torch.zeros((), device=self.device) for _ in range(2)]
         given = [p for p in self._parameters_in_order if p.master.grad is not None]
         for p in given:

@@ -231,6 +231,11 @@ def test_a_state_of_torchs_adamw_goes_on():
             each.step()
         close(masters.values(), theirs, step + 1)
     assert all(p.dtype == torch.bfloat16 for p in ours)
+    for words, other in (
+        ("^maximize is True; allowed is False$", torch.optim.AdamW(theirs, maximize=True)),
+        ("^eps is None; allowed are numbers", torch.optim.SGD(theirs)),
+    ):
+        refused(words, optimizer.load_state_dict, other.state_dict())
 
 
 def test_overlapping_beside_another_hook_is_refused():

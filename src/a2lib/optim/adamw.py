@@ -26,7 +26,8 @@ class MasterAdamW(torch.optim.Optimizer):
     ``working_dtype``, of the call or of a group, is torch.bfloat16 or torch.float32: float32
     parameters of the group are rounded to it where they are, before the first backward, and their
     masters keep what they were. None leaves each as it is. The model's state dict has rounded
-    weights then; ``masters()`` has the exact ones, and so has this optimizer's state dict.
+    weights then; ``masters()`` has the exact ones, and so has this optimizer's state dict. What
+    else sets a 16-bit parameter, ``model.load_state_dict`` say, the next step undoes: do it before.
 
     Bias is corrected by ``normaliser``, the sums of the moments' weights (1 - beta**t), float64
     on the parameter's device, so that a step may be captured in a CUDA graph, after one that is
@@ -219,7 +220,10 @@ class MasterAdamW(torch.optim.Optimizer):
         """As of torch.optim.Optimizer, which would round masters and moments to the parameters'
         dtype: here they stay what they are. A parameter is set to its saved master, rounded where
         it is in bfloat16; without one its own stays. A state of PyTorch's AdamW is taken as well.
+        Raises ValueError for settings that this class has not, before anything is changed.
         """
+        for group in state_dict["param_groups"]:
+            _check_settings(group)
         held = {p: state[MASTER] for p, state in self.state.items() if MASTER in state}
         super().load_state_dict(state_dict)
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
@@ -246,14 +250,22 @@ class MasterAdamW(torch.optim.Optimizer):
         return state
 
 
-def _check(group: dict[str, Any]) -> None:
+def _check_settings(group: dict[str, Any]) -> None:
+    """Also of a saved group, which may be another optimizer's."""
+    for name in ("amsgrad", "maximize"):
+        if group.get(name):
+            raise ValueError(f"{name} is {group[name]}; allowed is False")
     for name in ("lr", "eps", "weight_decay"):
-        value = group[name]
-        if isinstance(value, Tensor) or not value >= 0:
+        value = group.get(name)
+        if isinstance(value, Tensor | None) or not value >= 0:
             raise ValueError(f"{name} is {value!r}; allowed are numbers from 0")
-    betas = group["betas"]
+    betas = group.get("betas", ())
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas are {betas!r}; allowed are two numbers from 0 to below 1")
+
+
+def _check(group: dict[str, Any]) -> None:
+    _check_settings(group)
     names = " and ".join(map(str, WORKING))
     if group["working_dtype"] not in (None, *WORKING):
         raise ValueError(f"working_dtype is {group['working_dtype']}; allowed are {names}")

@@ -43,6 +43,12 @@ def test_results_progress_and_output(launch_two):
     assert sorted(lines) == [(r, t) for r in (0, 1) for t in ("no end of line", "printed")]
 
 
+def test_a_script_may_lie_in_another_folder(monkeypatch, tmp_path):
+    (tmp_path / "script.py").write_text("def main():\n    return 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert launch("script:main", processes=1, time_limit_s=LIMIT_S, device=None) == [1]
+
+
 @pytest.mark.parametrize(
     ("how", "first", "within"),
     [
@@ -74,12 +80,14 @@ def test_a_node_that_nobody_joins(launch_two):
 
 REFUSED = [
     ({"target": "launched"}, "target must be 'module:function'; got 'launched'"),
+    ({"target": print}, "target must be 'module:function'; got <built-in function print>"),
     ({"processes": 0}, "processes must be a whole number from 1 to 1024; got 0"),
     ({"processes": 10**6}, "processes must be a whole number from 1 to 1024; got 1000000"),
     ({"nodes": 10**6}, "nodes must be a whole number from 1 to 65536; got 1000000"),
     ({"device": "tpu"}, "device must be 'cpu', 'cuda' or None; got 'tpu'"),
     ({"nodes": 2}, "several nodes need endpoint, the 'host:port' of node 0"),
     ({"node": 1}, "node must be from 0 to 0; got 1"),
+    ({"node": "0"}, "node must be from 0 to 0; got '0'"),
 ]
 for name in ("time_limit_s", "collective_timeout_s"):
     words = f"{name} must be from 0.001 to 31,536,000 s, a year; got"

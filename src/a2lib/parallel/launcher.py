@@ -89,6 +89,7 @@ def launch(
     task = {
         "target": target,
         "arguments": dict(arguments or {}),
+        "path": [*map(str, sys.path)],
         "device": device,
         "nodes": nodes,
         "processes": processes,
@@ -204,7 +205,7 @@ def _environment(world: int, processes: int, folder: str, env: Mapping[str, str]
 def _check(
     target: str, processes: int, device: str | None, nodes: int, node: int, endpoint: str | None
 ) -> None:
-    if not all(target.partition(":")):
+    if not (isinstance(target, str) and all(target.partition(":"))):
         raise ValueError(f"target must be 'module:function'; got {target!r}")
     for name, value, most in (("processes", processes, MOST_RANKS), ("nodes", nodes, MOST_NODES)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -217,7 +218,7 @@ def _check(
         raise ValueError(
             f"endpoint must be 'host:port' with a port from 1 to 65535; got {endpoint!r}"
         )
-    if not 0 <= node < nodes:
+    if not isinstance(node, int) or not 0 <= node < nodes:
         raise ValueError(f"node must be from 0 to {nodes - 1}; got {node!r}")
     if device == "cuda":
         import torch

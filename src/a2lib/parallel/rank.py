@@ -80,6 +80,7 @@ def _call(task: dict) -> object:
         )
     if task["device"]:
         _init_process_group(task["device"], task["collective_timeout_s"])
+    sys.path += [folder for folder in task["path"] if folder not in sys.path]
     module, _, name = task["target"].partition(":")
     return getattr(importlib.import_module(module), name)(**task["arguments"])
 

@@ -210,3 +210,8 @@ def test_a_tangent_is_refused_and_not_lost():
     q, k, v = three(2, 4, 9, 16)
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp|forward"):
         flash.flash_attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+
+
+def test_the_tiled_one_has_a_shape_without_memory():
+    q = torch.empty(2, 8, 16, device="meta")
+    assert FlashAttentionPyTorch.apply(q, q, q).shape == q.shape

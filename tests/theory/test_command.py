@@ -150,6 +150,7 @@ def test_a_wrong_option_ends_the_command_with_one_line(capsys):
         "--size Llama-3-8B --tensor 16": "tensor 16 does not divide num_kv_heads 8; it must",
         "--hidden 1.5": "hidden '1.5': allowed are all, data, none, numbers from 0 to 1",
         "--activations flash": "activations 'flash': allowed are library, fused",
+        "--shared 3": "d_ff 11008 of 0 + 3 experts; it must be",
         "--kv-heads 5": "num_kv_heads 5 does not divide num_heads 32; it must",
     }.items():
         line = refused_command(command.main, ["plan", *given.split()], capsys)

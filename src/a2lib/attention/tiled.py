@@ -50,7 +50,8 @@ def _outside_autocast(function):
     def run(ctx, x, *args):
         if not isinstance(x, Tensor):
             return function(ctx, x, *args)  # which says so
-        with torch.autocast(x.device.type, enabled=False):
+        device = x.device.type if torch.amp.is_autocast_available(x.device.type) else "cpu"  # meta
+        with torch.autocast(device, enabled=False):
             return function(ctx, x, *args)
 
     return run

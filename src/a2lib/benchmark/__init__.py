@@ -13,13 +13,4 @@ from a2lib.benchmark.config import MODES, PHASES, Config
 from a2lib.benchmark.result import Result, StepTimes, Summary
 from a2lib.benchmark.run import check_here, run
 
-__all__ = [
-    "MODES",
-    "PHASES",
-    "Config",
-    "Result",
-    "StepTimes",
-    "Summary",
-    "check_here",
-    "run",
-]
+__all__ = ["MODES", "PHASES", "Config", "Result", "StepTimes", "Summary", "check_here", "run"]

@@ -35,7 +35,7 @@ def check_here(config: Config) -> str:
     device = config.device or ("cuda" if there_is_one else "cpu")
     if device == "cpu":
         needs = {
-            "precision 'tf32'": (config.precision == "tf32", "fp32 and bf16"),
+            "precision 'tf32'": (config.precision == "tf32", "fp32, bf16 and bf16_weights"),
             f"nvtx {config.nvtx!r}": (
                 config.nvtx != "none" and config.torch_profile is None,
                 "none, or any with torch_profile",
@@ -47,7 +47,9 @@ def check_here(config: Config) -> str:
             if asked:
                 raise ValueError(f"{option} needs a CUDA device; allowed on cpu is {instead}")
     elif config.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
-        raise ValueError("precision 'tf32' needs a GPU from Ampere on; allowed are fp32 and bf16")
+        raise ValueError(
+            "precision 'tf32' needs a GPU from Ampere on; allowed are fp32, bf16 and bf16_weights"
+        )
     return device
 
 

@@ -60,7 +60,8 @@ class Shape:
             size = getattr(self, name)
             if size < 0 or size != int(size):
                 raise ValueError(f"{name} is {size!r}; allowed are whole numbers from 0")
-        if self.experts and (not self.top_k or self.d_ff % (self.top_k + self.shared)):
+        found = self.top_k + self.shared
+        if (self.experts or self.shared) and (not self.top_k or self.d_ff % found):
             raise ValueError(
                 f"d_ff {self.d_ff} of {self.top_k} + {self.shared} experts; it must be a whole "
                 "multiple of top_k + shared, with top_k from 1"

@@ -66,7 +66,7 @@ class _Replica(nn.Module):
     gradient on every rank keeps ``.grad`` None, so that an optimizer skips it, as in one process.
 
     Raises RuntimeError without a process group or for a parameter that another wrapper has, and
-    ValueError for modules that differ between ranks, several devices or a meta module.
+    ValueError for modules that differ between ranks, several devices, a meta module or an FSDP.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:

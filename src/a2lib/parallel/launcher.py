@@ -67,9 +67,10 @@ def launch(
 ) -> list[object]:
     """Call ``target``, "module:function", with ``arguments`` in ``processes`` ranks of this node.
 
-    Returns what the function returned in each rank of this node, in rank order. Arguments and
-    results go through JSON. ``device`` "cpu" gives the ranks a gloo process group, "cuda" an NCCL
-    one with a GPU for each rank, None no group (and no torch; one rank then takes no torchrun).
+    Returns what the function returned in each rank of this node, in rank order. Modules are looked
+    for where this process looks. Arguments and results go through JSON. ``device`` "cpu" gives the
+    ranks a gloo process group, "cuda" an NCCL one with a GPU for each rank, None no group (and no
+    torch; one rank then takes no torchrun).
 
     While it runs, ``on_progress(rank, event)`` gets what a rank sends with ``rank.progress`` and
     ``on_output(rank, line)`` what it prints. ``overdue()``, asked all the time, says why the ranks

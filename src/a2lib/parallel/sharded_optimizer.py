@@ -63,7 +63,7 @@ class ShardedOptimizer(Optimizer):
     Raises RuntimeError without a process group, and in ``step`` where a parameter has other memory
     than it was given or ``param_groups`` other parameters; ValueError for parameters that differ
     between ranks, share memory, have none (the device meta) or are FSDP's, and for groups that
-    ``optimizer_cls`` refuses.
+    ``optimizer_cls`` refuses, or whose parameters it moves.
     """
 
     def __init__(

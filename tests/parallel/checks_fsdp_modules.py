@@ -165,6 +165,9 @@ def fsdp_trains_other_peoples_modules():
                 reference, [[lambda m, n=n: square(m, n) for n in own] for own in numbers]
             )
             check_alike(fsdp, reference, what)
+            found = (q.grad.to_dense() for q in reference.parameters() if q.grad is not None)
+            norm = sum(x.abs().square().sum() for x in found).sqrt()
+            alike(fsdp.clip_grad_norm_(float("inf")), norm, f"{what} norm")
             take_step(*steps)
             for quiet in (torch.no_grad, torch.inference_mode):
                 with quiet():

@@ -188,7 +188,9 @@ class FSDP(nn.Module):
         squares = [torch.zeros((), device=self.device) for _ in range(2)]
         given = [p for p in self._parameters_in_order if p.master.grad is not None]
         for p in given:
-            squares[isinstance(p, Sharded)] += p.master.grad.float().square().sum()
+            grad = p.master.grad
+            grad = torch.view_as_real(grad) if grad.is_complex() else grad.float()
+            squares[isinstance(p, Sharded)] += grad.square().sum()
         dist.all_reduce(squares[True], group=self.group)
         norm = (squares[False] + squares[True]).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -110,6 +110,8 @@ def checkpoints_refuse():
         save_sharded(folder / "weights", fsdp)
         with raises(FileExistsError, "weights exists; a checkpoint is written to a new folder"):
             save_sharded(folder / "weights", fsdp)
+        with raises(OSError, "Not a directory"):
+            save_sharded(folder / "weights" / ".metadata" / "x", fsdp)
         with raises(ValueError, "weights has no optimizer; load it into an optimizer as it was"):
             load_sharded(folder / "weights", fsdp, optimizer)
         with raises(FileNotFoundError, "nowhere is no checkpoint of save_sharded"):

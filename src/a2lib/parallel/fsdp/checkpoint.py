@@ -38,20 +38,26 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     The folder, on a file system that all ranks share, appears under its name when all of it is
     written. The optimizer is one of torch.optim over ``fsdp.parameters()``, or over some of them.
 
-    Raises FileExistsError where the folder exists, ValueError for an optimizer whose state cannot
-    be divided by rows.
+    Raises FileExistsError where the folder exists, the OSError of one that cannot be made, and
+    ValueError for an optimizer whose state cannot be divided by rows.
     """
     content = {"model": _model(fsdp)}
     if optimizer is not None:
         content["optimizer"] = _optimizer(fsdp, optimizer)
     folder = Path(folder)
     part = folder.with_name(f"{folder.name}.part")
-    exists = [folder.exists()]
-    if fsdp.rank == 0 and not exists[0]:
-        shutil.rmtree(part, ignore_errors=True)
-    dist.broadcast_object_list(exists, group=fsdp.group, group_src=0)
-    if exists[0]:
-        raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
+    wrong: list[OSError | None] = [None]
+    if fsdp.rank == 0:
+        try:
+            if folder.exists():
+                raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+        except OSError as error:
+            wrong = [error]
+    dist.broadcast_object_list(wrong, group=fsdp.group, group_src=0)
+    if wrong[0]:
+        raise wrong[0]
     planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
     if fsdp.rank == 0:

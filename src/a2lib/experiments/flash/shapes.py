@@ -13,10 +13,7 @@ PUBLISHED = ("a2lib", "eager", "compile", "sdpa_flash", "sdpa_cudnn", "sdpa_effi
 ASKED = "compiled_backward"
 IMPLEMENTATIONS = (*PUBLISHED, ASKED, "tiled")
 SWEEPS = ("handout", "leaderboard", "fa3", "ladder", "all")
-_DEFAULTS = {
-    "cuda": {"dtype": "bf16", "seq_len": 16384},
-    "cpu": {"dtype": "fp32", "seq_len": 128},
-}
+_DEFAULTS = {"cuda": {"dtype": "bf16", "seq_len": 16384}, "cpu": {"dtype": "fp32", "seq_len": 128}}
 # Tile by tile in Python takes minutes beyond this on a CPU, so it is then measured only if asked
 # for.
 TILED_SEQ_LEN = 4096

@@ -194,10 +194,7 @@ def fully_sharded() -> Drawing:
         ("one layer,\nin use", (4, 1), every_row, SENT),
         ("gradients,\nmoments", (4, 1), own_row, HELD),
     ]
-    passes = {
-        "forward": schedules.fsdp(4, 1.0, 0.7),
-        "backward": schedules.fsdp(4, 2.0, 0.7, 0.7),
-    }
+    passes = {"forward": schedules.fsdp(4, 1.0, 0.7), "backward": schedules.fsdp(4, 2.0, 0.7, 0.7)}
     letters = "G: all-gather of a layer's weights", "S: reduce-scatter of its gradients"
     return _drawing(rows, passes, HOLDS, letters)
 

@@ -10,7 +10,7 @@ from refusals import refused
 
 from a2lib.theory import layouts, planner
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.layouts import STRATEGIES, Job, Layout, evaluate
+from a2lib.theory.layouts import SHARDINGS, STRATEGIES, Job, Layout, evaluate
 from a2lib.theory.transformer import SIZES, Shape
 
 
@@ -23,7 +23,7 @@ def every_plan(one):
         pieces = range(1, one.shape.num_layers + 1) if sizes[2] > 1 else [1]
         experts = range(1, one.shape.experts + 1) if one.shape.experts else [1]
         for m, sharding, strategy, chunks, expert in itertools.product(
-            range(1, one.batch + 1), planner.SEARCHED, STRATEGIES, pieces, experts
+            range(1, one.batch + 1), SHARDINGS, STRATEGIES, pieces, experts
         ):
             try:
                 layout = Layout(*sizes, m, sharding, strategy, chunks, expert=expert)
@@ -44,6 +44,7 @@ def every_plan(one):
         (job(12, 4, 8, WIDE, replace(FAST, torus=True, node=12)), [("data", True), ("all", False)]),
         (job(8, 4, 8, WIDE, replace(FAST, memory=40_000.0)), [("data", True), ("none", False)]),
         (replace(job(8, 2, 8, WIDE, FAST), attention="eager"), [("data", False), (0.5, True)]),
+        (job(4, 4, 8, device=replace(FAST, latency=1.0)), [("data", False), ("all", True)]),
         (job(12, 4, 8, replace(MIXED, experts=8, top_k=2), FAST), [("data", False), ("all", True)]),
     ],
 )

@@ -43,7 +43,6 @@ ASSUMPTIONS = (
     "zero1 keeps the gradients whole as well and sends them once a step; none keeps all of it "
     "whole and exchanges gradients once a step; hsdp is fsdp within each node, and averages "
     "gradients over the nodes once a step",
-    "the search leaves none out: zero1 sends as many bytes and holds less on several devices",
     "activations library: as this library's block keeps them (saved.py); fused: all in the 16 bits "
     "of computation, of a norm its input and output, of the gate its two inputs and its output; "
     "eager attention adds the scores, a mask, and three fp32 matrices of scores while it goes "

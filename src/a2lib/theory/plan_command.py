@@ -68,7 +68,7 @@ with very many divisors some are left out, and the answer says so.
   zero1  bf16 weights and gradients whole; fp32 weights and moments cut, as in the paper (this
          library's ShardedOptimizer cuts the moments alone: 4 bytes a parameter more)
   hsdp   fsdp within a node, the same on each; gradients averaged over the nodes once a step
-  none   everything whole on each device; never tried, since zero1 sends as much and holds less
+  none   everything whole on each device; zero1 sends as much, in twice the messages
 
 The best layout is that of the shortest step in which messages of FSDP, data parallelism and
 pipeline hide behind computation as far as they are shorter, and those of tensor, context and expert

@@ -20,12 +20,10 @@ from a2lib.theory.layouts import Job, Layout, Plan, memory
 from a2lib.theory.products import check_name, largest
 from a2lib.theory.stages import stage_blocks, stages
 
-# Plain replicas send as much as zero1 and hold more.
-SEARCHED = ("zero1", "zero2", "fsdp", "hsdp")
 # Sizes with many divisors have billions of layouts. So many meshes, and so many layouts of which
 # the memory is counted, are seconds of a search, and so many of one mesh are enough. To count the
 # time too is as long as TIMED.
-MOST_MESHES, MOST_COUNTED, MOST_OF_MESH = 50_000, 25_000, 5_000
+MOST_MESHES, MOST_COUNTED, MOST_OF_MESH = 50_000, 31_250, 6_250
 TIMED = 8
 LARGEST = 2**40
 
@@ -209,7 +207,7 @@ def _layouts(
 ) -> tuple[Iterator[Layout], bool]:
     """The layouts of one mesh, without those that are ``slower`` however their state and experts
     are cut, and whether those are all."""
-    shardings = _values(fixed, "sharding", SEARCHED)
+    shardings = _values(fixed, "sharding", layouts.SHARDINGS)
     strategies = _values(fixed, "checkpointing", _strategies(job))
     counts, pieces = _microbatches(job, fixed, mesh), _chunks(job, fixed, mesh[2], mesh[2])
     several = len(shardings) * len(strategies) * max(1, len(pieces))
@@ -261,7 +259,8 @@ def _least_memory(job: Job, fixed: dict, mesh: tuple[int, ...]) -> Iterator[Layo
     takes more, nor does a stage in one piece, nor experts on more devices, and of several
     micro-batches the most take least."""
     counts, experts = _microbatches(job, fixed, mesh), _experts(job, fixed, mesh)
-    strategy, shardings = fixed.get("checkpointing", "block"), _values(fixed, "sharding", SEARCHED)
+    strategy = fixed.get("checkpointing", "block")
+    shardings = _values(fixed, "sharding", layouts.SHARDINGS)
     for m, sharding in itertools.product(sorted({*counts[:1], *counts[-1:]}), shardings):
         cuts = [n for n in experts if n == 1] if sharding == "hsdp" else experts
         for cut in itertools.product(_chunks(job, fixed, mesh[2], m)[-1:], cuts[-1:]):

@@ -61,6 +61,8 @@ def test_a_run_records_where_it_ran(new, monkeypatch):
     assert row["python"] == ".".join(map(str, __import__("sys").version_info[:3]))
     assert row["command"] == "papermill notebooks/flash.ipynb"
     assert json.loads(row["parameters"]) == {"seq_len": 16}
+    odd = {"a\u00a0b": 'c,"d\n\u2028\udc80é'}
+    assert json.loads(new(parameters=odd)["parameters"]) == odd
     assert len({new()["run"] for _ in range(3)}) == 3  # in the same second
 
 

@@ -52,6 +52,8 @@ def start_run(
         )
     except (TypeError, ValueError) as error:
         raise StoreError(f"parameters of the run: {error}; give numbers, text and lists") from error
+    # What a reader of the table refuses is in JSON's text alone, where it can be escaped.
+    text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in scrub(text))
     now = datetime.now(UTC)
     run = f"{now:%Y%m%dT%H%M%SZ}-{device}-{secrets.token_hex(3)}"
     row = {
@@ -60,7 +62,7 @@ def start_run(
         "device": device,
         "n_devices": n_devices,
         "command": clean(scrub(command)),
-        "parameters": scrub(text),
+        "parameters": text,
         **versions(),
     }
     runs_table(data).put(dict.fromkeys(COLUMNS, "") | row)

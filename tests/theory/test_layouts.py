@@ -329,6 +329,8 @@ def test_what_is_not_allowed_is_one_line():
     refused("device 'A9': allowed are H100, H200, H800, A100, B200", named_device, "A9")
     refused("link is -1.0; allowed are numbers above 0", replace, TOY, link=-1.0)
     refused("fixed 'experts': allowed are data, tensor", planner.search, job(), {"experts": 2})
+    for wrong in ("some", 1.5, math.nan):
+        refused("allowed are all, data, none, numbers from 0", planner.search, job(), hidden=wrong)
     small = job(device=replace(TOY, memory=1e3))
     refused("of the 0.0 GB allowed on each", planner.search, small)
     # three micro-batches divide the batch, but no data rank of two

@@ -40,8 +40,12 @@ def search(
     The step is that of ``Plan.seconds(hidden)``; of equal ones (to six figures) the shorter with
     nothing hidden, with all, then the one of least memory. Tensor parallelism stays within a node
     unless it is fixed or may go ``across``; a zero-bubble pipeline is one that is fixed. Raises
-    ValueError, in one line, for a fixed value that breaks a rule, and where nothing fits.
+    ValueError, in one line, for a fixed value that breaks a rule, for another ``hidden``, and where
+    nothing fits.
     """
+    if hidden not in layouts.HIDDEN and (isinstance(hidden, str) or not 0 <= hidden <= 1):
+        names = ", ".join(layouts.HIDDEN)
+        raise ValueError(f"hidden {hidden!r}: allowed are {names}, numbers from 0 to 1")
     fixed = fixed or {}
     allowed = [field.name for field in fields(Layout)]
     for name in fixed:

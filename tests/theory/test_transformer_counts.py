@@ -1,6 +1,7 @@
 """Closed forms of the Transformer against the model's tensors and a counter of operations."""
 
 import functools
+import math
 import re
 
 import pytest
@@ -131,6 +132,9 @@ def test_of_experts_a_token_meets_a_few():
         ({"experts": 4}, "d_ff 64 of 0 + 0 experts"),
         ({"experts": 4, "top_k": 2, "shared": 1}, "d_ff 64 of 2 + 1 experts"),
         ({"experts": -1}, "experts is -1; allowed are whole numbers from 0"),
+        ({"top_k": "2"}, "top_k is '2'; allowed are whole numbers from 0"),
+        ({"rope": math.inf}, "rope is inf; allowed are whole numbers from 0"),
+        ({"q_rank": 4}, "q_rank 4, rope 0 with kv_rank 0; allowed are 0"),
         ({"experts": 4, "top_k": 2, "dense": 2}, "dense 2 of 2 layers"),
     ):
         refused(re.escape(words), GroupedShape, 16, 64, 2, 2, 10, **wrong)

@@ -39,6 +39,15 @@ class Shape:
     head_size = q_rank = kv_rank = rope = 0
 
     def __post_init__(self) -> None:
+        for name in ("experts", "top_k", "shared", "dense", "nodes", *LATENT):
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise ValueError(f"{name} is {size!r}; allowed are whole numbers from 0")
+        if (self.q_rank or self.rope) and not self.kv_rank:
+            raise ValueError(
+                f"q_rank {self.q_rank}, rope {self.rope} with kv_rank 0; allowed are 0, since both "
+                "are of latent attention"
+            )
         names = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
         sizes = {name: getattr(self, name) for name in names}
         check_sizes(**sizes, num_kv_heads=self.kv_heads)
@@ -56,10 +65,6 @@ class Shape:
             raise ValueError(
                 f"num_kv_heads {self.kv_heads} does not divide num_heads {self.num_heads}; it must"
             )
-        for name in ("experts", "top_k", "shared", "dense", "nodes", *LATENT):
-            size = getattr(self, name)
-            if size < 0 or size != int(size):
-                raise ValueError(f"{name} is {size!r}; allowed are whole numbers from 0")
         found = self.top_k + self.shared
         if (self.experts or self.shared) and (not self.top_k or self.d_ff % found):
             raise ValueError(
@@ -136,8 +141,8 @@ class GroupedShape(Shape):
     latent of ``kv_rank`` come keys and values of ``head_size``, with ``rope`` more that turn and
     are of all heads; of one of ``q_rank`` the queries. 0 is none. Counted by this module, saved.py
     and the planner; the library's model and the other counts have none of it. Raises ValueError as
-    ``Shape``, for heads of keys that do not divide the heads, and for experts that do not go
-    together.
+    ``Shape``, for heads of keys that do not divide the heads, for experts that do not go together,
+    and for a ``q_rank`` or ``rope`` without ``kv_rank``.
     """
 
     num_kv_heads: int | None = None

@@ -81,6 +81,7 @@ def test_a_broken_file_names_its_line(data):
         ("start_us", "begin", ":2: the columns are"),
         ("1.5", "soon", ":3: could not con"),
         (",matmul", "", ":3: zip"),
+        (text.splitlines(keepends=True)[2], "", ":2: cut short: no row"),
     ):
         path.write_text(text.replace(old, new, 1))
         refused(words, bulk.read, "strip", "cpu", "small-128", data, error=StoreError)

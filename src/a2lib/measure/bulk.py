@@ -114,6 +114,8 @@ def read(table: str, device: str, picture: str, data: Path | None = None) -> Pic
                 rows.append({c: kind(field) for (c, kind), field in named})
         except ValueError as error:
             raise broken(path, number, error) from None
+    if not rows:
+        raise broken(path, len(lines) + 1, "cut short: no row")
     return Picture(run, about, rows)
 
 

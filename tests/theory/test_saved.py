@@ -89,6 +89,8 @@ def test_what_is_not_kept_and_what_cannot_be():
         ("0", 12, ["ReluBackward0.result"])
     ]
     assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
+    _, found = saved_for_backward(torch.nn.RNN(3, 4), torch.ones(2, 3))  # a tuple of results
+    assert any("TanhBackward0.result" in one.operations for one in found)
     shape = SHAPES[0][0]
     refused("attention 'fast': allowed are eager, flash, sdpa_", block_saved, shape, 1, 1, "fast")
     refused("precision 'fp16': allowed are fp32, b", block_saved, shape, 1, 1, "eager", "fp16")

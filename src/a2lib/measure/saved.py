@@ -95,8 +95,10 @@ def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:
 
 def _name_operations(output, found: dict[int, Saved]) -> None:
     import torch
+    from torch.utils._pytree import tree_leaves
 
-    seen, nodes = set(), [output.grad_fn]
+    results = (one for one in tree_leaves(output) if isinstance(one, torch.Tensor))
+    seen, nodes = set(), [result.grad_fn for result in results]
     while nodes:
         node = nodes.pop()
         if node is not None and node not in seen:

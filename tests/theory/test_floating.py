@@ -78,6 +78,6 @@ def test_the_parts_of_a_sum_add_up():
             assert all((gain / part.spacing).denominator == 1 for gain in part.gains)
 
 
-@pytest.mark.parametrize("text", ["0", "10", "-6", "0.125", "0.0009765625", "16777216"])
+@pytest.mark.parametrize("text", ["0", "10", "-6", "0.125", "0.0009765625", str(2**96 + 1)])
 def test_decimals_have_every_digit(text):
     assert decimal(Fraction(text)) == text

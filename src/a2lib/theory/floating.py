@@ -150,7 +150,7 @@ def decimal(x: Fraction, digits: int = 60) -> str:
     places, scaled = 0, x
     while scaled.denominator != 1 and places < digits:
         places, scaled = places + 1, scaled * 10
-    return f"{Decimal(round(scaled)).scaleb(-places):f}"
+    return f"{Decimal(f'{round(scaled)}E-{places}'):f}"  # scaleb would round to 28 digits
 
 
 @functools.lru_cache(maxsize=64)

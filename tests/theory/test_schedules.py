@@ -147,6 +147,9 @@ def test_what_is_not_allowed_is_refused():
     refused("allowed are gpipe, 1f1b, interleaved", bubble_share, "zigzag", 2, 2)
     refused("allowed is 1, except for an interleaved", bubble_share, "1f1b", 2, 2, 2)
     refused("allowed are multiples of the 4 stages", bubble_share, "interleaved", 4, 6, 2)
+    refused("allowed in zb-h2 are 7 or more", bubble_share, "zb-h2", 4, 6)
+    assert other_axes.microbatches_for("zb-h1", 8, 0.5) == 8
+    assert other_axes.microbatches_for("1f1b", 8, 1 / (10**12 + 1)) == 7 * 10**12
     refused("between 0 and 1", other_axes.microbatches_for, "1f1b", 4, 1.0)
     refused("allowed are numbers above 0", peak_microbatches, "gpipe", 0, 2)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from a2lib.theory import stages
 from a2lib.theory.jobs import OPTIMIZERS, Job
 from a2lib.theory.layout_time import times
+from a2lib.theory.other_axes import least_microbatches
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 from a2lib.theory.stages import Layout, Stage
 from a2lib.theory.transformer import forward_flops_by_part, more_of_experts
@@ -159,11 +160,6 @@ def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
             f"data x tensor x pipeline x context is {layout.devices}; allowed are at most the "
             f"{job.devices} devices"
         )
-
-
-def least_microbatches(schedule: str, stages: int) -> int:
-    """The fewest that a pipeline's order has work for: those of zero bubble."""
-    return {"zb-h1": stages, "zb-h2": 2 * stages - 1}.get(schedule, 1)
 
 
 def of_axis(job: Job, axis: str, size: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attenti
 """
 
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import check_name
+from a2lib.theory.products import check_name, largest
 
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
@@ -25,6 +25,13 @@ def check_pipeline(kind: str, stages: int, microbatches: int, chunks: int) -> No
         raise ValueError(
             f"microbatches is {microbatches}; allowed are multiples of the {stages} stages"
         )
+    if microbatches < (least := least_microbatches(kind, stages)):
+        raise ValueError(f"microbatches is {microbatches}; allowed in {kind} are {least} or more")
+
+
+def least_microbatches(kind: str, stages: int) -> int:
+    """The fewest that a pipeline's order has work for: those of zero bubble."""
+    return {"zb-h1": stages, "zb-h2": 2 * stages - 1}.get(kind, 1)
 
 
 def bubble_share(kind: str, stages: int, microbatches: int, chunks: int = 1) -> float:
@@ -33,7 +40,8 @@ def bubble_share(kind: str, stages: int, microbatches: int, chunks: int = 1) -> 
     ``chunks`` is v, the pieces of the model on each device. GPipe and 1F1B wait equally long. Zero
     bubble is of forward, inputs' gradients and weights' gradients of equal length: ZB-H1 waits a
     third of 1F1B's, ZB-H2 not at all. Raises ValueError for an unknown kind, more than one chunk
-    where the kind has none, or micro-batches that the stages do not divide where it has.
+    where the kind has none, micro-batches that the stages do not divide where it has, or fewer than
+    ``least_microbatches``.
     """
     check_pipeline(kind, stages, microbatches, chunks)
     waits = bubble_s(kind, stages, 1, 1, 1, chunks)
@@ -77,11 +85,11 @@ def microbatches_for(kind: str, stages: int, share: float, chunks: int = 1) -> i
     if not 0 < share < 1:
         raise ValueError(f"share is {share!r}; allowed are numbers between 0 and 1")
     step = stages if kind == "interleaved" else 1
-    check_pipeline(kind, stages, step, chunks)
-    m = step
-    while bubble_share(kind, stages, m, chunks) > share:
-        m += step
-    return m
+    m = max(step, least_microbatches(kind, stages))
+    check_pipeline(kind, stages, m, chunks)
+    return m + step * largest(
+        lambda k: bubble_share(kind, stages, m + k * step - step, chunks) > share
+    )
 
 
 def least_stage_layers(d_ff, flops, bandwidth):

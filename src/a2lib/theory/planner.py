@@ -17,6 +17,7 @@ from functools import cache, lru_cache
 from a2lib.theory import layouts
 from a2lib.theory.layout_time import least_waited, stage_flops, waiting
 from a2lib.theory.layouts import Job, Layout, Plan, memory
+from a2lib.theory.other_axes import least_microbatches
 from a2lib.theory.products import check_name, largest
 from a2lib.theory.stages import stage_blocks, stages
 
@@ -273,6 +274,6 @@ def _least_memory(job: Job, fixed: dict, mesh: tuple[int, ...]) -> Iterator[Layo
 
 def _microbatches(job: Job, fixed: dict, mesh: tuple[int, ...]) -> list[int]:
     """Numbers of micro-batches that keep the rules, of a zero-bubble pipeline's too."""
-    least = layouts.least_microbatches(fixed.get("schedule", "1f1b"), mesh[2])
+    least = least_microbatches(fixed.get("schedule", "1f1b"), mesh[2])
     found = _divisors(job.batch // mesh[0])
     return [m for m in found if m >= least and m == fixed.get("microbatches", m)]

@@ -1,6 +1,5 @@
 """Where this repository keeps things, whatever folder the caller stands in."""
 
-import getpass
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def data_dir() -> Path:
     """Folder of the measured data: `$A2LIB_DATA` if set and not empty, else `data/`."""
     chosen = os.environ.get("A2LIB_DATA")
-    return Path(chosen).expanduser().absolute() if chosen else ROOT / "data"
+    return Path(os.path.expanduser(chosen)).absolute() if chosen else ROOT / "data"
 
 
 def build_dir() -> Path:
@@ -26,7 +25,7 @@ def cache_dir() -> Path:
     """Folder of compiled code. Inductor writes commands without quotes, so that it is one of
     temporary files where the path of this repository has a space."""
     if re.search(r"\s", str(ROOT)):
-        return Path(tempfile.gettempdir(), f"a2lib-{getpass.getuser()}")
+        return Path(tempfile.gettempdir(), f"a2lib-{os.getuid()}")  # containers name no user
     return build_dir() / "cache"
 
 

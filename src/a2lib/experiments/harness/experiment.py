@@ -23,6 +23,7 @@ from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.harness.worker import store_of
 from a2lib.measure import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
 from a2lib.measure.memory import free_bytes
+from a2lib.measure.table import StoreError
 
 _HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
 # Share of the free device memory that compiling ahead may take.
@@ -267,7 +268,14 @@ def data_folder(device: str) -> Path:
 
     Those of a CPU go to build/data, which the report reads too: data/ is committed, and a trial of
     the notebook leaves it as it was.
+
+    Raises StoreError where the package was installed as a copy, beside which nothing is kept.
     """
+    if not (paths.ROOT / "notebooks").is_dir():
+        raise StoreError(
+            "a2lib is installed without its repository, where rows and compiled code are kept:"
+            " in a clone run `pip install -e '.[book]'`, then this again"
+        )
     if device == "cpu" and not os.environ.get("A2LIB_DATA"):
         return paths.build_dir() / "data"
     return paths.data_dir()

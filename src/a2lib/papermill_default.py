@@ -16,6 +16,7 @@ gone. `A2LIB_PAPERMILL_DEFAULT=0` switches all of it off.
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -35,6 +36,7 @@ SWITCH = "A2LIB_PAPERMILL_DEFAULT"
 PARENT = "A2LIB_PARENT"
 PARENT_POLL_S = 0.5
 SHOWN_LINES = 24  # of a table in the terminal
+NOT_WRITTEN = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _stopped: list[int] = []  # the signals that stopped this process
 _main = click.Command.main
 
@@ -121,7 +123,10 @@ def make_folder(output: Path) -> None:
 
 
 def one_line(error: Exception) -> str | None:
-    """The line in which a notebook tells an error; None for any other, which has a traceback."""
+    """The line in which a notebook tells an error, or for a file of papermill's or Jupyter's that
+    cannot be written; None for any other, which has a traceback."""
+    if isinstance(error, OSError) and error.errno in NOT_WRITTEN:
+        return f"{error.filename or 'the executed notebook or a file of Jupyter'}: {error.strerror}"
     line = f"{getattr(error, 'ename', '')}: {getattr(error, 'evalue', '')}"
     return line if list(getattr(error, "traceback", ())) == [line] else None
 

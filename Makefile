@@ -88,10 +88,11 @@ $(BOOK): $(BOOK_INPUTS) build/.book-inputs $(STAMP)
 	env -u A2LIB_DATA $(BIN)/jupyter-book build book/ -W -n --keep-going </dev/null
 	@touch $@
 
-# Changes when a file is added or removed, which no file's own time shows.
+# Changes when a file is added or removed, which no file's own time shows. Two GPUs' rows are more names than a command takes.
 build/.book-inputs: FORCE
 	@mkdir -p build
-	@echo $(BOOK_INPUTS) | cmp -s - $@ || echo $(BOOK_INPUTS) >$@
+	@$(call FIND,src/a2lib book notebooks data build/data) >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # exec: pytest's last line is the last line. The order of files is that of tests/conftest.py, slow ones first; pytest-xdist's
 # own puts those of many tests first. Some two hundred processes import the package: it is compiled once.

@@ -131,6 +131,13 @@ def test_a_file_that_goes_away_builds_the_book_again(repository):
     assert programs(repository) == ["python", "jupyter-book"]
 
 
+def test_more_rows_than_names_in_a_command_make_a_book(repository):
+    for number in range(600):  # 131,072 bytes are what Linux takes
+        (repository / f"data/measured/flash/{number:0240}.csv").touch()
+    make(repository, "html")
+    assert programs(repository) == ["python", "jupyter-book"]
+
+
 @pytest.mark.parametrize("broken", ["papermill-fails", "book-fails"])
 def test_what_failed_is_not_taken_as_done(repository, broken):
     (repository / broken).write_text("")

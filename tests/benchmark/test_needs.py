@@ -91,19 +91,14 @@ def test_a_full_device_is_a_line(tiny_arguments, capsys, tmp_path):
     assert line.endswith("No space left on device")
 
 
-@pytest.mark.parametrize(
-    "export, why",
-    [
+def test_a_trace_that_is_cut_off_is_a_line(tiny_arguments, capsys, tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    for export, why in (
         (lambda _, path: Path(path).write_text('{"traceEvents": ['), "the trace is cut off"),
         (lambda _, path: Path(f"{path}.tmp").touch(), "the trace is cut off"),
         (Mock(side_effect=OSError(errno.EDQUOT, "Disk quota exceeded")), "Disk quota exceeded"),
-    ],
-)
-def test_a_trace_that_is_cut_off_is_a_line(
-    tiny_arguments, capsys, tmp_path, monkeypatch, export, why
-):
-    # Not on a device: PyTorch writes beside the path and puts that in its place.
-    monkeypatch.setattr(profile, "export_chrome_trace", export)
-    path = tmp_path / "trace.json"
-    path.write_text("{}")  # of an earlier run
-    assert written(tiny_arguments(f"--torch-profile={path}"), path, capsys).endswith(why)
+    ):
+        # Not on a device: PyTorch writes beside the path and puts that in its place.
+        monkeypatch.setattr(profile, "export_chrome_trace", export)
+        path.write_text("{}")  # of an earlier run
+        assert written(tiny_arguments(f"--torch-profile={path}"), path, capsys).endswith(why)

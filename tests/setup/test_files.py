@@ -52,22 +52,14 @@ def test_no_file_names_a_folder_of_one_machine():
     assert not found, "\n".join(found)
 
 
-def test_the_pattern_of_local_folders():
+def test_folders_of_a_machine_are_found_as_paths_alone():
     assert LOCAL.search("see /home/ann/notes") and LOCAL.search('"/root/.cache/x"')
     assert not LOCAL.search("https://example.org/home/index.html")
     assert not LOCAL.search("book/home/x, ../home/y")
-
-
-def test_folders_of_this_machine_are_found_as_paths_alone():
     assert local_folders("/", "/data", "/root") == []
     [pattern] = local_folders("/srv/ann")
     assert pattern.search('open("/srv/ann/x.csv")')
     assert not pattern.search("build/srv/ann/x.csv") and not pattern.search("/srv/anna/x")
-
-
-def test_no_python_file_is_long():
-    python = {name: len(text.splitlines()) for name, text in texts() if name.suffix == ".py"}
-    assert {name: n for name, n in python.items() if n > 500} == {}
 
 
 def test_the_library_synchronises_only_where_it_measures():
@@ -114,8 +106,9 @@ def test_the_house_stays_small():
     def room(folder, ending=".py"):
         return {n: k for n, k in lines.items() if n.startswith(folder) and n.endswith(ending)}
 
-    most = {"src/": 36_726, "src/a2lib/report/": 6_130, "tests/": 24_000, "tests/report/": 1_116}
+    most = {"src/": 36_760, "src/a2lib/report/": 6_127, "tests/": 24_000, "tests/report/": 1_116}
     assert {folder: n for folder in most if (n := sum(room(folder).values())) > most[folder]} == {}
     modules = {name.removeprefix("src/a2lib/"): n for name, n in room("src/").items()}
     assert {name: n for name, n in modules.items() if n > (500 if name in LONG else 350)} == {}
+    assert {name: n for name, n in room("").items() if n > 500} == {}
     assert {page: n for page, n in room("book/", ".md").items() if n > 505} == {}

@@ -32,13 +32,8 @@ RELEASED = {
 @st.composite
 def shapes(draw):
     num_heads, pairs = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    return Shape(
-        d_model=2 * pairs * num_heads,
-        d_ff=draw(st.integers(1, 9)),
-        num_layers=draw(st.integers(1, 3)),
-        num_heads=num_heads,
-        vocab_size=draw(st.integers(1, 11)),
-    )
+    d_ff, num_layers, vocab_size = (draw(st.integers(1, most)) for most in (9, 3, 11))
+    return Shape(2 * pairs * num_heads, d_ff, num_layers, num_heads, vocab_size)
 
 
 @pytest.mark.parametrize("name", SIZES)

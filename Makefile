@@ -111,8 +111,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/python dev/check_imports.py
 
+# A notebook's kernel runs in the notebook's folder, where a relative path would be another.
 lab: $(STAMP)
-	@exec $(BIN)/jupyter lab $(ARGS)
+	@case "$$A2LIB_DATA" in ''|/*|~*) ;; *) A2LIB_DATA="$$PWD/$$A2LIB_DATA" ;; esac; \
+	exec $(BIN)/jupyter lab $(ARGS)
 
 $(NOTEBOOKS): $(STAMP)
 	@exec env A2LIB_PARENT=$$PPID $(BIN)/python dev/run_notebook.py $@ $(PARAMETERS) </dev/null

@@ -179,6 +179,8 @@ def test_parameters_of_a_notebook_are_handed_on(repository):
     assert call.startswith("python dev/run_notebook.py flash ")
     assert sorted(call.split()[3:5]) == ["HEAD_DIM=[64,128]", "SEQ_LEN=65536"]
     assert "A2LIB_DATA=" not in call and " data=here " in call
+    make(repository, "lab", "A2LIB_DATA=x y")
+    assert f"data={repository}/x y " in calls(repository)[0]
 
 
 def test_parameters_become_options_of_papermill():

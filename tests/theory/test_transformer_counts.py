@@ -130,6 +130,7 @@ def test_of_experts_a_token_meets_a_few():
         ({"top_k": "2"}, "top_k is '2'; allowed are whole numbers from 0"),
         ({"rope": math.inf}, "rope is inf; allowed are whole numbers from 0"),
         ({"q_rank": 4}, "q_rank 4, rope 0 with kv_rank 0; allowed are 0"),
+        ({"kv_rank": 4, "num_kv_heads": 1}, "num_kv_heads 1 with a latent"),
         ({"experts": 4, "top_k": 2, "dense": 2}, "dense 2 of 2 layers"),
     ):
         refused(re.escape(words), GroupedShape, 16, 64, 2, 2, 10, **wrong)

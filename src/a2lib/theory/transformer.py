@@ -65,6 +65,8 @@ class Shape:
             raise ValueError(
                 f"num_kv_heads {self.kv_heads} does not divide num_heads {self.num_heads}; it must"
             )
+        if self.kv_rank and self.kv_heads != self.num_heads:
+            raise ValueError(f"num_kv_heads {self.kv_heads} with a latent; allowed is num_heads")
         found = self.top_k + self.shared
         if (self.experts or self.shared) and (not self.top_k or self.d_ff % found):
             raise ValueError(

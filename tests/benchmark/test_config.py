@@ -22,7 +22,7 @@ WRONG = [
     ("checkpointing", "segments:3", "allowed as k are 1 to 2"),
     ("torch_profile", "no/such/folder/x", "torch_profile 'no/such/folder/x': no such folder"),
     ("memory_history", ".", "memory_history '.' is a folder; allowed is a file"),
-    ("precision", "tf32", "needs a CUDA device; allowed on cpu is fp32, bf16 and bf16_weights"),
+    ("precision", "tf32", "needs a CUDA device; allowed on cpu is fp32, bf16, bf16_weights"),
     ("nvtx", "phases", "nvtx 'phases' needs a CUDA device; allowed on cpu is none"),
 ]
 

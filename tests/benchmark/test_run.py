@@ -303,5 +303,5 @@ def test_tf32_wants_the_hardware_and_is_set(tiny, calls, built, monkeypatch):
         run(tiny(device="cuda", precision=precision, mode="inference"))
     assert seen == [("high", True), ("highest", False)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    line = "needs a GPU from Ampere on; allowed are fp32, bf16 and bf16_weights"
+    line = "needs a GPU from Ampere on; allowed are fp32, bf16, bf16_weights"
     refused(line, check_here, tiny(device="cuda", precision="tf32"))

@@ -87,20 +87,20 @@ def check_distinct(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def check_first_derivative(line: str | None = None) -> None:
+NO_SECOND_DERIVATIVE = (
+    "FlashAttention has no second derivative: call backward without create_graph=True, or use "
+    "attention_reference, which can be differentiated twice"
+)
+
+
+def check_first_derivative(line: str = NO_SECOND_DERIVATIVE) -> None:
     """Called by a backward pass that cannot itself be differentiated; raises RuntimeError.
 
     Gradients are computed with autograd on only where someone may differentiate them. Compiled
     backward passes are refused by PyTorch, or by the operator they call.
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise RuntimeError(line or NO_SECOND_DERIVATIVE)
-
-
-NO_SECOND_DERIVATIVE = (
-    "FlashAttention has no second derivative: call backward without create_graph=True, or use "
-    "attention_reference, which can be differentiated twice"
-)
+        raise RuntimeError(line)
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:

@@ -5,7 +5,7 @@ import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from a2lib.benchmark.config import Config
+from a2lib.benchmark.config import PRECISIONS, Config
 from a2lib.benchmark.ranges import Ranges, RecordFunctions, Stopwatch
 from a2lib.benchmark.result import Result
 from a2lib.measure import synchronize
@@ -33,9 +33,10 @@ def check_here(config: Config) -> str:
     if config.device == "cuda" and not there_is_one:
         raise ValueError("device 'cuda': there is no CUDA device here; allowed is cpu")
     device = config.device or ("cuda" if there_is_one else "cpu")
+    others = ", ".join(name for name in PRECISIONS if name != "tf32")
     if device == "cpu":
         needs = {
-            "precision 'tf32'": (config.precision == "tf32", "fp32, bf16 and bf16_weights"),
+            "precision 'tf32'": (config.precision == "tf32", others),
             f"nvtx {config.nvtx!r}": (
                 config.nvtx != "none" and config.torch_profile is None,
                 "none, or any with torch_profile",
@@ -47,9 +48,7 @@ def check_here(config: Config) -> str:
             if asked:
                 raise ValueError(f"{option} needs a CUDA device; allowed on cpu is {instead}")
     elif config.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
-        raise ValueError(
-            "precision 'tf32' needs a GPU from Ampere on; allowed are fp32, bf16 and bf16_weights"
-        )
+        raise ValueError(f"precision 'tf32' needs a GPU from Ampere on; allowed are {others}")
     return device
 
 

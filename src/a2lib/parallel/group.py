@@ -127,12 +127,18 @@ def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.devi
     Collective. Raises ValueError where ranks differ in more, for shards of FSDP, and as
     ``one_device``."""
     device = one_device(module)
-    if any(getattr(p, "_is_shard", False) for p in module.parameters()):
+    if any(map(is_shard, module.parameters())):
         raise ValueError("a parameter is a shard of FSDP, another on each rank; FSDP averages it")
     check_alike("parameters", describe(module.named_parameters()), group)
     check_alike("buffers", describe(module.named_buffers()), group)
     broadcast_from_first([*module.parameters(), *module.buffers()], group)
     return device
+
+
+def is_shard(parameter: Tensor) -> bool:
+    """Whether it is of an FSDP, ours or PyTorch's: other ranks have other rows of it."""
+    # DTensor's module takes a process more than a second to import.
+    return hasattr(parameter, "device_mesh") or getattr(parameter, "_is_shard", False)
 
 
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:

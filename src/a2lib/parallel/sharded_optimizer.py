@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
-from a2lib.parallel.group import check_alike, describe, everyone, member
+from a2lib.parallel.group import check_alike, describe, everyone, is_shard, member
 from a2lib.theory.sharding import assign
 
 # What a group of the local optimizer does not share with the one seen from outside.
@@ -185,8 +185,7 @@ class ShardedOptimizer(Optimizer):
         check_alike("parameters", describe((f"{n}:", p) for n, p in enumerate(new)), self._group)
         if any(p.is_meta for p in new):
             raise ValueError("a parameter is on the device meta, without memory; fill it before")
-        # DTensor's module takes a process more than a second to import.
-        if any(hasattr(p, "device_mesh") or getattr(p, "_is_shard", False) for p in new):
+        if any(map(is_shard, new)):
             raise ValueError("a parameter is a shard of FSDP; give it to the optimizer's own class")
         places = [p.data_ptr() for p in self._all() if p.numel()]
         if len(set(places)) < len(places):

@@ -104,7 +104,7 @@ class Sharded:
         start = min(self.rank * rows, self.shape[0])
         mine = whole[start : start + rows].to(master_dtype(whole.dtype), copy=True)
         self.master.data = mine
-        self.master._is_shard = True  # other ranks have other rows: ShardedOptimizer refuses it
+        self.master._is_shard = True  # DDP and ShardedOptimizer refuse it
         self._present = False  # a gradient was here since the last finish
         self._from_nothing = False  # the master's gradient began as what was reduced since then
 

@@ -96,8 +96,8 @@ def choose(
     stay: int = STAY,
 ) -> list[BlockPlan]:
     """A plan for each of so many equal blocks that together leave at most ``room`` bytes on the
-    device, for the fewest milliseconds of computing again; where blocks send, which depends on what
-    they compute again, for few.
+    device, for the fewest milliseconds of computing again; where blocks send, not always the
+    fewest, since what they send depends on what they compute again.
 
     ``always`` are the bytes of tensors that are never computed again, ``results`` the others.
     A block may send so many bytes as ``link`` bytes a second carry in ``block_ms``, whole tensors,

@@ -23,7 +23,7 @@ FLOORS = {
     "leaderboard": 2,
     "report": 2,
     "papermill_default": 2,
-    "measure": MIDDLE,
+    "lab": MIDDLE,
     "attention": MIDDLE,
     "model": MIDDLE,
     "optim": MIDDLE,
@@ -43,7 +43,7 @@ ROOMS = {
     "a2lib.report.pages": "one",
     "a2lib.report.readme": "one",
 }
-TORCH_FREE = ("", "paths", "errors", "command", "papermill_default", "theory", "measure", "report")
+TORCH_FREE = ("", "paths", "errors", "command", "papermill_default", "theory", "lab", "report")
 HEAVY = ("torch", "triton")
 
 
@@ -62,7 +62,7 @@ def module_name(path: Path, src: Path) -> str:
 
 
 def part(module: str) -> str:
-    """The part of the library a module belongs to: `a2lib.measure.store` -> `measure`."""
+    """The part of the library a module belongs to: `a2lib.lab.store` -> `measure`."""
     return (module.split(".") + [""])[1]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import nbformat
 
-from a2lib.measure.runs import scrub
+from a2lib.lab.runs import scrub
 
 # Cells that papermill adds: parameters of one run, and banners about an error.
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from a2lib import paths
-from a2lib.measure import SECTIONS, Store, StoreError, bulk, read_section
-from a2lib.measure.runs import read_runs, runs_table
+from a2lib.lab import SECTIONS, Store, StoreError, bulk, read_section
+from a2lib.lab.runs import read_runs, runs_table
 
 
 def take(source: Path, target: Path) -> dict[tuple[str, str], int]:

@@ -4,7 +4,7 @@ folder of the caller's."""
 import csv
 from pathlib import Path
 
-from a2lib.measure import SECTIONS, runs
+from a2lib.lab import SECTIONS, runs
 
 RUN = "20261121T000000Z-{}-000000"
 BLANK = dict.fromkeys(("ms", "ms_p20", "ms_p80", "n"), "")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from a2lib.benchmark import MODES, run
-from a2lib.measure import graphs
+from a2lib.lab import graphs
 
 
 class PlayedGraphs:

@@ -14,7 +14,7 @@ from torch.profiler import profile
 from a2lib.benchmark import __main__ as command
 from a2lib.benchmark import run
 from a2lib.benchmark.config import least_bytes
-from a2lib.measure import memory
+from a2lib.lab import memory
 from a2lib.theory.memory.step import peak
 from a2lib.theory.memory.tensors import MODES, StepMemory
 from a2lib.theory.transformer import state_bytes

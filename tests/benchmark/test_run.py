@@ -13,8 +13,8 @@ from refusals import refused
 from a2lib.attention import UnsupportedError
 from a2lib.benchmark import MODES, PHASES, Result, StepTimes, Summary, check_here, run, workload
 from a2lib.benchmark import __main__ as command
-from a2lib.measure import trace
-from a2lib.measure.runs import versions
+from a2lib.lab import trace
+from a2lib.lab.runs import versions
 
 STEP = set("ms host_ms total_ms wall_ms loss allocated_bytes reserved_bytes".split())
 TOP = {"status", "note", "config", "device_name", "parameters", "flops", "memory", "versions"}

@@ -4,7 +4,7 @@ import pytest
 
 from a2lib.experiments.harness.sweep import Sweep
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import Store, start_run
+from a2lib.lab import Store, start_run
 
 
 @pytest.fixture

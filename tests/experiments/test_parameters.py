@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from a2lib.experiments.flash.shapes import Parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import Common, ParameterError, check
-from a2lib.measure.sections import SECTIONS
+from a2lib.lab.sections import SECTIONS
 
 FIELDS = {field.name: field for field in parameters.fields(Parameters)}
 DEFAULTS = {name: field.default for name, field in FIELDS.items()}

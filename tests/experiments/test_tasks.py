@@ -9,8 +9,8 @@ from refusals import refused
 
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.sweep import identity
-from a2lib.measure.device import has_driver
-from a2lib.measure.sections import SECTIONS
+from a2lib.lab.device import has_driver
+from a2lib.lab.sections import SECTIONS
 
 NOTEBOOKS = sorted({s.notebook for s in SECTIONS.values()})
 TWO_GPUS = ("ddp", "fsdp", "sharded_optimizer")  # who have no sweep elsewhere

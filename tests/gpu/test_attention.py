@@ -20,7 +20,7 @@ from a2lib.attention import (
     passes,
     plans,
 )
-from a2lib.measure import peak_bytes
+from a2lib.lab import peak_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ import pytest
 from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.benchmark.configurations import Parameters
-from a2lib.measure import BENCHMARK_FIRST
+from a2lib.lab import BENCHMARK_FIRST
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

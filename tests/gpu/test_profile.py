@@ -8,8 +8,8 @@ import torch
 
 from a2lib.benchmark import Config, run
 from a2lib.experiments.profile.handlers import command
-from a2lib.measure import nsight, snapshot, trace
-from a2lib.measure.saved import saved_for_backward
+from a2lib.lab import nsight, snapshot, trace
+from a2lib.lab.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
 from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.transformer import Shape, state_bytes

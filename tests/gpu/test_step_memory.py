@@ -6,7 +6,7 @@ from a2lib.experiments import memory
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.memory import counted, handlers
 from a2lib.experiments.steps import MODELS, Configuration
-from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Store, start_run
+from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Store, start_run
 from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.memory.step import asked, replay
 from a2lib.theory.transformer import Shape

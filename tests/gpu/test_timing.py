@@ -8,8 +8,8 @@ import torch
 
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Shape
-from a2lib.measure import failures, graphs, time_many
-from a2lib.measure.device import Sensors
+from a2lib.lab import failures, graphs, time_many
+from a2lib.lab.device import Sensors
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from refusals import refused_command
 
+from a2lib.lab import memory
 from a2lib.leaderboard import LADDER, Step, run
 from a2lib.leaderboard import __main__ as command
-from a2lib.measure import memory
 from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
 
 SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]

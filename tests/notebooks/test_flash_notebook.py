@@ -15,7 +15,7 @@ from notebook_texts import figures, rows, texts
 from a2lib.experiments.flash.shapes import Parameters
 from a2lib.experiments.harness.experiment import data_folder
 from a2lib.experiments.harness.parameters import cell_source
-from a2lib.measure import DeviceLock
+from a2lib.lab import DeviceLock
 from a2lib.paths import ROOT
 from a2lib.theory.attention import PASSES
 

@@ -3,7 +3,7 @@
 import pytest
 from notebook_texts import figures, rows, texts
 
-from a2lib.measure import bulk
+from a2lib.lab import bulk
 
 
 def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):

@@ -4,7 +4,7 @@ import pytest
 from notebook_texts import figures, rows
 
 from a2lib.experiments.data_parallel.times import FEWEST
-from a2lib.measure import bulk
+from a2lib.lab import bulk
 from a2lib.theory import fsdp as theory
 from a2lib.theory.latency import OPERATIONS
 from a2lib.theory.transformer import TINY, parameter_count

@@ -4,7 +4,7 @@ import invented_rows
 import pytest
 from invented_rows import BLANK, flash
 
-from a2lib.measure import StoreError
+from a2lib.lab import StoreError
 from a2lib.report import data, provenance
 from a2lib.report.pages.flash import SHAPE
 

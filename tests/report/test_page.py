@@ -5,8 +5,8 @@ import math
 import invented_rows
 import pytest
 
-from a2lib.measure import Section
-from a2lib.measure.sections import SECTIONS
+from a2lib.lab import Section
+from a2lib.lab.sections import SECTIONS
 from a2lib.report import data, units
 from a2lib.report.page import ClaimError, Missing, Page, faster, level, one, pick
 

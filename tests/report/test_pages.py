@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from committed import WRITTEN
 
-from a2lib.measure.sections import SECTIONS
+from a2lib.lab.sections import SECTIONS
 from a2lib.paths import ROOT
 from a2lib.report import page as page_module
 from a2lib.report.page import Claim, Page

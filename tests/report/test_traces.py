@@ -10,8 +10,8 @@ import pytest
 from profiles import make
 from svg_sizes import texts
 
-from a2lib.measure import bulk, snapshot, trace
-from a2lib.measure.runs import start_run
+from a2lib.lab import bulk, snapshot, trace
+from a2lib.lab.runs import start_run
 from a2lib.paths import ROOT
 from a2lib.report import data, traces
 from a2lib.report.page import Missing

@@ -20,7 +20,7 @@ def run(*command):
 
 @pytest.fixture
 def package(tmp_path):
-    """Writes modules of a throw-away a2lib, `{"measure/store.py": source}`, and checks it."""
+    """Writes modules of a throw-away a2lib, `{"lab/store.py": source}`, and checks it."""
 
     def check(files):
         for name, source in {"__init__.py": "", **files}.items():
@@ -38,8 +38,8 @@ def test_the_library_itself():
 
 
 @pytest.mark.parametrize(("files", "complaint"), [
-    ({"theory/a.py": "from a2lib import measure", "measure/__init__.py": ""},
-     "a2lib.theory.a imports a2lib.measure, which is no lower floor"),
+    ({"theory/a.py": "from a2lib import lab", "lab/__init__.py": ""},
+     "a2lib.theory.a imports a2lib.lab, which is no lower floor"),
     ({"experiments/harness/a.py": "from a2lib.experiments import b", "experiments/b.py": ""},
      "a.py:1: a2lib.experiments.harness.a, which serves every section, imports"
      " a2lib.experiments.b"),
@@ -48,12 +48,12 @@ def test_the_library_itself():
     ({"model/a.py": "def f():\n    from ..experiments import b", "experiments/b.py": ""},
      "a.py:2: a2lib.model.a imports a2lib.experiments.b, which is no lower floor"),
     ({"extra.py": ""}, "'extra' stands on no floor"),
-    ({"measure/a.py": "from . import b", "measure/b.py": "def f():\n    from .a import g"},
-     "circle: a2lib.measure.a -> a2lib.measure.b -> a2lib.measure.a"),
+    ({"lab/a.py": "from . import b", "lab/b.py": "def f():\n    from .a import g"},
+     "circle: a2lib.lab.a -> a2lib.lab.b -> a2lib.lab.a"),
     ({"theory/a.py": "import torch.nn"}, "loads torch when imported: a2lib.theory.a -> torch"),
-    ({"measure/a.py": "try:\n    from triton import x\nexcept ImportError: ..."}, "-> triton"),
-    ({"report/a.py": "import a2lib.measure.b", "measure/__init__.py": "import torch"},
-     "a2lib.report.a -> a2lib.measure -> torch"),
+    ({"lab/a.py": "try:\n    from triton import x\nexcept ImportError: ..."}, "-> triton"),
+    ({"report/a.py": "import a2lib.lab.b", "lab/__init__.py": "import torch"},
+     "a2lib.report.a -> a2lib.lab -> torch"),
     ({"__init__.py": "import torch"}, "loads torch when imported: a2lib -> torch"),
 ])  # fmt: skip
 def test_a_breach_is_named(package, files, complaint):
@@ -64,8 +64,8 @@ def test_a_breach_is_named(package, files, complaint):
 
 def test_what_is_allowed(package):
     files = {
-        "measure/a.py": "def f():\n    import torch",
-        "measure/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
+        "lab/a.py": "def f():\n    import torch",
+        "lab/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
         "parallel/a.py": "import a2lib.model",
         "model/__init__.py": "import torch",
         "experiments/a.py": "from a2lib import paths, theory",
@@ -77,7 +77,7 @@ def test_what_is_allowed(package):
 
 def test_importing_brings_no_torch():
     """What is imported within the packages, dev/check_imports.py has; here is what they import."""
-    modules = "a2lib.papermill_default, a2lib.theory, a2lib.measure, a2lib.report"
+    modules = "a2lib.papermill_default, a2lib.theory, a2lib.lab, a2lib.report"
     program = f"import sys, {modules}; print({{'torch', 'triton'}} & set(sys.modules))"
     done = run(sys.executable, "-c", program)
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr

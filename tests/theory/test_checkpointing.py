@@ -9,7 +9,7 @@ import torch
 from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
-from a2lib.measure import snapshot as memory
+from a2lib.lab import snapshot as memory
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.model.checkpointing import KEPT, strategy
 from a2lib.theory.memory import checkpointing

@@ -8,7 +8,7 @@ from inductor_plans import planned
 from refusals import refused
 
 from a2lib.attention import attention_reference
-from a2lib.measure.inductor import read
+from a2lib.lab.inductor import read
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.attention import EAGER
 from a2lib.theory.compiling import PASSES, WRITTEN, attention_kernels, moves

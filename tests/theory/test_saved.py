@@ -8,7 +8,7 @@ import torch
 from cuda_casts import as_cuda_casts
 from refusals import refused
 
-from a2lib.measure.saved import saved_for_backward
+from a2lib.lab.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.transformer import Shape

@@ -11,7 +11,7 @@ from refusals import refused
 
 from a2lib.attention import passes
 from a2lib.benchmark import MODES as BENCHMARKED
-from a2lib.measure import snapshot
+from a2lib.lab import snapshot
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model import attention as attentions
 from a2lib.theory.devices import named_device

@@ -12,7 +12,7 @@ from a2lib.benchmark.config import Config, least_bytes
 from a2lib.benchmark.result import Result
 from a2lib.benchmark.run import check_here, run
 from a2lib.command import Parser, Whole, add_name, add_number, output
-from a2lib.measure import memory
+from a2lib.lab import memory
 
 PROGRAM = "python -m a2lib.benchmark"
 PROGRESS_S = 10

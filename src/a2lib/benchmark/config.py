@@ -121,7 +121,7 @@ class Config:
     )
     memory_history: str | None = _option(
         None,
-        "write the history of allocations to this file, a pickle for a2lib.measure.snapshot and "
+        "write the history of allocations to this file, a pickle for a2lib.lab.snapshot and "
         "for pytorch.org/memory_viz; the times of such a run are not for publishing",
     )
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from a2lib.benchmark.result import StepTimes
-from a2lib.measure import synchronize
-from a2lib.measure.clock import Mark
+from a2lib.lab import synchronize
+from a2lib.lab.clock import Mark
 
 
 class RecordFunctions:

@@ -8,10 +8,10 @@ from pathlib import Path
 from a2lib.benchmark.config import PRECISIONS, Config
 from a2lib.benchmark.ranges import Ranges, RecordFunctions, Stopwatch
 from a2lib.benchmark.result import Result
-from a2lib.measure import synchronize
-from a2lib.measure.failures import classify
-from a2lib.measure.memory import free_memory
-from a2lib.measure.snapshot import Recorder
+from a2lib.lab import synchronize
+from a2lib.lab.failures import classify
+from a2lib.lab.memory import free_memory
+from a2lib.lab.snapshot import Recorder
 
 NOTE_LENGTH = 300
 
@@ -118,7 +118,7 @@ def _run_steps(
     import torch
 
     from a2lib.benchmark.workload import CapturedSteps, Workload
-    from a2lib.measure.graphs import CudaGraphs
+    from a2lib.lab.graphs import CudaGraphs
 
     with contextlib.ExitStack() as stack:
         if config.capture:

@@ -13,8 +13,8 @@ from a2lib.benchmark.config import Config
 from a2lib.benchmark.ranges import Stopwatch, annotate
 from a2lib.benchmark.result import StepTimes
 from a2lib.errors import UnsupportedError
-from a2lib.measure.failures import classify
-from a2lib.measure.graphs import CudaGraphs
+from a2lib.lab.failures import classify
+from a2lib.lab.graphs import CudaGraphs
 from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW
 from a2lib.paths import quote_torch

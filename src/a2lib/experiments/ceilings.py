@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from a2lib.experiments.harness import Job, Table, Task
-from a2lib.measure import CEILING, time_call
+from a2lib.lab import CEILING, time_call
 from a2lib.theory.products import matmul_flops
 
 # (dtype, size): size**3 multiply-adds, far above what fills a GPU; small where a CPU does it. More

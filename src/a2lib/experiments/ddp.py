@@ -8,7 +8,7 @@ from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, UP
 from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.step_parameters import ATTENTIONS, COMPILES
-from a2lib.measure import DDP
+from a2lib.lab import DDP
 from a2lib.theory.roofline import PRECISIONS
 
 OURS = ("naive", "flat", "overlapped", "bucketed", UPDATING)

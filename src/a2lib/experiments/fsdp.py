@@ -7,7 +7,7 @@ from a2lib.experiments.data_parallel.configurations import FSDP as OURS
 from a2lib.experiments.data_parallel.configurations import FSDP2, STEADY, Asked, Way
 from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import names, parameter
-from a2lib.measure import FSDP, FSDP_MEMORY
+from a2lib.lab import FSDP, FSDP_MEMORY
 
 WRAPPERS = (OURS, FSDP2)
 SWEEPS = ("xl25", "2.7B", "all")

@@ -10,9 +10,9 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Plot, RankJob, Ranks, Table, Task, parameters
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.steps import MODELS
+from a2lib.lab import LEADERBOARD, inductor, trace
+from a2lib.lab.memory import free_memory
 from a2lib.leaderboard import BATCH, CONTEXT, LADDER, REP_MS, SIZE, WARMUP_MS, Step, ways
-from a2lib.measure import LEADERBOARD, inductor, trace
-from a2lib.measure.memory import free_memory
 from a2lib.theory.transformer import step_flops
 
 WAYS = tuple(way.name for way in LADDER)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from a2lib.experiments.harness.worker import Row
-from a2lib.measure import failures, graphs
+from a2lib.lab import failures, graphs
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.eager import Eager
 

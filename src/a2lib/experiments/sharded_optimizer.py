@@ -7,7 +7,7 @@ from a2lib.experiments.data_parallel import configurations as shared
 from a2lib.experiments.data_parallel.configurations import BEST_MB, TORCH_MB, Asked, Setting, Way
 from a2lib.experiments.harness import Experiment, Plot, Table, parameters
 from a2lib.experiments.harness.parameters import names, parameter
-from a2lib.measure import SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY
+from a2lib.lab import SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY
 
 
 def _both(way: Way, divided: str) -> tuple[Way, Way]:

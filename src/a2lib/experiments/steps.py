@@ -15,7 +15,7 @@ from typing import Any, Self
 from a2lib.benchmark import PHASES, Config
 from a2lib.benchmark.config import least_bytes
 from a2lib.experiments.harness.parameters import ParameterError, filled
-from a2lib.measure import Section, memory
+from a2lib.lab import Section, memory
 from a2lib.theory.transformer import MODELS, SIZES, Shape, forward_flops
 
 BATCH = 4

@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from a2lib.command import Parser, Whole, add_name, add_number, output
+from a2lib.lab.inductor import empty_folder
 from a2lib.leaderboard import BATCH, CONTEXT, LADDER, SIZE, Step, ways
-from a2lib.measure.inductor import empty_folder
 from a2lib.parallel import LaunchError, launch
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.transformer import MODELS, named_size, parameter_count

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 
+from a2lib.lab import Timing, device_slug, memory, synchronize
+from a2lib.lab.clock import Clock, Mark
+from a2lib.lab.timing import meet, slowest
 from a2lib.leaderboard import Step
 from a2lib.leaderboard.training import Training
-from a2lib.measure import Timing, device_slug, memory, synchronize
-from a2lib.measure.clock import Clock, Mark
-from a2lib.measure.timing import meet, slowest
 from a2lib.parallel.group import everyone
 from a2lib.parallel.rank import progress
 from a2lib.theory.memory.keeping import (

@@ -25,8 +25,8 @@ from typing import Self
 import torch
 from torch.utils._pytree import tree_map
 
-from a2lib.measure import synchronize
-from a2lib.measure.graphs import CudaGraphs
+from a2lib.lab import synchronize
+from a2lib.lab.graphs import CudaGraphs
 
 
 class CapturedStep:

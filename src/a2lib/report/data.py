@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.measure.runs import COLUMNS, read_runs
-from a2lib.measure.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, TIMES
-from a2lib.measure.store import read_section
+from a2lib.lab.runs import COLUMNS, read_runs
+from a2lib.lab.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, TIMES
+from a2lib.lab.store import read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
 PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from a2lib.measure.sections import SECTIONS
+from a2lib.lab.sections import SECTIONS
 from a2lib.paths import ROOT
 from a2lib.report import data, provenance, style
 from a2lib.report.tables import Markdown, Table, folded

@@ -18,11 +18,11 @@ import pandas as pd
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
-from a2lib.measure import bulk, trace
-from a2lib.measure.trace.classes import plain
-from a2lib.measure.trace.kernels import PHASES
-from a2lib.measure.trace.kernels import union as covered
-from a2lib.measure.trace.summary import HOST
+from a2lib.lab import bulk, trace
+from a2lib.lab.trace.classes import plain
+from a2lib.lab.trace.kernels import PHASES
+from a2lib.lab.trace.kernels import union as covered
+from a2lib.lab.trace.summary import HOST
 from a2lib.report import data, panels, plots
 from a2lib.report.page import Missing
 from a2lib.report.style import PAPER, Chart
@@ -112,7 +112,7 @@ def idle_share(rows: Iterable[dict]) -> float:
 def strip(file: str | PathLike, *, start_us: float = 0, length_us: float | None = None) -> Chart:
     """Kernels by stream against time, coloured by class, with phase, module and part above, in the
     window that begins ``start_us`` after the file's first event. Raises as
-    ``a2lib.measure.trace.read``, and ValueError where that window is empty."""
+    ``a2lib.lab.trace.read``, and ValueError where that window is empty."""
     found = trace.read(file).kernels
     length = None if length_us is None else round(length_us * 1000)
     if rows := trace.strip_rows(found, round(start_us * 1000), length):
@@ -159,7 +159,7 @@ def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) ->
 def step_bar(file: str | PathLike) -> Chart:
     """Milliseconds of a step by phase, each bar made of the classes of its kernels: the mean of the
     steps that a file names ("step 0", or "ProfilerStep#0" by the schedule of torch.profiler); where
-    it names none, all is one. Raises as ``a2lib.measure.trace.read``."""
+    it names none, all is one. Raises as ``a2lib.lab.trace.read``."""
     found = trace.read(file)
     named = found.steps()
     mine = [k for one in named.values() for k in one] or found.kernels

@@ -7,10 +7,10 @@ import pytest
 
 from a2lib.experiments import attention
 from a2lib.experiments.attention import Parameters, handlers
-from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED, graphs
-from a2lib.measure.failures import LostContext
-from a2lib.measure.graphs import Replays
-from a2lib.measure.timing import Timing
+from a2lib.lab import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED, graphs
+from a2lib.lab.failures import LostContext
+from a2lib.lab.graphs import Replays
+from a2lib.lab.timing import Timing
 from a2lib.theory.eager import Eager, by_hand_saved, longest
 
 EVERYTHING = Parameters(sweep="all")

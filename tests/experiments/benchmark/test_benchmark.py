@@ -13,8 +13,8 @@ from a2lib.experiments import benchmark
 from a2lib.experiments.benchmark import configurations, handlers
 from a2lib.experiments.benchmark.configurations import Parameters
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS, device
-from a2lib.measure.failures import LostContext
+from a2lib.lab import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_POWER, BENCHMARK_STEPS, device
+from a2lib.lab.failures import LostContext
 from a2lib.theory import transformer
 
 TINY = Configuration("tiny", 16)
@@ -45,7 +45,7 @@ def played(monkeypatch, **given):
         return Result(config, **given)
 
     monkeypatch.setattr(handlers, "run", run)
-    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 10**12)
+    monkeypatch.setattr("a2lib.lab.memory.total_bytes", lambda device: 10**12)
     return calls
 
 
@@ -70,13 +70,13 @@ def test_a_summary_by_value(stored, monkeypatch):
 def test_what_certainly_does_not_fit_is_not_tried(job, monkeypatch):
     calls = played(monkeypatch, steps=[step(1.0)])
     least = least_bytes(TINY.config("cpu"), "cpu")
-    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: least - 1)
+    monkeypatch.setattr("a2lib.lab.memory.total_bytes", lambda device: least - 1)
     given = job(BENCHMARK, task_of(TINY))
     handlers.summary(given)
     assert calls == []
     assert {row["status"] for row in given.store.rows()} == {"oom"}
     assert given.store.rows()[0]["note"].startswith("not tried: needs at least ")
-    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: least)
+    monkeypatch.setattr("a2lib.lab.memory.total_bytes", lambda device: least)
     handlers.summary(given)
     assert len(calls) == 1
 

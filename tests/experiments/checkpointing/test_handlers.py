@@ -3,7 +3,7 @@
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments import checkpointing
 from a2lib.experiments.checkpointing import Parameters, handlers
-from a2lib.measure import CHECKPOINTING
+from a2lib.lab import CHECKPOINTING
 
 
 def test_a_strategy_that_fails_is_a_row_and_the_next_goes_on(stored, monkeypatch):

@@ -8,7 +8,7 @@ from a2lib.experiments import collectives
 from a2lib.experiments.collectives import Collective
 from a2lib.experiments.collectives.handlers import Call, values
 from a2lib.experiments.harness.ranks import RankJob, Ranks
-from a2lib.measure import COLLECTIVES
+from a2lib.lab import COLLECTIVES
 from a2lib.theory.latency import OPERATIONS
 
 

@@ -12,7 +12,7 @@ from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile import Shape, Steps, attention, model
 from a2lib.experiments.flash import peers, turns
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL, inductor
+from a2lib.lab import COMPILE_ATTENTION, COMPILE_MODEL, inductor
 
 SHAPE = Shape("plain", "fp32", 16, 8, batch=2)
 TIMING = {"cpu": {"warmup_ms": 0, "rep_ms": 0.01, "min_n": 2, "max_n": 2}}
@@ -80,7 +80,7 @@ def played(monkeypatch, refuse=()):
         return Result(config, device="cpu", warmup=[step(ms + 1000)], steps=[step(ms)] * 5)
 
     monkeypatch.setattr(model, "run", run)
-    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 10**12)
+    monkeypatch.setattr("a2lib.lab.memory.total_bytes", lambda device: 10**12)
     return calls
 
 

@@ -12,9 +12,9 @@ from a2lib.experiments.data_parallel import gathers, traces, training
 from a2lib.experiments.data_parallel.configurations import Setting, Way
 from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.measure import bulk, read_runs
-from a2lib.measure.trace import TraceError
-from a2lib.measure.trace.kernels import Kernel, Trace
+from a2lib.lab import bulk, read_runs
+from a2lib.lab.trace import TraceError
+from a2lib.lab.trace.kernels import Kernel, Trace
 
 TINY = Setting.usual(Ranks(2, "gloo"), context=8).spec()
 

@@ -13,8 +13,8 @@ from a2lib.experiments.flash import comparison, peers, turns
 from a2lib.experiments.flash.shapes import ASKED, PUBLISHED, Shape
 from a2lib.experiments.harness.sweep import Sweep, Task
 from a2lib.experiments.harness.worker import Job
-from a2lib.measure import FLASH, Store, Timing, failures, graphs, memory, start_run, timing
-from a2lib.measure.graphs import Replays
+from a2lib.lab import FLASH, Store, Timing, failures, graphs, memory, start_run, timing
+from a2lib.lab.graphs import Replays
 from a2lib.theory.attention import PASSES
 
 SHAPE = Shape("fp32", 1, 2, 40, 16, True)

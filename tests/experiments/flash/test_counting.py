@@ -7,8 +7,8 @@ import pytest
 from a2lib.experiments.flash import counting
 from a2lib.experiments.flash.shapes import Parameters
 from a2lib.experiments.harness.sweep import Task
-from a2lib.measure import nsight
-from a2lib.measure.program import ProgramError
+from a2lib.lab import nsight
+from a2lib.lab.program import ProgramError
 
 
 def kernel(name, **values):

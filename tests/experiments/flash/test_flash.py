@@ -2,7 +2,7 @@
 
 from a2lib.experiments import ceilings, flash
 from a2lib.experiments.flash.shapes import Parameters
-from a2lib.measure import CEILING, FLASH
+from a2lib.lab import CEILING, FLASH
 
 
 def measured(run, name):

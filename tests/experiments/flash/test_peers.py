@@ -12,7 +12,7 @@ from programs import printed
 from a2lib.attention import UnsupportedError, attention_reference
 from a2lib.experiments.flash import accuracy, ladder, peers, protocols, recomputed
 from a2lib.experiments.flash.shapes import Parameters, Shape
-from a2lib.measure import failures
+from a2lib.lab import failures
 from a2lib.theory.attention import PASSES
 
 SHAPE = Shape("fp32", 1, 2, 48, 16, True)
@@ -148,7 +148,7 @@ def test_a_lost_device_is_rows_and_then_the_end_of_the_process(
 # In a fork: the peak of a process never falls, and importing has one.
 MEASURING = """
 import dataclasses, gc, os, resource, sys
-from a2lib.measure import memory
+from a2lib.lab import memory
 from a2lib.experiments.flash import comparison, turns
 from a2lib.experiments.flash.shapes import Shape
 from a2lib.experiments.harness.worker import Job

@@ -9,8 +9,8 @@ from experiments.flash.test_comparison import good
 from a2lib.attention import attention_reference, tiles
 from a2lib.experiments.flash import peers, protocols
 from a2lib.experiments.flash.shapes import Parameters
-from a2lib.measure import Timing
-from a2lib.measure.sustained import Second
+from a2lib.lab import Timing
+from a2lib.lab.sustained import Second
 
 TINY = Parameters(sweep="leaderboard")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from experiments.harness import toy
 
-from a2lib.measure import Store, start_run
+from a2lib.lab import Store, start_run
 
 
 @pytest.fixture(autouse=True)

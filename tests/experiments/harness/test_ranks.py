@@ -17,7 +17,7 @@ from a2lib.experiments.harness.parameters import OnRanks, ParameterError
 from a2lib.experiments.harness.process import where, why
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep
-from a2lib.measure import Store
+from a2lib.lab import Store
 from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed
 from a2lib.parallel.lifeline import is_alive
 from a2lib.paths import cache_dir
@@ -86,7 +86,7 @@ GOING = """
 from pathlib import Path
 from experiments.harness.toy_ranks import RANKS, task
 from a2lib.experiments.harness.sweep import Sweep
-from a2lib.measure import Store
+from a2lib.lab import Store
 store = Store(RANKS, "cpu", data=Path({data!r}))
 try:
     sweep = Sweep(store, {run!r}, "cpu")

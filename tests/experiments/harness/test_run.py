@@ -17,7 +17,7 @@ from a2lib.experiments.harness import output as outputs
 from a2lib.experiments.harness.experiment import Experiment, Table
 from a2lib.experiments.harness.parameters import Common, ParameterError, check, parameter
 from a2lib.experiments.harness.process import WorkerDied
-from a2lib.measure import DeviceBusy, DeviceLock, Store, StoreError, read_runs
+from a2lib.lab import DeviceBusy, DeviceLock, Store, StoreError, read_runs
 
 
 @dataclass(frozen=True)

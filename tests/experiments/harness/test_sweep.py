@@ -8,7 +8,7 @@ from experiments.harness.toy import SIZES, TOY, task
 
 from a2lib.experiments.harness.process import WorkerDied
 from a2lib.experiments.harness.sweep import NO_RESULT, Sweep, plan
-from a2lib.measure import Store, StoreError, runs
+from a2lib.lab import Store, StoreError, runs
 
 
 def found(store):
@@ -134,7 +134,7 @@ SCRIPT = """
 from pathlib import Path
 from experiments.harness.toy import TOY, task
 from a2lib.experiments.harness.sweep import Sweep, plan
-from a2lib.measure import Store
+from a2lib.lab import Store
 store = Store(TOY, "cpu", data=Path({data!r}))
 sweep = Sweep(store, {run!r}, "cpu", row=lambda key: print("stored", flush=True))
 sweep.measure(plan([task(*"abcdefgh", seconds=0.1)], store))

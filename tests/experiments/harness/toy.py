@@ -10,8 +10,8 @@ import subprocess
 import time
 
 from a2lib.experiments.harness.sweep import Task
-from a2lib.measure import Section, StoreError
-from a2lib.measure.failures import LostContext
+from a2lib.lab import Section, StoreError
+from a2lib.lab.failures import LostContext
 
 HERE = "experiments.harness.toy"
 TOY = Section("toy", ("operation", "size"), ("note",), handler=f"{HERE}:measure", notebook="toy")

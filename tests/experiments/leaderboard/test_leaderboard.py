@@ -12,8 +12,8 @@ from refusals import refused
 from a2lib.experiments import leaderboard
 from a2lib.experiments.leaderboard import WAYS, Parameters
 from a2lib.experiments.steps import MODELS
+from a2lib.lab import LEADERBOARD
 from a2lib.leaderboard import LADDER, Step, run
-from a2lib.measure import LEADERBOARD
 from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 from a2lib.theory.transformer import SIZES, parameter_count
 

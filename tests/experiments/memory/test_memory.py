@@ -8,8 +8,8 @@ import torch
 
 from a2lib.experiments import memory
 from a2lib.experiments.memory import Parameters, handlers, phases, picture
-from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, bulk
-from a2lib.measure.snapshot import CATEGORIES
+from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, bulk
+from a2lib.lab.snapshot import CATEGORIES
 from a2lib.theory.memory.step import peak
 
 TINY = Parameters(context=16, batch=2)
@@ -92,7 +92,7 @@ def test_out_of_memory_names_the_phase_and_keeps_what_was_before(stored, monkeyp
 
 
 def test_what_a_cpu_would_have_to_swap_is_not_tried(stored, monkeypatch):
-    monkeypatch.setattr("a2lib.measure.memory.available_bytes", lambda: 1000)
+    monkeypatch.setattr("a2lib.lab.memory.available_bytes", lambda: 1000)
     for section, tasks, handler in (
         (MEMORY, memory.peak_tasks(TINY, "cpu"), handlers.peaks),
         (MEMORY_RECORDING, memory.recording_tasks(TINY, "cpu"), handlers.recording),

@@ -9,7 +9,7 @@ import torch
 from a2lib.experiments import parallelism
 from a2lib.experiments.harness.ranks import RankJob, Ranks
 from a2lib.experiments.parallelism import Parameters, Setting, handlers, meshes
-from a2lib.measure import PARALLELISM
+from a2lib.lab import PARALLELISM
 
 
 def test_meshes_by_world_size():

@@ -16,9 +16,9 @@ from a2lib.benchmark.__main__ import parse
 from a2lib.experiments import profile
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.profile import Parameters, handlers, sweep_of
-from a2lib.measure import PROFILE, bulk, nsight, trace
-from a2lib.measure.failures import LostContext
-from a2lib.measure.program import ProgramError
+from a2lib.lab import PROFILE, bulk, nsight, trace
+from a2lib.lab.failures import LostContext
+from a2lib.lab.program import ProgramError
 
 HERE = Path(make.__file__).parent
 (TASK,) = profile.tasks(Parameters(context=16), "cpu")
@@ -112,7 +112,7 @@ def played(monkeypatch, status="ok", traced="ok", error=None):
 
     monkeypatch.setattr(handlers, "run", run)
     monkeypatch.setattr(handlers, "record", record)
-    monkeypatch.setattr("a2lib.measure.memory.total_bytes", lambda device: 10**12)
+    monkeypatch.setattr("a2lib.lab.memory.total_bytes", lambda device: 10**12)
     return calls
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from a2lib.experiments.harness import Experiment, Key, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.experiments.passes import Shape
-from a2lib.measure import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
+from a2lib.lab import ATTENTION, ATTENTION_LIMIT, ATTENTION_SAVED
 from a2lib.theory.eager import by_hand_saved
 
 BATCH, CALLS = 8, {"cuda": 100, "cpu": 5}

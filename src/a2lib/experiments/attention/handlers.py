@@ -16,10 +16,10 @@ from a2lib.experiments import ceilings
 from a2lib.experiments.attention import PASSES, STEP
 from a2lib.experiments.harness.worker import Job, Row, free_memory
 from a2lib.experiments.passes import Shape, one_pass, replayed
-from a2lib.measure import ATTENTION, Timing, memory, peak_bytes, synchronize
-from a2lib.measure.clock import Mark
-from a2lib.measure.failures import LostContext, classify, detached
-from a2lib.measure.memory import expandable_segments, take_workspaces
+from a2lib.lab import ATTENTION, Timing, memory, peak_bytes, synchronize
+from a2lib.lab.clock import Mark
+from a2lib.lab.failures import LostContext, classify, detached
+from a2lib.lab.memory import expandable_segments, take_workspaces
 from a2lib.theory.eager import longest
 
 WARMUP = 5

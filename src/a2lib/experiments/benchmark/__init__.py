@@ -7,7 +7,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from a2lib import measure
+from a2lib import lab
 from a2lib.experiments.benchmark import configurations
 from a2lib.experiments.benchmark.configurations import STEPS, WARMUP, Parameters
 from a2lib.experiments.benchmark.first import cache, parts
@@ -15,7 +15,7 @@ from a2lib.experiments.harness import Experiment, Run, Table, view
 from a2lib.experiments.harness.sweep import Task, identity
 from a2lib.experiments.harness.view import Plot, Row
 from a2lib.experiments.steps import Configuration, refuse
-from a2lib.measure import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS, Section, Timing
+from a2lib.lab import BENCHMARK, BENCHMARK_FIRST, BENCHMARK_STEPS, Section, Timing
 
 # All steps of one configuration, of which the worker says nothing until the last is done.
 SILENCE_S = 1800
@@ -60,13 +60,13 @@ def first_tasks(given: Parameters, device: str) -> list[Task]:
 def power_tasks(given: Parameters, device: str) -> list[Task]:
     """A task for each configuration whose energy is measured."""
     asked = configurations.powers(device) if given.has("power") else ()
-    return [_energy(measure.BENCHMARK_POWER, one, device) for one in asked]
+    return [_energy(lab.BENCHMARK_POWER, one, device) for one in asked]
 
 
 def load_tasks(given: Parameters, device: str) -> list[Task]:
     """As ``power_tasks``, with weights as drawn and with zeros, one after the other."""
     asked = configurations.loads(device) if given.has("power") else ()
-    return [_energy(measure.BENCHMARK_LOAD, one, device, weights=w) for one, w in asked]
+    return [_energy(lab.BENCHMARK_LOAD, one, device, weights=w) for one, w in asked]
 
 
 def _energy(section: Section, one: Configuration, device: str, **how: str) -> Task:
@@ -140,7 +140,7 @@ FIRST = Table(
     silence_s=SILENCE_S,
 )
 POWER = Table(
-    measure.BENCHMARK_POWER,
+    lab.BENCHMARK_POWER,
     power_tasks,
     says="Time, energy and power of a step, and the driver's limit",
     shown=("ms", "joules", "W", "power_limit_w", "capped_percent", "sm_mhz"),
@@ -149,7 +149,7 @@ POWER = Table(
 )
 LOAD = dataclasses.replace(
     POWER,
-    section=measure.BENCHMARK_LOAD,
+    section=lab.BENCHMARK_LOAD,
     tasks=load_tasks,
     says="The same with all weights zero, as much work on less of a load",
 )

@@ -52,7 +52,7 @@ def timed_parts(
     import torch
 
     from a2lib.benchmark import run
-    from a2lib.measure import synchronize
+    from a2lib.lab import synchronize
 
     if device == "cuda":
         yield "context", [_ms(lambda: (torch.cuda.init(), synchronize(device)))]

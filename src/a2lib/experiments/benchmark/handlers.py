@@ -13,10 +13,10 @@ from a2lib.benchmark import run
 from a2lib.experiments.benchmark.first import timed_parts
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import StoreError, Timing
-from a2lib.measure.device import Sensors, Watch
-from a2lib.measure.failures import LostContext, classify
-from a2lib.measure.timing import median_reading
+from a2lib.lab import StoreError, Timing
+from a2lib.lab.device import Sensors, Watch
+from a2lib.lab.failures import LostContext, classify
+from a2lib.lab.timing import median_reading
 
 FRESH = "what comes next is measured in a process of its own"
 

@@ -10,7 +10,7 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.experiments.steps import MODELS, Configuration, refusals, refuse
-from a2lib.measure import CHECKPOINTING
+from a2lib.lab import CHECKPOINTING
 from a2lib.theory.memory.checkpointing import plan as plan_of
 
 WARMUP, STEPS = 1, 3

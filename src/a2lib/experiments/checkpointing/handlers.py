@@ -15,9 +15,9 @@ from a2lib.benchmark.run import float32_products
 from a2lib.benchmark.workload import Workload
 from a2lib.experiments.checkpointing import WARMUP, Setting
 from a2lib.experiments.harness.worker import Job, Row, free_memory
-from a2lib.measure import CHECKPOINTING, Timing
-from a2lib.measure.failures import detached
-from a2lib.measure.memory import allocated_bytes, take_workspaces
+from a2lib.lab import CHECKPOINTING, Timing
+from a2lib.lab.failures import detached
+from a2lib.lab.memory import allocated_bytes, take_workspaces
 
 
 def measure(job: Job) -> None:

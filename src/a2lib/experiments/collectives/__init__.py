@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from a2lib.experiments.harness import Experiment, Plot, Ranks, Table, Task, parameters
 from a2lib.experiments.harness.parameters import OnRanks, WithSweep, count, names, parameter
-from a2lib.measure import COLLECTIVES, gpu_count
+from a2lib.lab import COLLECTIVES, gpu_count
 from a2lib.theory.latency import OPERATIONS, wire_share
 
 MB = 2**20

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from a2lib.experiments.collectives import DTYPES
 from a2lib.experiments.harness import RankJob, Row
-from a2lib.measure import COLLECTIVES, memory, synchronize
-from a2lib.measure.clock import Mark
-from a2lib.measure.failures import note as one_line
-from a2lib.measure.timing import each_rank, from_rest, sample_count, slowest
+from a2lib.lab import COLLECTIVES, memory, synchronize
+from a2lib.lab.clock import Mark
+from a2lib.lab.failures import note as one_line
+from a2lib.lab.timing import each_rank, from_rest, sample_count, slowest
 from a2lib.parallel.group import all_gather_single, reduce_scatter_single
 
 WARMUP = 5

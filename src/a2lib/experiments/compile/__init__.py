@@ -12,7 +12,7 @@ from a2lib.experiments.harness import Experiment, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH as STEP_BATCH
 from a2lib.experiments.steps import MODELS, MODES, TOO_LARGE, Configuration, refuse
-from a2lib.measure import COMPILE_ATTENTION, COMPILE_MODEL
+from a2lib.lab import COMPILE_ATTENTION, COMPILE_MODEL
 from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
 
 BATCH = 8

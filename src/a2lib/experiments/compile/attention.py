@@ -16,7 +16,7 @@ from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.turns import Turns
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.passes import DTYPES
-from a2lib.measure import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
+from a2lib.lab import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
 from a2lib.theory.eager import Eager
 
 prepare = peers.configure

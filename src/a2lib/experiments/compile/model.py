@@ -17,7 +17,7 @@ from a2lib.experiments.compile import STEPS, WARMUP, Steps
 from a2lib.experiments.compile.attention import counts
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import inductor
+from a2lib.lab import inductor
 
 RUNS = ("cold", "warm")
 

@@ -11,7 +11,7 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Ranks, Task, parameters
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import Section
+from a2lib.lab import Section
 
 # Bucketed, and AdamW's update of each bucket once it is the mean, while later ones travel.
 UPDATING = "updating"

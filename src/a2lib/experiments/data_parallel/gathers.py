@@ -14,9 +14,9 @@ from functools import partial
 from a2lib.experiments.data_parallel.sharded import Sharded
 from a2lib.experiments.data_parallel.training import replayed
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.measure import synchronize
-from a2lib.measure.clock import Mark
-from a2lib.measure.timing import meet
+from a2lib.lab import synchronize
+from a2lib.lab.clock import Mark
+from a2lib.lab.timing import meet
 
 # Steps that are looked at; the one of median length is the picture.
 STEPS = 5

@@ -18,9 +18,9 @@ from a2lib.experiments.data_parallel.configurations import BEST_MB, STEADY, WHOL
 from a2lib.experiments.data_parallel.sharded import Sharded, local
 from a2lib.experiments.data_parallel.training import Training, on_stream, own_state, wrap
 from a2lib.experiments.harness import RankJob, Row, free_memory
-from a2lib.measure import synchronize
-from a2lib.measure.failures import note as one_line
-from a2lib.measure.memory import clear, requested_bytes, take_workspaces
+from a2lib.lab import synchronize
+from a2lib.lab.failures import note as one_line
+from a2lib.lab.memory import clear, requested_bytes, take_workspaces
 from a2lib.parallel import FSDP
 
 # PyTorch's names of collectives, and how the columns begin of the bytes that they are given.

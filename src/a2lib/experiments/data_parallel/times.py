@@ -20,10 +20,10 @@ from a2lib.experiments.data_parallel.configurations import SENT_DTYPES, UPDATING
 from a2lib.experiments.data_parallel.sharded import Sharded
 from a2lib.experiments.data_parallel.training import TOLERANCE, Training, on_stream, replayed, wrap
 from a2lib.experiments.harness import RankJob, Row, free_memory
-from a2lib.measure import synchronize, timing
-from a2lib.measure.clock import Mark
-from a2lib.measure.failures import note as one_line
-from a2lib.measure.timing import each_rank, meet, slowest
+from a2lib.lab import synchronize, timing
+from a2lib.lab.clock import Mark
+from a2lib.lab.failures import note as one_line
+from a2lib.lab.timing import each_rank, meet, slowest
 
 # What of a way is measured by itself, once it is right and before it is captured.
 Apart = Callable[[RankJob, Training, Way], Row]

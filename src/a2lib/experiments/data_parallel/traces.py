@@ -11,10 +11,10 @@ import torch
 from a2lib.experiments.data_parallel.configurations import BEST_MB, Way, unusual
 from a2lib.experiments.data_parallel.training import Training, replayed, wrap
 from a2lib.experiments.harness.ranks import RankJob
-from a2lib.measure import synchronize, trace
-from a2lib.measure.trace.classes import COMMUNICATION, MATMUL
-from a2lib.measure.trace.kernels import Kernel, Trace
-from a2lib.measure.trace.summary import HOST
+from a2lib.lab import synchronize, trace
+from a2lib.lab.trace.classes import COMMUNICATION, MATMUL
+from a2lib.lab.trace.kernels import Kernel, Trace
+from a2lib.lab.trace.summary import HOST
 
 ROWS = 1500
 # Of averaged gradients, by whether the step is captured.

@@ -22,8 +22,8 @@ from a2lib.benchmark.workload import Workload
 from a2lib.experiments.data_parallel.configurations import PEERS, UPDATING, Way
 from a2lib.experiments.harness import RankJob
 from a2lib.experiments.steps import Configuration
-from a2lib.measure.clock import Mark
-from a2lib.measure.graphs import CudaGraphs
+from a2lib.lab.clock import Mark
+from a2lib.lab.graphs import CudaGraphs
 from a2lib.optim import MasterAdamW
 from a2lib.parallel import DDP, BucketedDDP, FlatDDP, NaiveDDP, ShardedOptimizer, capture_step
 from a2lib.parallel.copy_engines import why_not

@@ -12,7 +12,7 @@ from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness import Experiment, Plot, Run, Table, Task, view
 from a2lib.experiments.harness import experiment as harness
 from a2lib.experiments.harness.output import say_nothing
-from a2lib.measure import FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_LADDER, FLASH_PROTOCOL
+from a2lib.lab import FLASH, FLASH_ACCURACY, FLASH_COUNTERS, FLASH_LADDER, FLASH_PROTOCOL
 from a2lib.theory.attention import PASSES, attention_flops
 
 # What a cell asks to see: a column, and what it is. All but the time is of a GPU alone.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness import Job, Row, Task
-from a2lib.measure import failures
+from a2lib.lab import failures
 
 DTYPES = ("bf16", "fp32")
 HEAD_DIMS = (64, 128)

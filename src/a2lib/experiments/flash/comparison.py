@@ -27,7 +27,7 @@ from a2lib.experiments.flash.turns import Turns, tried
 from a2lib.experiments.harness.ahead import Compilation
 from a2lib.experiments.harness.worker import Job, free_memory
 from a2lib.experiments.passes import one_pass
-from a2lib.measure import FLASH, memory, peak_bytes, synchronize
+from a2lib.lab import FLASH, memory, peak_bytes, synchronize
 from a2lib.theory.attention import PASSES
 
 SHARE = 0.04

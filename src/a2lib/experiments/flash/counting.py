@@ -20,10 +20,10 @@ from a2lib.experiments.flash import peers
 from a2lib.experiments.flash.shapes import Parameters, Shape
 from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass
-from a2lib.measure import nsight, synchronize
-from a2lib.measure.failures import note
-from a2lib.measure.memory import free_memory
-from a2lib.measure.program import ProgramError
+from a2lib.lab import nsight, synchronize
+from a2lib.lab.failures import note
+from a2lib.lab.memory import free_memory
+from a2lib.lab.program import ProgramError
 
 SHAPES = {
     "cuda": (

@@ -33,9 +33,9 @@ from a2lib.experiments.flash.turns import Turns
 from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.harness.ahead import Compilation
 from a2lib.experiments.passes import one_pass
-from a2lib.measure import FLASH_LADDER, Timing, failures, graphs, synchronize
-from a2lib.measure.clock import Clock
-from a2lib.measure.device import gpu_hash
+from a2lib.lab import FLASH_LADDER, Timing, failures, graphs, synchronize
+from a2lib.lab.clock import Clock
+from a2lib.lab.device import gpu_hash
 
 PEERS = ("sdpa_flash", "sdpa_cudnn")
 RUNGS = (

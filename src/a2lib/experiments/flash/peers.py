@@ -4,7 +4,7 @@
     o = forward(q, k, v)                       # (B, H, N, d)
 
 PyTorch picks another backend without a word where the wanted one cannot run; here one alone is
-admitted, so that it runs or raises; ``measure.failures`` makes a row of what is raised.
+admitted, so that it runs or raises; ``lab.failures`` makes a row of what is raised.
 
 ``needed_bytes`` and ``host_bytes`` are how much memory they take: roughly on a GPU, and at most on
 a CPU, where trying would end the process.

@@ -31,10 +31,10 @@ from a2lib.experiments.flash.shapes import Parameters, Shape, sweep_shapes
 from a2lib.experiments.flash.turns import TIMING
 from a2lib.experiments.harness import Job, Row, Task
 from a2lib.experiments.passes import one_pass, random
-from a2lib.measure import FLASH_PROTOCOL, Timing, inductor, program, synchronize, time_many
-from a2lib.measure.clock import Clock
-from a2lib.measure.device import Watch
-from a2lib.measure.sustained import seconds_of
+from a2lib.lab import FLASH_PROTOCOL, Timing, inductor, program, synchronize, time_many
+from a2lib.lab.clock import Clock
+from a2lib.lab.device import Watch
+from a2lib.lab.sustained import seconds_of
 
 PASS = "end_to_end"
 N_SECONDS = 10

@@ -11,7 +11,7 @@ from functools import partial
 from a2lib.experiments.flash import peers, sanity
 from a2lib.experiments.harness.worker import Job, Row, free_memory
 from a2lib.experiments.passes import one_pass, replayed
-from a2lib.measure import Section, Timing, failures, timing
+from a2lib.lab import Section, Timing, failures, timing
 
 TIMING = {
     "cuda": {"warmup_ms": 20, "rep_ms": 150, "min_n": 5, "max_n": 300},

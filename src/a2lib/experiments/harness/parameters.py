@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from a2lib.errors import OneLine, closest
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.measure import gpu_count
+from a2lib.lab import gpu_count
 
 _LARGEST = 2**63 - 1  # the tables hold no larger whole number
 _SHOWN = 60  # characters of a refused value

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from a2lib.experiments.harness.worker import Job, at_work, fields, load, settle
-from a2lib.measure import DeviceLock, StoreError
-from a2lib.measure.failures import classify, is_lost
+from a2lib.lab import DeviceLock, StoreError
+from a2lib.lab.failures import classify, is_lost
 from a2lib.parallel.launcher import cores
 from a2lib.parallel.lifeline import FOLDER
 from a2lib.parallel.rank import progress

@@ -9,9 +9,9 @@ from typing import Self
 
 from a2lib.experiments.harness.process import Worker, WorkerDied
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.measure import Section, Store, StoreError
-from a2lib.measure.failures import note as one_line
-from a2lib.measure.store import format_value
+from a2lib.lab import Section, Store, StoreError
+from a2lib.lab.failures import note as one_line
+from a2lib.lab.store import format_value
 
 # How the note begins of an `error` row that says nothing about its configuration: a process was
 # ended twice from outside. The next sweep measures it again.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from a2lib.experiments.harness.output import display, say_nothing
-from a2lib.measure import Section
+from a2lib.lab import Section
 
 Row = Mapping[str, str]
 Derived = Mapping[str, Callable[[Row], float]]

@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.measure import Section, Store, bulk, memory
-from a2lib.measure.failures import LostContext, classify, is_lost, note
-from a2lib.measure.memory import free_memory
-from a2lib.measure.sections import section_of
+from a2lib.lab import Section, Store, bulk, memory
+from a2lib.lab.failures import LostContext, classify, is_lost, note
+from a2lib.lab.memory import free_memory
+from a2lib.lab.sections import section_of
 from a2lib.parallel.lifeline import abandoned, locked
 from a2lib.paths import cache_dir, quote_torch
 

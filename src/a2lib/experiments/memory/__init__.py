@@ -10,8 +10,8 @@ from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH, Configuration
-from a2lib.measure import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
-from a2lib.measure.snapshot import CATEGORIES
+from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
+from a2lib.lab.snapshot import CATEGORIES
 from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.memory.step import StepMemory, asked, peak
 from a2lib.theory.memory.tensors import ATTENTIONS, MODES, PRECISIONS

@@ -19,10 +19,10 @@ from a2lib.experiments import ceilings
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.memory import BLOCK, STEPS, counted, phases, picture
 from a2lib.experiments.steps import Configuration
-from a2lib.measure import MEMORY, snapshot, synchronize
-from a2lib.measure.failures import classify, is_lost, note
-from a2lib.measure.memory import clear, requested_bytes
-from a2lib.measure.saved import saved_for_backward, saved_rows
+from a2lib.lab import MEMORY, snapshot, synchronize
+from a2lib.lab.failures import classify, is_lost, note
+from a2lib.lab.memory import clear, requested_bytes
+from a2lib.lab.saved import saved_for_backward, saved_rows
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.model.transformer import ROPE_THETA
 from a2lib.paths import build_dir

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from a2lib.experiments.harness import Experiment, Run, Table, Task, view
 from a2lib.experiments.harness.parameters import Common, count
-from a2lib.measure import ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM
+from a2lib.lab import ACCUMULATION, AUTOCAST_DTYPES, LAYERNORM
 from a2lib.theory.floating import Loop, decimal, handout_loops, loops_of
 
 AUTOCAST = ("none", "fp16", "bf16")

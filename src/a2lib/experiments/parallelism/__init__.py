@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from a2lib.experiments.harness import Experiment, Plot, Ranks, Table, Task, parameters
 from a2lib.experiments.harness.parameters import ParameterError, count, names, parameter
-from a2lib.measure import PARALLELISM
+from a2lib.lab import PARALLELISM
 
 SCHEMES = ("dp", "fsdp", "tp", "fsdp_tp")
 IMPLEMENTATIONS = ("a2lib", "torch")

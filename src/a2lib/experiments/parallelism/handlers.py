@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from a2lib.experiments.harness import RankJob, Row
 from a2lib.experiments.parallelism import PARTS, schemes
 from a2lib.experiments.parallelism.schemes import DATA, TENSOR, TORCH_DTYPES, Stack
-from a2lib.measure import PARALLELISM, Timing, timing
-from a2lib.measure.timing import from_rest, sample_count, slowest
+from a2lib.lab import PARALLELISM, Timing, timing
+from a2lib.lab.timing import from_rest, sample_count, slowest
 
 WARMUP = 2
 BUDGET_MS = {"cuda": 800.0, "cpu": 300.0}

@@ -13,8 +13,8 @@ from a2lib.experiments.harness.output import say_nothing
 from a2lib.experiments.harness.parameters import ParameterError, WithSweep, parameter
 from a2lib.experiments.steps import MODES, Configuration, refusals
 from a2lib.experiments.steps import refuse as refuse_without_gpu
-from a2lib.measure import PROFILE, StoreError, bulk, nsight
-from a2lib.measure.trace import STEP
+from a2lib.lab import PROFILE, StoreError, bulk, nsight
+from a2lib.lab.trace import STEP
 
 NSYS, TORCH = "nsys", "torch"
 # The smallest size and the largest whose train-step fits at every context, traced in every way, and

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from a2lib.benchmark import Config, StepTimes, run
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.profile import NSYS, STEPS, TRACED_STEPS, WARMUP, Traced
-from a2lib.measure import PROFILE, nsight, program, trace
-from a2lib.measure.failures import LostContext, note
-from a2lib.measure.trace import Kernel, Trace, TraceError, busy, kernel_rows, strip_rows
-from a2lib.measure.trace.classes import shorten
+from a2lib.lab import PROFILE, nsight, program, trace
+from a2lib.lab.failures import LostContext, note
+from a2lib.lab.trace import Kernel, Trace, TraceError, busy, kernel_rows, strip_rows
+from a2lib.lab.trace.classes import shorten
 from a2lib.paths import build_dir
 
 TIMEOUT_S = 400  # below the silence that a worker is allowed

@@ -5,7 +5,7 @@ import statistics
 import numpy as np
 import pandas as pd
 
-from a2lib.measure import bulk
+from a2lib.lab import bulk
 from a2lib.report import traces
 from a2lib.report.pages import collectives
 from a2lib.report.panels import REFERENCE_LINE

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from a2lib.measure import bulk
+from a2lib.lab import bulk
 from a2lib.report.plots import inside, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory import fsdp as theory

@@ -2,7 +2,7 @@
 
     memory("memory.pickle").save("memory.png")     # also a pickle of torch.cuda's _dump_snapshot
 
-A file is read as ``a2lib.measure.snapshot`` reads it, or rows of a bulk table are taken. What lies
+A file is read as ``a2lib.lab.snapshot`` reads it, or rows of a bulk table are taken. What lies
 between two points is one tensor more or less, not time: the CPU asks ahead of the GPU, and while it
 waits it asks for nothing. Nothing here imports torch.
 """
@@ -10,7 +10,7 @@ waits it asks for nothing. Nothing here imports torch.
 from collections.abc import Iterable, Sequence
 from os import PathLike
 
-from a2lib.measure import snapshot
+from a2lib.lab import snapshot
 from a2lib.report import panels, plots
 from a2lib.report.style import DIM, INK, Chart
 from a2lib.report.traces import LETTER, legend
@@ -34,7 +34,7 @@ def memory(source: Source | dict[str, Source], *, shared: bool = True) -> Chart:
     for each of several sources by title, on one scale if ``shared``.
 
     The peak is that of the source, also where lines are thinned. Raises as
-    ``a2lib.measure.snapshot.read``.
+    ``a2lib.lab.snapshot.read``.
     """
     named = source if isinstance(source, dict) else {"": source}
     panels_ = {title: _rows(one) for title, one in named.items()}

@@ -14,7 +14,7 @@ STATE = (".grad", ".m", ".v", ".step")  # how the names end of what outlives a s
 @dataclass(slots=True)
 class Event:
     """A tensor of so many ``bytes`` is made in ``phase``, or dropped if not ``made``. ``category``
-    is what a snapshot would call it (``a2lib.measure.snapshot``), ``kernel`` the part of a block's
+    is what a snapshot would call it (``a2lib.lab.snapshot``), ``kernel`` the part of a block's
     backward that the event belongs to."""
 
     made: bool

@@ -1,0 +1,145 @@
+"""Bulk tables: what a picture is drawn from, a thousand rows of one configuration.
+
+    put("memory", "nvidia-h200", "2.7B-128-train-step", timeline_rows(snapshot), run=run,
+        about={"model": "2.7B", "context": 128})
+    read("memory", "nvidia-h200", "2.7B-128-train-step").rows
+
+A picture is one file, ``measured/bulk/<table>/<device>/<picture>.csv``: a first line that says in
+JSON which run measured it and what of, then a table in CSV. It is replaced whole, in one rename,
+and small enough to commit.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from a2lib.lab.runs import runs_table, scrub
+from a2lib.lab.sections import BULK
+from a2lib.lab.table import (
+    StoreError,
+    broken,
+    check_device,
+    clean,
+    locked,
+    measured,
+    parsed,
+    text_of,
+    to_csv,
+    write,
+)
+
+MOST_ROWS = 2000
+_KINDS = {"int": int, "float": float, "": str}
+# Table -> column -> int, float or str.
+TABLES: dict[str, dict[str, type]] = {
+    table: {
+        column: _KINDS[kind]
+        for column, _, kind in (given.partition(":") for given in columns.split(", "))
+    }
+    for table, columns in BULK.items()
+}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The rows of one picture, numbers as numbers; the run that measured it; what it is of."""
+
+    run: str
+    about: dict
+    rows: list[dict[str, object]]
+
+
+def put(
+    table: str,
+    device: str,
+    picture: str,
+    rows: Iterable[Mapping[str, object]],
+    *,
+    run: str,
+    about: Mapping[str, object],
+    data: Path | None = None,
+) -> Path:
+    """Write a picture in place of the one of its name, on disk when this returns; its path.
+
+    Floats keep six digits. Raises StoreError, in one line, for an unknown table, a name that is
+    none (letters, digits, ``._-``), no row or more than ``MOST_ROWS``, other columns or kinds, a
+    run that is not in runs.csv, or a disk that refuses.
+    """
+    path, columns = _place(table, device, picture, data), TABLES[table]
+    rows = list(rows)
+    if not 1 <= len(rows) <= MOST_ROWS:
+        raise StoreError(f"{path}: {len(rows)} rows; allowed are 1 to {MOST_ROWS}")
+    if runs_table(data).find((run,)) is None:
+        raise StoreError(f"{path}: run {run!r} is not in runs.csv; take it from start_run")
+    lines: list[Iterable[str]] = [columns]
+    for number, row in enumerate(rows, start=1):
+        try:
+            if set(row) != set(columns):
+                raise ValueError(f"has {', '.join(row)}; the columns are {', '.join(columns)}")
+            lines.append([_text(c, row[c], kind) for c, kind in columns.items()])
+        except ValueError as error:
+            raise StoreError(f"{path}: row {number}: {error}") from None
+    head = scrub(json.dumps({"run": run, "about": dict(about)}, sort_keys=True))
+    with locked(path):
+        write(path, f"# {head}\n{to_csv(lines)}")
+    return path
+
+
+def read(table: str, device: str, picture: str, data: Path | None = None) -> Picture:
+    """The picture of that name.
+
+    Raises StoreError, naming file and line, where there is none or it is broken.
+    """
+    path, columns = _place(table, device, picture, data), TABLES[table]
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("[!.]*.csv"))) or "none"
+        raise StoreError(f"{path}: no such picture; there are {there}")
+    head, *lines = text_of(path).splitlines(keepends=True)
+    try:
+        said = json.loads(head.removeprefix("# "))
+        run, about = str(said["run"]), dict(said["about"])
+    except (ValueError, KeyError, TypeError):
+        raise broken(path, 1, "no line of the run and what it measured") from None
+    rows = []
+    for number, fields in parsed(path, lines, first=2):
+        try:
+            if number == 2 and fields != list(columns):
+                raise ValueError(f"the columns are {', '.join(columns)}")
+            if number > 2:
+                named = zip(columns.items(), fields, strict=True)
+                rows.append({c: kind(field) for (c, kind), field in named})
+        except ValueError as error:
+            raise broken(path, number, error) from None
+    if not rows:
+        raise broken(path, len(lines) + 1, "cut short: no row")
+    return Picture(run, about, rows)
+
+
+def pictures(table: str, data: Path | None = None) -> list[tuple[str, str]]:
+    """(device, picture) of every picture of a table."""
+    return sorted((p.parent.name, p.stem) for p in _folder(table, data).glob("*/[!.]*.csv"))
+
+
+def _folder(table: str, data: Path | None) -> Path:
+    if table not in TABLES:
+        raise StoreError(f"table {table!r}: allowed are {', '.join(TABLES)}")
+    return measured(data) / "bulk" / table
+
+
+def _place(table: str, device: str, picture: str, data: Path | None) -> Path:
+    check_device(device)
+    if not _NAME.fullmatch(picture):
+        raise StoreError(f"picture {picture!r}: allowed are letters, digits and ._- in a name")
+    return _folder(table, data) / device / f"{picture}.csv"
+
+
+def _text(column: str, value: object, kind: type) -> str:
+    if kind is str:
+        return clean(scrub(str(value)))
+    if not isinstance(value, int | float) or not math.isfinite(value) or kind(value) != value:
+        raise ValueError(f"{column} is {value!r}, no {'whole' if kind is int else 'finite'} number")
+    return str(int(value)) if kind is int else f"{float(value):.6g}"

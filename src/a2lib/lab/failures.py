@@ -1,0 +1,96 @@
+"""What an exception says about a configuration: out of memory, unsupported, or an error."""
+
+import re
+import traceback
+from collections.abc import Iterable
+
+from a2lib.errors import UnsupportedError
+from a2lib.lab.runs import scrub
+from a2lib.lab.table import clean
+
+NOTE_LENGTH = 200
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED|Storage size calculation "
+    r"overflowed"
+)
+_NO_KERNEL = re.compile(r"No available kernel|No viable backend")
+# Triton reports the errors of the driver in words of its own.
+_LOST = re.compile(
+    r"CUDA error|illegal memory access|misaligned address|unspecified launch failure"
+    r"|illegal instruction|device-side assert"
+)
+
+
+class LostContext(RuntimeError):
+    """A CUDA error after which this process can do nothing more on the device."""
+
+
+def classify(error: BaseException, warned: Iterable[str] = ()) -> tuple[str, str]:
+    """The status and the one-line note of a row whose call raised ``error``, or what led to it.
+
+    ``warned`` are the warnings of that call: PyTorch gives its reasons for refusing a backend
+    there.
+    """
+    chain = linked(error)
+    text = " ".join(str(link) for link in chain)
+    first = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    for link in chain:
+        told = isinstance(link, RuntimeError) and _OUT_OF_MEMORY.search(str(link))
+        # torch's by its name: who has not loaded torch need not.
+        if told or isinstance(link, MemoryError) or type(link).__name__ == "OutOfMemoryError":
+            return "oom", "out of memory"
+    for link in chain:
+        if isinstance(link, UnsupportedError | NotImplementedError):
+            return "unsupported", note(str(link))
+    if _NO_KERNEL.search(text):
+        reasons = "; ".join(_reasons(warned))
+        return "unsupported", note(reasons or "this backend has no kernel for these inputs")
+    kinds = {type(link).__name__ for link in chain}
+    if kinds & {"OutOfResources", "NoValidChoicesError"} or "out of resource" in text:
+        return "unsupported", note(f"no tile of this kernel fits the GPU: {first}")
+    return "error", note(first)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether ``error`` leaves the CUDA context unusable: every later call would fail as well."""
+    if isinstance(error, LostContext):
+        return True
+    text = " ".join(str(link) for link in linked(error))
+    return classify(error)[0] == "error" and bool(_LOST.search(text))
+
+
+def note(text: str) -> str:
+    """``text`` on one line of bounded length, without the folders of this machine."""
+    text = clean(scrub(text))
+    return text if len(text) <= NOTE_LENGTH else text[: NOTE_LENGTH - 3] + "..."
+
+
+def detached(error: Exception) -> Exception:
+    """``error`` without the frames that hold on to the failed call's tensors; its traceback is a
+    note."""
+    error.add_note("".join(traceback.format_exception(error)).rstrip())
+    for link in linked(error):
+        link.__traceback__ = None
+    return error
+
+
+def linked(error: BaseException) -> list[BaseException]:
+    """``error`` with its causes and what was being handled when each was raised, each once."""
+    found: list[BaseException] = []
+    new = [error]
+    while new:
+        link = new.pop()
+        if link is not None and all(link is not one for one in found):
+            found.append(link)
+            new += [link.__cause__, link.__context__]
+    return found
+
+
+def _reasons(warned: Iterable[str]) -> list[str]:
+    reasons = []
+    for text in warned:
+        text = re.sub(r"\s*\(Triggered internally.*", "", text, flags=re.S).strip()
+        # The other backends are disabled here on purpose, and the headings say nothing.
+        if text and "runtime disabled" not in text and not text.endswith("not used because:"):
+            reasons.append(text)
+    return list(dict.fromkeys(reasons))

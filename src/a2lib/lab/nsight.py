@@ -1,0 +1,133 @@
+"""Run a command under Nsight Systems, and get its trace as SQLite; or under Nsight Compute, and get
+what the hardware counted while kernels ran: bytes by level of memory, shares of pipelines.
+
+    path, printed = record([sys.executable, "-m", "module"], Path("report"))
+    a2lib.lab.trace.read(path)
+    counted([sys.executable, "-m", "module", "arguments"])   # one dict per kernel, in order
+
+The command marks what is traced or counted with ``torch.cuda.profiler.start()`` and ``stop()``.
+``nsys`` is what ``$A2LIB_NSYS`` names, else the one on the path, else one in a folder where NVIDIA
+installs it. Options as in NVIDIA's "User Guide" of Nsight Systems 2025, chapter "CLI Profile
+Command Switches".
+
+Nsight Compute (``ncu``) runs the command and replays each kernel once per group of counters, so its
+times are no timings: read those elsewhere. Source of the metrics' meaning: NVIDIA, Nsight Compute
+documentation, "Metrics Reference".
+"""
+
+import csv
+import glob
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from a2lib.lab.program import ProgramError, last_line, run
+
+VARIABLE = "A2LIB_NSYS"
+PLACES = (
+    "/usr/local/cuda/bin/nsys",
+    "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
+    "/opt/nvidia/nsight-systems/*/bin/nsys",
+)
+# Sampling and context switches would take the host's time and answer nothing that is asked here.
+OPTIONS = ("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none")
+OPTIONS += ("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true")
+EXPORT_S = 300
+# Column of a row -> metric. L2 traffic is what the multiprocessors ask of L2, in sectors of 32
+# bytes; of device memory, what L2 fetches and writes back.
+METRICS = {
+    "device_bytes": "dram__bytes.sum",
+    "l2_bytes": "lts__t_sectors_srcunit_tex.sum",
+    "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "exp_percent": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
+    "issue_percent": "sm__inst_issued.avg.pct_of_peak_sustained_active",
+    "warps_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+}
+SECTOR_BYTES = 32
+# ncu scales units by itself unless told to print base units; percentages have none. The clock is
+# left as it is: counters of bytes and of cycles do not need it fixed.
+NCU_OPTIONS = ("--csv", "--page", "raw", "--print-units", "base", "--print-fp")
+NCU_OPTIONS += ("--metrics", ",".join(METRICS.values()), "--clock-control", "none")
+NCU_OPTIONS += ("--profile-from-start", "off", "--target-processes", "all")
+NCU_PLACES = ("/usr/local/cuda/bin/**/ncu", "/opt/nvidia/nsight-compute/**/ncu")
+
+
+def find() -> str | None:
+    """The path of ``nsys``, or None where Nsight Systems is not found.
+
+    Raises ProgramError where ``$A2LIB_NSYS`` names no program.
+    """
+    chosen = os.environ.get(VARIABLE)
+    if chosen and shutil.which(chosen) is None:
+        raise ProgramError(f"${VARIABLE} is {chosen!r}, which is no program; name nsys")
+    return installed(chosen or "nsys", PLACES)
+
+
+def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[Path, str]:
+    """Trace ``command``; the path of the SQLite export, and what the command printed.
+
+    ``report`` is the file's name without its suffix; ``.nsys-rep`` and ``.sqlite`` are written.
+    Raises ProgramError where there is no nsys, or no report or export comes of it.
+    """
+    nsys = find()
+    if nsys is None:
+        raise ProgramError(f"Nsight Systems (nsys) is not found; ${VARIABLE} can name it")
+    report = Path(report).absolute()
+    made, exported = (report.with_name(f"{report.name}.{kind}") for kind in ("nsys-rep", "sqlite"))
+    for path in (made, exported):
+        path.unlink(missing_ok=True)
+    printed = run(
+        "nsys profile", [nsys, "profile", *OPTIONS, f"--output={report}", *command], timeout_s
+    )
+    if not made.is_file():
+        raise ProgramError(f"nsys profile left no report: {last_line(printed)}")
+    export = [nsys, "export", "--type=sqlite", "--force-overwrite=true", f"--output={exported}"]
+    said = run("nsys export", [*export, str(made)], EXPORT_S)
+    if not exported.is_file():
+        raise ProgramError(f"nsys export left no SQLite file: {last_line(said)}")
+    return exported, printed
+
+
+def counted(command: Sequence[str], *, timeout_s: float = 300) -> list[dict[str, object]]:
+    """One dict per kernel that ``command`` ran while the profiler was on, in launch order.
+
+    ``kernel`` is its name, ``device_bytes`` and ``l2_bytes`` are bytes moved, the others shares of
+    the peak in percent. Raises ProgramError where ``ncu`` is missing, fails, is refused the
+    counters, counts no kernel, has not every metric or takes longer than ``timeout_s`` seconds;
+    nothing it started is left running.
+    """
+    ncu = installed("ncu", NCU_PLACES)
+    if ncu is None:
+        raise ProgramError("Nsight Compute (ncu) is not installed; hardware counters need it")
+    output = run("ncu", [ncu, *NCU_OPTIONS, *command], timeout_s)
+    lines = output.splitlines()  # the raw CSV page, which may stand amid the program's own
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise ProgramError(f"ncu counted no kernel: {last_line(output)}")
+    head, *rows = csv.reader(line for line in lines[start:] if line.startswith('"'))
+    missing = [metric for metric in METRICS.values() if metric not in head]
+    if missing:
+        raise ProgramError(f"this GPU or ncu has no metric {', '.join(missing)}")
+    # The line below the head holds the units, with no id.
+    return [_kernel(dict(zip(head, row, strict=True))) for row in rows if row[0]]
+
+
+def _kernel(cells: dict[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {"kernel": cells["Kernel Name"]}
+    for column, metric in METRICS.items():
+        try:
+            value = float(cells[metric].replace(",", ""))
+        except ValueError:
+            raise ProgramError(f"ncu gave {cells[metric]!r} for {metric}") from None
+        if column == "l2_bytes":
+            value *= SECTOR_BYTES
+        values[column] = round(value) if column.endswith("_bytes") else round(value, 2)
+    return values
+
+
+def installed(program: str, places: Sequence[str]) -> str | None:
+    """The path of a program: that on the path, else the last that matches one of ``places``."""
+    found = [path for place in places for path in sorted(glob.glob(place, recursive=True))]
+    runs = (path for path in reversed(found) if os.access(path, os.X_OK))
+    return shutil.which(program) or next(runs, None)

@@ -1,0 +1,175 @@
+"""Where a figure comes from: ``data/measured/runs.csv``, one row per run of an experiment.
+
+Each measured row names its run, and the run names the device, the versions and the commit. Nothing
+here identifies the machine: no column holds a host name, and local paths are shortened.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import runpy
+import secrets
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from a2lib import paths
+from a2lib.lab.device import device_kind
+from a2lib.lab.table import Row, StoreError, Table, check_device, clean, measured
+
+COLUMNS = (
+    *("run", "started", "device", "n_devices", "driver", "torch", "triton", "cuda", "cudnn"),
+    *("nccl", "python", "git", "command", "parameters"),
+)
+
+_ABSOLUTE_PATH = re.compile(r"(?<![\w/.~-])/(?!/)(?:[^\s/\"'=:,;]+/)+([^\s/\"'=:,;]*)")
+_COMMAND_TIMEOUT_S = 20
+
+
+def start_run(
+    *,
+    command: str,
+    parameters: Mapping[str, object],
+    device: str,
+    n_devices: int = 1,
+    data: Path | None = None,
+) -> str:
+    """Record a new run in runs.csv and return its id, ``<UTC time>-<device>-<random suffix>``.
+
+    ``command`` is what a reader would type to repeat it, ``parameters`` what it was given (anything
+    JSON holds, and paths). Driver, versions and commit are found here; what this machine does not
+    have is blank. Raises StoreError if the parameters are not JSON or the row cannot be written.
+    """
+    check_device(device)
+    try:
+        text = json.dumps(
+            parameters, default=os.fspath, ensure_ascii=False, sort_keys=True, allow_nan=False
+        )
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"parameters of the run: {error}; give numbers, text and lists") from error
+    # What a reader of the table refuses is in JSON's text alone, where it can be escaped.
+    text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in scrub(text))
+    now = datetime.now(UTC)
+    run = f"{now:%Y%m%dT%H%M%SZ}-{device}-{secrets.token_hex(3)}"
+    row = {
+        "run": run,
+        "started": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "device": device,
+        "n_devices": n_devices,
+        "command": clean(scrub(command)),
+        "parameters": text,
+        **versions(),
+    }
+    runs_table(data).put(dict.fromkeys(COLUMNS, "") | row)
+    return run
+
+
+def read_runs(data: Path | None = None) -> list[Row]:
+    """All runs, oldest first, every value as text; [] where nothing was measured.
+
+    Raises StoreError naming file and line for a broken runs.csv.
+    """
+    return runs_table(data).rows()
+
+
+def runs_table(data: Path | None) -> Table:
+    """The table behind runs.csv in ``data`` (default ``paths.data_dir()``)."""
+    return _Runs(measured(data) / "runs.csv", COLUMNS, ("run",))
+
+
+class _Runs(Table):
+    def check(self, row: Row) -> None:
+        for column in ("run", "started", "device"):
+            if not row[column]:
+                raise ValueError(f"{column} is blank")
+        if not row["n_devices"].isdecimal():
+            raise ValueError(f"n_devices is {row['n_devices']!r}, not a whole number")
+        try:
+            json.loads(row["parameters"])
+        except ValueError as error:
+            raise ValueError(f"parameters are not JSON: {error}") from None
+
+
+def git_version() -> str:
+    """$A2LIB_GIT, else the short commit of this checkout, ``-dirty`` if its code was changed.
+
+    Blank where the package does not lie in a git checkout of its own.
+    """
+    given = os.environ.get("A2LIB_GIT")
+    if given:
+        return clean(given)
+    # The prefix is blank only where ROOT is the top of the checkout, not a folder of another one.
+    found = _git("rev-parse", "--show-prefix", "--short=12", "HEAD").split("\n")
+    if len(found) != 2 or found[0]:
+        return ""
+    # Results are written while measuring: they say nothing about the code that wrote them.
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)data")
+    return found[1] + ("-dirty" if changed else "")
+
+
+def scrub(text: str) -> str:
+    """``text`` with local absolute paths shortened: relative to the repository, ``~`` for the home
+    folder, and ``.../name`` for any other."""
+    if "/" not in text:
+        return text
+    for folder, inside, alone in ((str(paths.ROOT), "", "."), (os.path.expanduser("~"), "~/", "~")):
+        if len(folder) > 1:
+            begin = rf"(?<![\w.~-]){re.escape(folder)}"
+            text = re.sub(rf"{begin}/+(?=\S)", inside, text)
+            text = re.sub(rf"{begin}(?![\w.-])", alone, text)
+    return _ABSOLUTE_PATH.sub(r".../\1", text)
+
+
+def versions() -> dict[str, str]:
+    """Of what there is here of Python, the commit, torch, triton and what drives a GPU."""
+    found = {"python": platform.python_version(), "git": git_version()}
+    try:
+        spec = importlib.util.find_spec("torch")
+    except ImportError:
+        spec = None
+    if spec is None:
+        return found
+    # Of what torch reads itself, without loading it: its metadata may leave out the "+cu130".
+    written = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    found["torch"] = written["__version__"]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["triton"] = importlib.metadata.version("triton")
+    if device_kind() == "cuda":
+        import torch
+
+        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        found["driver"] = clean(driver.split("\n")[0])
+        found["cuda"] = str(torch.version.cuda or "")
+        found["cudnn"] = str(torch.backends.cudnn.version() or "")
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return found
+
+
+def _git(*arguments: str) -> str:
+    # A hook runs with GIT_DIR set, which would answer for another checkout.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    environment["GIT_OPTIONAL_LOCKS"] = "0"  # asking must not get in the way of a commit
+    return _output("git", "-C", str(paths.ROOT), *arguments, env=environment)
+
+
+def _output(*command: str, env: dict[str, str] | None = None) -> str:
+    """The standard output of ``command`` less its last line end; "" if it fails or is not there."""
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.removesuffix("\n") if done.returncode == 0 else ""

@@ -1,0 +1,265 @@
+"""How long a call takes, on a GPU or on the CPU.
+
+On a GPU each sample is the time between two CUDA events around one call, after a buffer larger than
+the L2 cache was overwritten, which is what ``triton.testing.do_bench`` (Triton 3.6) measures. That
+function is not used itself because it calls ``fn`` at least eight times however long one call takes
+(one call, five for an estimate, one warm-up, one sample), has no lower or upper bound on the number
+of samples, and cannot alternate between implementations.
+
+Such a time holds the GPU's own work, and the host's time to issue it as far as the flush does not
+hide it. ``Timing.ms_host`` is the second by itself, ``a2lib.lab.graphs`` measures the first.
+
+What several ranks do together is timed from where all of them are idle (``from_rest``).
+"""
+
+import contextlib
+import dataclasses
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from a2lib.lab.clock import Clock
+from a2lib.lab.device import synchronize
+from a2lib.lab.failures import detached
+from a2lib.lab.sections import Section
+
+# A call this long is not repeated to warm up: its first call is the warm-up.
+LONG_MS = 1000.0
+# The samples of each implementation are spread over this many turns.
+TURNS = 10
+# The host's time is that of a few calls in a row from an idle GPU, so few that their launches fit
+# the queue (about a thousand): where it is full the host waits for the GPU.
+HOST_CALLS = 5
+HOST_BATCH_MS = 10.0
+HOST_MS = 60.0
+HOST_REPETITIONS = (3, 9)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median and 20 % and 80 % quantiles of ``n`` samples, in milliseconds.
+
+    ``ms_host`` is the median time that the host takes to issue one call, without waiting for the
+    GPU; ``sm_mhz`` the median clock of the multiprocessors while timing. None where there is none:
+    on the CPU, or where the driver does not tell. ``ms_mean``, ``ms_std`` and ``ms_min`` are of the
+    same samples; there is no deviation of one, and the store holds no time of zero. The field names
+    are those of the result store.
+    """
+
+    ms: float
+    ms_p20: float
+    ms_p80: float
+    n: int
+    ms_host: float | None = None
+    sm_mhz: int | None = None
+    ms_mean: float | None = field(default=None, compare=False)
+    ms_std: float | None = field(default=None, compare=False)
+    ms_min: float | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_samples(
+        cls, samples: Sequence[float], host: Sequence[float] = (), mhz: Sequence[int | None] = ()
+    ) -> Self:
+        """Summarise ``samples`` (milliseconds, at least one), interpolating linearly.
+
+        ``host`` are samples of the host's time, ``mhz`` readings of the clock, None where one
+        failed.
+        """
+        ordered = sorted(samples)
+        several = ordered if len(ordered) > 1 else 2 * ordered  # one alone has no quantiles
+        p20, _, _, p80 = statistics.quantiles(several, n=5, method="inclusive")
+        median = statistics.median(ordered)
+        # Interpolated between two that are equal, a quantile can be a rounding beside them.
+        p20 = max(ordered[0], min(p20, median))
+        p80 = min(ordered[-1], max(p80, median))
+        ms_host = statistics.median(host) if host else None
+        spread = (statistics.stdev(ordered) if len(ordered) > 1 else 0) or None
+        whole = {"ms_mean": statistics.fmean(ordered), "ms_std": spread, "ms_min": ordered[0]}
+        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz), **whole)
+
+    def row(self, section: Section) -> dict[str, object]:
+        """The fields that ``section`` has a column for."""
+        return {c: v for c, v in dataclasses.asdict(self).items() if c in section.columns}
+
+
+def time_call(fn: Callable[[], object], **options: object) -> Timing:
+    """Time ``fn()``; ``options`` are those of ``time_many``. An exception of ``fn`` passes
+    through."""
+    result = time_many({"fn": fn}, **options)["fn"]
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+class Attempts:
+    """Calls by name: the first that raises ends its name, whose exception is in ``failed``, without
+    the frames that hold tensors; ``after(name)`` is called then."""
+
+    def __init__(self, after: Callable[[str], None]) -> None:
+        self.failed: dict[str, Exception] = {}
+        self._after = after
+
+    def __call__(self, action: Callable[..., None], name: str, *arguments: object) -> None:
+        """``action(name, *arguments)``, unless the name has failed."""
+        if name not in self.failed:
+            try:
+                action(name, *arguments)
+            except Exception as error:
+                self.failed[name] = detached(error)
+                self._after(name)
+
+
+def time_many(
+    functions: Mapping[str, Callable[[], object]],
+    *,
+    device: str = "cuda",
+    warmup_ms: float = 25,
+    rep_ms: float = 100,
+    min_n: int = 3,
+    max_n: int = 500,
+    clock: Clock | None = None,
+) -> dict[str, Timing | Exception]:
+    """Time several functions in turns, so that a drift of the clocks reaches all of them alike.
+
+    Each function is called once untimed (compilation, autotuning), then for about ``warmup_ms``
+    milliseconds, then sampled for about ``rep_ms``, at least ``min_n`` and at most ``max_n`` times;
+    one that takes a second or more is only called once before its first sample. On a GPU the host's
+    time to issue a call follows, in turns as well. ``device`` is "cuda" or "cpu". A function's
+    result is dropped at once; gradients that it accumulates are its own concern.
+
+    Returns each name's Timing, or the exception that its function raised (out of memory included):
+    that one is left out from there on and the rest go on. The exception carries its traceback as a
+    note, since the traceback itself would keep the failed call's tensors alive. Raises ValueError
+    for parameters that make no sense.
+    """
+    if not 1 <= min_n <= max_n:
+        raise ValueError(f"min_n {min_n}, max_n {max_n}: allowed is 1 <= min_n <= max_n")
+    if not (warmup_ms >= 0 and 0 < rep_ms < math.inf and warmup_ms < math.inf):
+        raise ValueError(f"warmup_ms {warmup_ms}, rep_ms {rep_ms}: must be >= 0 and > 0")
+    clock = clock or Clock(device)
+    samples: dict[str, list[float]] = {}
+    hosts: dict[str, list[float]] = {name: [] for name in functions}
+    mhz: dict[str, list[int | None]] = {}
+    due: dict[str, int] = {}
+    cold: set[str] = set()
+
+    def give_back(name: str) -> None:
+        # A device broken by the failed call refuses this too; each later call has its own error.
+        with contextlib.suppress(Exception):
+            clock.release()
+        # The others' cached memory went too: their next call allocates, and must not be a sample.
+        cold.update(samples)
+
+    def warm_up(name: str) -> None:
+        clock.samples(functions[name], 1)
+        (estimate,) = clock.samples(functions[name], 1)
+        if estimate >= LONG_MS:  # counts already
+            samples[name], mhz[name] = [estimate], [clock.sm_mhz]
+        else:
+            # It may still compile or allocate: it decides how long to warm up, no more.
+            calls = max_n if estimate <= 0 else int(min(warmup_ms / estimate, max_n))
+            estimate = statistics.median(clock.samples(functions[name], max(1, calls)))
+            samples[name], mhz[name] = [], []
+        due[name] = sample_count(rep_ms, estimate, min_n, max_n) - len(samples[name])
+
+    def sample(name: str, n: int) -> None:
+        if name in cold:
+            clock.samples(functions[name], 1)
+            cold.discard(name)
+        samples[name] += clock.samples(functions[name], n)
+        mhz[name].append(clock.sm_mhz)
+
+    def time_host(name: str, calls: int) -> None:
+        taken = clock.host(functions[name], calls)
+        hosts[name] += [] if taken is None else [taken]
+
+    attempt = Attempts(give_back)
+    for name in functions:
+        attempt(warm_up, name)
+    for name, n in in_turns(due):
+        attempt(sample, name, n)
+    plans = {n: host_plan(statistics.median(samples[n])) for n in due if n not in attempt.failed}
+    for turn in range(HOST_REPETITIONS[1]):
+        for name, (calls, repetitions) in plans.items():
+            if turn < repetitions:
+                attempt(time_host, name, calls)
+    return {
+        name: attempt.failed.get(name) or Timing.from_samples(samples[name], hosts[name], mhz[name])
+        for name in functions
+    }
+
+
+def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """``due[name]`` samples of each, as (name, n) over TURNS turns; none where n would be 0.
+
+    The order is another in each turn, the same in each process: what draws much power slows down
+    what comes behind it.
+    """
+    names = list(due)
+    for turn in range(TURNS):
+        random.Random(turn).shuffle(names)
+        for name in names:
+            total = due[name]
+            n = total * (turn + 1) // TURNS - total * turn // TURNS
+            if n > 0:
+                yield name, n
+
+
+def sample_count(rep_ms: float, estimate_ms: float, min_n: int, max_n: int) -> int:
+    """How many calls of ``estimate_ms`` fill ``rep_ms``, at least ``min_n``, at most ``max_n``."""
+    wanted = max_n if estimate_ms <= 0 else math.ceil(min(rep_ms / estimate_ms, max_n))
+    return max(wanted, min_n)
+
+
+def host_plan(ms: float) -> tuple[int, int]:
+    """Calls in a row and repetitions to measure the host's time of a call that takes ``ms``."""
+    fewest, most = HOST_REPETITIONS
+    if ms >= LONG_MS:
+        return 1, 1
+    calls = HOST_CALLS if ms <= 0 else max(1, min(HOST_CALLS, int(HOST_BATCH_MS / ms)))
+    return calls, most if ms <= 0 else max(fewest, min(most, int(HOST_MS / (calls * ms))))
+
+
+def median_reading(readings: Sequence[float | None]) -> int | None:
+    """The median of the readings that succeeded, to the whole number; None where none did."""
+    known = [reading for reading in readings if reading is not None]
+    return round(statistics.median(known)) if known else None
+
+
+def meet(device: str) -> None:
+    """All ranks at rest, from where they start together; collective."""
+    import torch.distributed as dist
+
+    synchronize(device)
+    dist.barrier()
+    synchronize(device)
+
+
+def from_rest(run: Callable[[], object], device: str) -> float:
+    """Milliseconds of one call by the host's clock, from where all ranks are idle to where this
+    one is again; every rank calls it."""
+    meet(device)
+    start = time.perf_counter_ns()
+    run()
+    synchronize(device)
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
+    """Of times that each rank took of the same calls: each call's longest."""
+    return Timing.from_samples([max(times) for times in zip(*by_rank, strict=True)])
+
+
+def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The columns of what the ranks took by themselves: of their medians the least, the median and
+    the most."""
+    own = [statistics.median(times) for times in by_rank]
+    return {
+        "ms_rank_min": min(own),
+        "ms_rank_median": statistics.median(own),
+        "ms_rank_max": max(own),
+    }

@@ -1,0 +1,87 @@
+"""Bulk tables: a picture comes back as it was put, and what is broken is said in a line."""
+
+from pathlib import Path
+
+import pytest
+from profiles import make
+from refusals import refused
+
+from a2lib.experiments.data_parallel import gathers
+from a2lib.lab import StoreError, bulk, snapshot, trace
+from a2lib.lab.saved import Saved, saved_rows
+
+RUN = "20260102T030405Z-cpu-000000"
+HERE = Path(make.__file__).parent
+ROW = {"start_us": 1.5, "duration_us": 2 / 3, "stream": "7"}
+ROW |= {"kind": "matmul", "phase": "forward", "part": "attn, q"}
+
+# Of one unit that is gathered and waits.
+STEP = (("gather begins", 0), ("gather ends", 3), ("turn", 1), ("computes", 3), ("ends", 4))
+
+
+def put(data, rows, table="strip", picture="small-128", device="cpu", run=RUN):
+    about = {"model": "small", "context": 128}
+    return bulk.put(table, device, picture, rows, run=run, about=about, data=data)
+
+
+def test_a_picture_comes_back_and_is_replaced_whole(data):
+    path = put(data, [ROW, ROW])
+    assert path == data / "measured" / "bulk" / "strip" / "cpu" / "small-128.csv"
+    put(data, [ROW])
+    found = bulk.read("strip", "cpu", "small-128", data)
+    assert (found.run, found.about) == (RUN, {"model": "small", "context": 128})
+    assert found.rows == [{**ROW, "duration_us": 0.666667}]
+    assert bulk.pictures("strip", data) == [("cpu", "small-128")]
+    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "small-128.csv"]
+    words = "no such picture; there are small-128"
+    refused(words, bulk.read, "strip", "cpu", "large-128", data, error=StoreError)
+
+
+def test_what_the_readers_make_is_what_the_tables_take(data):
+    kernels = trace.read(HERE / "report.sqlite").kernels
+    found = snapshot.read(HERE / "cuda_memory.pickle")
+    made = {
+        "strip": trace.strip_rows(kernels),
+        "kernels": trace.kernel_rows(kernels),
+        "memory": snapshot.timeline_rows(found),
+        "largest": snapshot.largest_rows(snapshot.peak(found)),
+        "lines": snapshot.line_rows(found, "step 0"),
+        "gathers": gathers.table([gathers.Moment(n, "root", "forward", ms) for n, ms in STEP]),
+        "saved": saved_rows([Saved("attn", (2, 3), "float32", 24, ["MmBackward0.self"])]),
+    }
+    assert set(made) == set(bulk.TABLES)
+    for table, rows in made.items():
+        put(data, rows, table)
+        back = bulk.read(table, "cpu", "small-128", data).rows
+        assert [list(row) for row in back] == [list(row) for row in rows]
+        assert back == rows
+
+
+NOT_VALID = [
+    ({"table": "sky"}, "table 'sky': allowed are strip, kernels, memory, largest"),
+    ({"picture": "../x"}, "allowed are letters, digits"),
+    ({"run": "none"}, "is not in runs.csv"),
+    ({"rows": [ROW] * (bulk.MOST_ROWS + 1)}, "rows; allowed are 1 to"),
+    ({"rows": [{"kind": "x"}]}, "row 1: has kind; the columns are start_us"),
+    ({"rows": [ROW, {**ROW, "start_us": "soon"}]}, "row 2: start_us is 'soon', no finite number"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), NOT_VALID)
+def test_what_is_refused(data, changed, words):
+    refused(words, put, data, **{"rows": [ROW], **changed}, error=StoreError)
+    assert not list((data / "measured").glob("bulk/*/*/*.csv"))
+
+
+def test_a_broken_file_names_its_line(data):
+    path = put(data, [ROW])
+    text = path.read_text()
+    for old, new, words in (
+        ('"run"', '"ran"', ":1: no line of the run"),
+        ("start_us", "begin", ":2: the columns are"),
+        ("1.5", "soon", ":3: could not con"),
+        (",matmul", "", ":3: zip"),
+        (text.splitlines(keepends=True)[2], "", ":2: cut short: no row"),
+    ):
+        path.write_text(text.replace(old, new, 1))
+        refused(words, bulk.read, "strip", "cpu", "small-128", data, error=StoreError)

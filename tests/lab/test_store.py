@@ -1,0 +1,257 @@
+"""The result store in one process: what it keeps, what it refuses, and in which words."""
+
+import csv
+import functools
+import io
+import math
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from refusals import refused
+
+from a2lib.lab import FLASH, FLASH_ACCURACY, Store, StoreError, read_section
+from a2lib.lab.store import format_value
+from a2lib.lab.table import to_csv
+
+refuses = functools.partial(refused, error=StoreError)
+NOT_MEASURED = dict.fromkeys(("ms", "ms_p20", "ms_p80", "n"))
+
+
+@pytest.fixture
+def filled(store, make_row) -> Store:
+    for seq_len in (128, 256, 512):
+        store.put(make_row(seq_len=seq_len))
+    return store
+
+
+def test_a_row_comes_back_as_text_and_stands_in_the_file_as_such(store, make_row):
+    assert store.rows() == [] and not store.path.exists()
+    store.check_writable()
+    store.put(make_row(peak_bytes=4096))
+    given = make_row(peak_bytes="4096", causal="true")
+    expected = {column: str(given.get(column, "")) for column in FLASH.columns}
+    assert store.rows() == [expected]
+    assert store.path.read_text() == f"{','.join(expected)}\n{','.join(expected.values())}\n"
+    assert store.path == store.data / "measured" / "flash" / "cpu.csv"
+    assert sorted(path.name for path in store.path.parent.iterdir()) == [".lock", "cpu.csv"]
+
+
+def test_rows_are_sorted_by_key_and_numbers_as_numbers(filled, make_row):
+    filled.put(make_row(seq_len=65536))
+    filled.put(make_row(implementation="Eager", seq_len=9))
+    good = filled.path.read_text()
+    assert [row["seq_len"] for row in filled.rows()] == ["9", "128", "256", "512", "65536"]
+    # What a merge leaves in another order is sorted by the next put.
+    header, *lines = good.splitlines()
+    filled.path.write_text("\n".join([header, *reversed(lines), ""]))
+    assert [row["seq_len"] for row in filled.rows()] == ["65536", "512", "256", "128", "9"]
+    filled.put(make_row(seq_len=256))
+    assert filled.path.read_text() == good
+
+
+def test_a_note_is_one_line_without_local_paths(store, make_row, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    note = (
+        'out of memory, "tried"\n\tto\r\nread\x00\u2028 /home/somebody/log and /scratch/core \ud800'
+    )
+    store.put(make_row(status="oom", **NOT_MEASURED, note=note))
+    (row,) = Store(FLASH, "cpu", store.data).rows()
+    assert row["note"] == 'out of memory, "tried" to read ~/log and .../core'
+    assert list(csv.DictReader(io.StringIO(store.path.read_text()))) == [row]
+
+
+NOT_VALID = [
+    ({"latency": 1}, "unknown column latency; the columns are implementation, dtype, batch"),
+    ({"status": "fine"}, "status is 'fine'; allowed are ok, oom, unsupported, error"),
+    ({"ms": None}, "status is ok, but ms is blank"),
+    ({"ms": math.nan}, "ms is nan; allowed are text, finite numbers, true, false"),
+    ({"ms": 0.0}, "status is ok, but ms is 0.0"),
+    ({"ms": -1.5}, "ms is '-1.5', not a number of at least 0"),
+    ({"ms_p20": 1.6}, "ms 1.5 is not between ms_p20 1.6 and ms_p80 1.75"),
+    ({"status": "oom"}, "ms is given, but status is oom"),
+    ({"sm_mhz": 1.5}, "sm_mhz is '1.5', not a whole number"),
+    ({"batch": None}, "batch is '', not a whole number"),
+    ({"causal": "yes"}, "causal is 'yes'; allowed are true, false"),
+    ({"note": ["a"]}, "note is ['a']; allowed are text"),
+    ({"run": "nobody"}, "run 'nobody' is not in runs.csv"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), NOT_VALID)
+def test_a_row_that_is_not_valid_is_refused_and_kept_in_the_message(
+    filled, make_row, columns, message
+):
+    before = filled.path.read_bytes()
+    text = str(refuses(re.escape(message), filled.put, make_row(implementation="flex", **columns)))
+    assert text.startswith(f"{filled.path}: ")
+    assert "the row not stored: {'implementation': 'flex', 'dtype': 'bf16'," in text
+    assert filled.path.read_bytes() == before
+
+
+def test_what_must_be_named(store, make_row):
+    for missing in ("seq_len", "pass", "status", "run"):
+        row = make_row()
+        del row[missing]
+        refuses(f"column {missing} is missing; the columns are impl", store.put, row)
+    unknown = "section 'flsh': allowed are flash, flash_protocol"
+    refuses(unknown, Store, "flsh", "cpu", store.data)
+    refuses(unknown, read_section, "flsh")
+    for device in ("", "NVIDIA H200", "../cpu", "cpu\n", "a--b"):
+        refuses("must be lower-case", Store, FLASH, device, store.data)
+
+
+def test_read_section_gives_every_device(data, make_row, monkeypatch):
+    assert read_section("flash", data) == {}
+    monkeypatch.setenv("A2LIB_DATA", str(data))
+    for device in ("nvidia-h200", "cpu"):
+        Store(FLASH, device).put(make_row())
+    (data / "measured" / "flash" / ".cpu.csv.tmp").write_text("torn")
+    (data / "measured" / "flash" / ".old.csv").write_text("torn")
+    measured = read_section("flash")
+    assert list(measured) == ["cpu", "nvidia-h200"]
+    assert measured["cpu"] == Store(FLASH, "cpu", data).rows()
+
+
+def test_a_figure_without_its_run_is_not_read_for_publication(filled):
+    text = filled.path.read_text().splitlines()
+    text[2] = text[2].replace("-000000", "-999999")
+    filled.path.write_text("\n".join(text) + "\n")
+    words = r"cpu\.csv:3: run '.*-999999' is not in runs\.csv"
+    refuses(words, read_section, "flash", filled.data)
+
+
+# What becomes what on which line of a file.
+BROKEN = [
+    (3, "a2lib,", "", "18 fields, not 19"),
+    (2, "a2lib,", "<<<<<<< HEAD\na2lib,", "1 fields, not 19"),
+    (1, "batch,heads", "heads,batch", "the header is"),
+    (1, "seq_len,", "", "the header is"),
+    (1, "note,", "note,speed,", "the header is"),
+    (1, "peak_bytes,ms_graph", "ms_graph,peak_bytes", "the header is"),
+    (3, ",1.5,", ",fast,", "ms is 'fast'"),
+    (2, "20260102T030405Z-cpu-000000", "", "run is blank"),
+    (4, ",512,", ",128,", "the same key as a line before"),
+    (4, "00000\n", "", "cut short"),
+    (4, "a2lib", '"a2lib', "unexpected end of data"),
+    (3, "a2lib", "a2\udcfflib", "not UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(("line", "old", "new", "reason"), BROKEN)
+def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, line, old, new, reason):
+    good = filled.path.read_bytes()
+    lines = good.decode().splitlines(keepends=True)
+    assert old in lines[line - 1]
+    lines[line - 1] = lines[line - 1].replace(old, new, 1)
+    content = "".join(lines).encode(errors="surrogateescape")
+    filled.path.write_bytes(content)
+    calls = [
+        Store.rows,
+        Store.check_writable,
+        lambda store: read_section("flash", store.data),
+        lambda store: store.put(make_row(seq_len=4096)),
+    ]
+    # A store that had read the file before it was broken must see it just as a new one does.
+    for store in (filled, Store(FLASH, "cpu", filled.data)):
+        for call in calls:
+            assert str(refuses("", call, store)).startswith(f"{store.path}:{line}: {reason}")
+            assert store.path.read_bytes() == content
+    filled.path.write_bytes(good)
+    filled.put(make_row(seq_len=2048))
+    assert len(filled.rows()) == 4
+
+
+@pytest.mark.parametrize("newer", [("ms_graph", "ms_host", "sm_mhz"), FLASH.values])
+def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row, newer):
+    columns = [column for column in FLASH.columns if column not in newer]
+    rows = [make_row(seq_len=n, causal="true", note='a "note"', peak_bytes=n) for n in (128, 256)]
+    store.path.parent.mkdir(parents=True)
+    store.path.write_text(to_csv([columns, *([row.get(c, "") for c in columns] for row in rows)]))
+    before = store.rows()
+    found = [(r["seq_len"], r["ms"], r["ms_graph"]) for r in before]
+    assert found == [("128", "1.5", ""), ("256", "1.5", "")]
+    assert before[0]["peak_bytes"] == ("" if "peak_bytes" in newer else "128")
+    assert read_section("flash", data)["cpu"] == before
+    # The next row writes the new header and keeps the others.
+    reader = Store(FLASH, "cpu", data)
+    assert reader.rows() == before
+    store.put(make_row(seq_len=512, ms_graph=0.25, sm_mhz=1980))
+    for each in (store, reader):
+        assert each.rows()[:2] == before and each.rows()[2]["ms_graph"] == "0.25"
+    assert store.path.read_text().startswith(",".join(FLASH.columns) + "\n")
+
+
+def test_an_untimed_section_needs_a_result_and_no_time(data, make_row):
+    store, given = Store(FLASH_ACCURACY, "cpu", data), make_row(score_scale=10, tensor="dq")
+    given = {column: given[column] for column in (*FLASH_ACCURACY.key, "run")}
+    store.put(given | {"status": "ok", "error": 0.0, "error_max": 1.23456789e-9})
+    (row,) = store.rows()
+    assert (row["error"], row["error_max"], row["ms"]) == ("0.0", "1.23457e-09", "")
+    store.put(given | {"tensor": "o", "status": "oom", "note": "out of memory"})
+    assert len(store.rows()) == 2
+    for columns, message in (
+        ({"status": "ok", "note": "nothing"}, "status is ok, but error, error_max is blank"),
+        ({"status": "error", "error": 1.0}, "error is given, but status is error"),
+        ({"status": "ok", "error": -1.0}, "error is '-1.0', not a number of at least 0"),
+    ):
+        refuses(message, store.put, given | columns)
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9))
+def test_a_time_is_stored_to_six_digits_and_is_then_stable(ms):
+    text = format_value("ms", ms)
+    assert math.isclose(float(text), ms, rel_tol=1e-5)
+    assert format_value("ms", float(text)) == text
+
+
+def test_several_rows_are_put_together_or_none_of_them(store, make_row):
+    store.put()
+    assert not store.path.exists()
+    several = [make_row(seq_len=n, ms=n / 100, ms_p20=None, ms_p80=None) for n in (512, 128, 256)]
+    for row in several:
+        store.put(row)
+    one_by_one = store.path.read_bytes()
+    store.path.unlink()
+    store.put(*several)
+    assert store.path.read_bytes() == one_by_one
+    two = make_row(seq_len=64), make_row(seq_len=32, ms=-1.0)
+    refuses("ms is '-1.0'.* the row not stored: .*'seq_len': 32,", store.put, *two)
+    assert store.path.read_bytes() == one_by_one and len(store.rows()) == 3
+    store.put(several[0], {**several[0], "note": "again"})
+    assert [row["note"] for row in store.rows()] == ["", "", "again"]
+
+
+_put = st.tuples(
+    st.sampled_from(["a2lib", "eager", "flex, compiled"]),
+    st.sampled_from([2, 16, 1024]),
+    st.booleans(),
+    st.floats(min_value=0.001, max_value=1e5),
+    st.text(max_size=20),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=6)
+@given(puts=st.lists(_put, max_size=8), random=st.randoms(use_true_random=False))
+def test_any_sequence_of_puts_is_a_dictionary_whatever_its_order(store, make_row, puts, random):
+    def put_all(puts) -> bytes:
+        store.path.unlink(missing_ok=True)
+        for implementation, seq_len, causal, ms, note in puts:
+            key = {"implementation": implementation, "seq_len": seq_len, "causal": causal}
+            store.put(make_row(**key, note=note, ms=ms, ms_p20=None, ms_p80=None))
+        return store.path.read_bytes() if store.path.exists() else b""
+
+    last = {put[:3]: put for put in puts}
+    content = put_all(puts)
+    expected = {
+        (name, str(seq_len), str(causal).lower()): format_value("ms", ms)
+        for name, seq_len, causal, ms, _ in last.values()
+    }
+    for reader in (store, Store(FLASH, "cpu", store.data)):
+        rows = reader.rows()
+        found = {(r["implementation"], r["seq_len"], r["causal"]): r["ms"] for r in rows}
+        assert found == expected and len(rows) == len(expected)
+    shuffled = list(last.values())
+    random.shuffle(shuffled)
+    assert put_all(shuffled) == content

@@ -1,0 +1,229 @@
+"""The store with other writers, killed writers, full disks and read-only folders, all real.
+
+The limit on the size of a file stands in for a full disk. A read-only folder is one that the
+process, having given up root if it had it, may not write.
+"""
+
+import os
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from programs import printed
+from refusals import refused
+
+from a2lib.lab import FLASH, Store, StoreError, read_runs, table
+
+# The other process: argument 1 is the data folder, `row` makes a row.
+CHILD = """
+import os, resource, signal
+from pathlib import Path
+from a2lib.lab import FLASH, Store, StoreError, read_section, start_run, table, time_call
+data = Path(sys.argv[1])
+store = Store(FLASH, "cpu", data)
+def row(seq_len, implementation="a2lib", note=""):
+    return {"implementation": implementation, "dtype": "bf16", "batch": 1, "heads": 16,
+            "seq_len": seq_len, "head_dim": 64, "causal": True, "pass": "forward",
+            "status": "ok", "ms": 1.5, "n": 10, "note": note,
+            "run": "20260102T030405Z-cpu-000000"}
+"""
+
+
+def _names(store: Store) -> list[str]:
+    return sorted(path.name for path in store.path.parent.iterdir())
+
+
+def _lengths(store: Store) -> list[int]:
+    return [int(row["seq_len"]) for row in store.rows()]
+
+
+def test_processes_that_write_at_once_lose_nothing(data, store, python):
+    code = f"""{CHILD}
+import time
+me, rows = sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+while not (data / "go").exists():
+    time.sleep(0.001)
+for seq_len in range(1, rows + 1):
+    store.put(row(seq_len, me))
+    store.put(row(0, "shared", me))
+    if seq_len % 10 == 0:
+        start_run(command="test", parameters={{"me": me, "row": seq_len}}, device="cpu", data=data)
+assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cpu", rep_ms=1).n
+"""
+    writers = [python(code, data, f"writer{i}", 20) for i in range(3)]
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    (data / "go").touch()
+    while any(writer.poll() is None for writer in writers):
+        if store.path.exists():
+            # A fresh reader, without the lock, must never meet a torn file.
+            Store(FLASH, "cpu", data).rows()
+    for writer in writers:
+        printed(writer)
+    found = [(row["implementation"], int(row["seq_len"])) for row in store.rows()]
+    expected = {(f"writer{i}", seq_len) for i in range(3) for seq_len in range(1, 21)}
+    assert set(found) == expected | {("shared", 0)} and len(found) == len(set(found))
+    runs = read_runs(data)
+    assert len(runs) == 1 + 3 * 2 == len({run["run"] for run in runs})
+    assert _names(store) == [".lock", "cpu.csv"]
+
+
+def test_threads_that_write_at_once_lose_nothing(data, store, make_row):
+    def write(name):
+        mine = Store(FLASH, "cpu", data)
+        for seq_len in range(6):
+            mine.put(make_row(implementation=name, seq_len=seq_len))
+            store.put(make_row(implementation=f"{name}-shared", seq_len=seq_len))
+
+    threads = [threading.Thread(target=write, args=(f"thread{i}",)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(Store(FLASH, "cpu", data).rows()) == 36
+
+
+KILLS = {
+    # By the system, at the limit of what a file may hold.
+    "half written": "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+    "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))",
+    "not flushed": "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)",
+    "not renamed": "os.replace = lambda a, b: os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+@pytest.mark.parametrize("moment", KILLS, ids=str)
+def test_a_writer_killed_in_mid_write_leaves_the_old_file(data, store, make_row, python, moment):
+    store.put(make_row())
+    before = store.path.read_bytes()
+    child = python(f"{CHILD}{KILLS[moment]}\nstore.put(row(256))", data)
+    child.communicate(timeout=60)
+    assert child.returncode in (-signal.SIGKILL, -signal.SIGXFSZ)
+    assert store.path.read_bytes() == before
+    # The leftover is what makes this a test: without it the writer was not killed in mid-write.
+    assert _names(store) == [".cpu.csv.tmp", ".lock", "cpu.csv"]
+    assert _lengths(Store(FLASH, "cpu", data)) == [128]
+    store.put(make_row(seq_len=512))
+    assert _lengths(store) == [128, 512] and _names(store) == [".lock", "cpu.csv"]
+
+
+def test_a_lock_that_is_never_released_is_an_error_in_time(
+    data, store, make_row, python, monkeypatch
+):
+    code = f"""{CHILD}
+sync = os.fsync
+def stop(descriptor):
+    os.fsync = sync
+    print("holding", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+os.fsync = stop
+store.put(row(256))
+"""
+    child = python(code, data)
+    assert child.stdout.readline() == "holding\n"
+    monkeypatch.setattr(table, "LOCK_TIMEOUT_S", 0.2)
+    words = r"another process has held .*\.lock for .*'a2lib'"
+    refused(words, store.put, make_row(), error=StoreError)
+    child.send_signal(signal.SIGCONT)
+    printed(child)
+    store.put(make_row())
+    assert _lengths(store) == [128, 256]
+
+
+def test_a_full_disk(data, store, python):
+    code = f"""{CHILD}
+store.put(row(128))
+before = store.path.read_bytes()
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+for call in (lambda: store.put(row(256, note="measured")), store.check_writable):
+    try:
+        call()
+    except StoreError as error:
+        print(error)
+assert store.path.read_bytes() == before
+print(sorted(path.name for path in store.path.parent.iterdir()))
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+store.put(row(256))
+"""
+    put, check, names = printed(python(code, data)).splitlines()
+    assert put.startswith(f"{store.path}: File too large; see to that (free some space, ")
+    assert "run again: rows already stored are kept; the row not stored: {" in put
+    assert "'seq_len': 256" in put and "'note': 'measured'" in put
+    assert check.startswith(f"{data}/measured/") and ".csv: File too large" in check
+    assert names == "['.lock', 'cpu.csv']" and _lengths(store) == [128, 256]
+
+
+READ_ONLY = f"""{CHILD}
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+for call in (lambda: store.put(row(256)), store.check_writable,
+             lambda: start_run(command="c", parameters={{}}, device="cpu", data=data)):
+    try:
+        call()
+    except StoreError as error:
+        print(error)
+assert len(store.rows()) == 1
+"""
+
+
+def test_a_folder_without_permission(data, make_row, python):
+    # Not under tmp_path, which only its owner may enter.
+    public = Path(tempfile.mkdtemp())
+    try:
+        public.chmod(0o755)
+        shutil.copytree(data, public / "data")
+        store = Store(FLASH, "cpu", public / "data")
+        store.put(make_row())
+        before = store.path.read_bytes()
+        folder, above = store.path.parent, store.path.parent.parent
+        folder.chmod(0o555)
+        above.chmod(0o555)
+        put, check, run = printed(python(READ_ONLY, public / "data")).splitlines()
+        assert put.startswith(
+            f"{store.path}: Permission denied; see to that (free some space, make"
+        )
+        assert "the row not stored: {" in put and "'seq_len': 256" in put
+        for line in (check, run):
+            assert line.startswith(f"{above}/runs.csv: Permission denied; ")
+        assert store.path.read_bytes() == before and _names(store) == [".lock", "cpu.csv"]
+        folder.chmod(0o755)
+        store.put(make_row(seq_len=256))
+    finally:
+        shutil.rmtree(public)
+
+
+def test_a_row_is_flushed_before_its_name_and_the_name_before_return(store, make_row, monkeypatch):
+    log = []
+
+    def record(name, call):
+        def recorded(*arguments):
+            is_folder = name == "fsync" and stat.S_ISDIR(os.fstat(arguments[0]).st_mode)
+            log.append(f"{name} folder" if is_folder else name)
+            return call(*arguments)
+
+        return recorded
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, record(name, getattr(os, name)))
+    store.put(make_row())
+    assert log == ["fsync", "replace", "fsync folder"]
+
+
+def test_a_failed_write_gives_the_lock_back(store, make_row, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(5, "Input/output error")))
+        words = "Input/output error; see to that .*'a2lib'"
+        refused(words, store.put, make_row(), error=StoreError)
+    assert _names(store) == [".lock"]
+    store.put(make_row())
+    assert _lengths(store) == [128]

@@ -1,0 +1,60 @@
+"""dev/take_rows.py: the newer row and picture of each key, its run with it, and nothing else."""
+
+import runpy
+from types import SimpleNamespace
+
+import pytest
+
+from a2lib.lab import FLASH, Store, StoreError, bulk
+from a2lib.lab.runs import COLUMNS, read_runs, runs_table
+from a2lib.paths import ROOT
+
+KEY = dict.fromkeys(FLASH.key, "1") | {"implementation": "a2lib", "causal": "true"}
+
+
+take_rows = SimpleNamespace(**runpy.run_path(ROOT / "dev" / "take_rows.py"))
+
+
+def measured(data, day, passes=(), pictures="", device="gpu"):
+    """A run of that day; the time of each of its rows, and what each of its pictures has, is the
+    day."""
+    run = f"run-{day}"
+    row = dict.fromkeys(COLUMNS, "") | {"run": run, "started": f"2026-01-0{day}", "device": device}
+    runs_table(data).put(row | {"n_devices": "1", "parameters": "{}"})
+    for name in passes:
+        result = {"status": "ok", "ms": day, "n": 3, "run": run}
+        Store(FLASH, device, data).put({**KEY, "pass": name, **result})
+    for name in pictures:
+        row = {"start_us": day, "duration_us": 1, "stream": "7"}
+        row |= {"kind": "copy", "phase": "forward", "part": ""}
+        bulk.put("strip", device, name, [row], run=run, about={}, data=data)
+
+
+def times(data, device="gpu"):
+    return {row["pass"]: row["ms"] for row in Store(FLASH, device, data).rows()}
+
+
+def test_what_is_newer_and_its_runs(tmp_path, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    measured(here, 2, ["forward", "backward"], "ab")
+    measured(there, 1, ["forward"], "a")  # older
+    measured(there, 3, ["backward", "end_to_end"], "b")
+    measured(there, 4, ["forward"], device="other")
+    measured(there, 5, pictures="c")
+    measured(there, 6)
+    assert take_rows.main([str(there), "--into", str(here)]) == 0
+    assert times(here) == {"forward": "2", "backward": "3", "end_to_end": "3"}
+    assert times(here, "other") == {"forward": "4"}
+    pictures = [bulk.read("strip", "gpu", name, here) for name in "abc"]
+    assert [picture.rows[0]["start_us"] for picture in pictures] == [2, 3, 5]
+    assert [run["run"] for run in read_runs(here)] == ["run-2", "run-3", "run-4", "run-5"]
+    printed = capsys.readouterr().out
+    assert "flash, gpu: 2 rows" in printed and "bulk strip, gpu: 2 pictures" in printed
+    assert take_rows.take(there, here) == {}
+
+
+def test_what_is_no_data_folder(tmp_path, capsys):
+    assert take_rows.main([str(tmp_path)]) == 1
+    assert "no measured/runs.csv" in capsys.readouterr().err
+    with pytest.raises(StoreError):
+        take_rows.take(tmp_path / "nowhere", tmp_path)

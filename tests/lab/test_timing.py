@@ -1,0 +1,354 @@
+"""The policy of timing, of calls and of replays in turns, on a clock (and graphs) whose calls take
+what the test says, and the clocks themselves; CUDA's own graphs have tests/gpu/test_timing.py.
+
+No test asserts how long anything really took.
+"""
+
+import gc
+import math
+import statistics
+import types
+import weakref
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from refusals import refused
+
+from a2lib.lab import Timing, graphs, time_call, time_many, timing
+from a2lib.lab import clock as clocks
+from a2lib.lab.graphs import Unusable
+
+POLICY = {"warmup_ms": 25, "rep_ms": 100, "min_n": 3, "max_n": 500}
+
+
+class FakeClock:
+    """A function is a callable that returns how many milliseconds its call took."""
+
+    sm_mhz = None
+
+    def __init__(self):
+        self.log = []
+        self.released = 0
+
+    def host(self, fn, n):
+        return None
+
+    def samples(self, fn, n):
+        self.log.append((fn, n))
+        return [fn() for _ in range(n)]
+
+    def release(self):
+        self.released += 1
+
+
+def takes(*milliseconds):
+    """A function whose calls take these milliseconds, or raise them, the last from there on."""
+    left = list(milliseconds)
+
+    def fn():
+        fn.calls += 1
+        result = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    fn.calls = 0
+    return fn
+
+
+def measure(functions, **policy):
+    clock = FakeClock()
+    return time_many(functions, device="cpu", clock=clock, **POLICY | policy), clock
+
+
+@example([7.851685])
+@given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=50))
+def test_the_summary_is_the_median_and_the_quantiles(samples):
+    summary = Timing.from_samples(samples)
+    assert summary.n == len(samples)
+    assert math.isclose(summary.ms, statistics.median(samples), rel_tol=1e-9)
+    assert min(samples) <= summary.ms_p20 <= summary.ms <= summary.ms_p80 <= max(samples)
+    assert Timing.from_samples([5.0, 1.0, 4.0, 2.0, 3.0, 6.0]) == Timing(3.5, 2.0, 5.0, 6)
+
+
+@pytest.mark.parametrize(("ms", "bounds", "calls", "n"), [
+    (4000, {}, 4, 3),  # one to warm up, then the samples
+    (999, {}, 1 + 1 + 1 + 3, 3),
+    (10, {}, 1 + 1 + 2 + 10, 10),
+    (1, {}, 1 + 1 + 25 + 100, 100),
+    (0.001, {}, 1 + 1 + 500 + 500, 500),
+    (0.0, {}, 1 + 1 + 500 + 500, 500),
+    (5000, {"min_n": 1, "max_n": 1}, 2, 1),
+    (5000, {"min_n": 7, "max_n": 9}, 8, 7),
+])  # fmt: skip
+def test_short_calls_are_repeated_often_and_long_ones_seldom(ms, bounds, calls, n):
+    fn = takes(ms)
+    results, _ = measure({"fn": fn}, **bounds)
+    assert results["fn"] == Timing(ms, ms, ms, n)
+    assert fn.calls == calls
+
+
+def test_compilation_is_in_no_sample():
+    fn = takes(30_000, 700, 2, 2, 2, 1)
+    results, _ = measure({"fn": fn})
+    assert results["fn"].ms_p80 <= 2
+    assert results["fn"].n == 50
+
+
+def test_samples_are_taken_in_turns():
+    fast, slow, middle = takes(1), takes(4000), takes(20)
+    results, clock = measure({"fast": fast, "slow": slow, "middle": middle})
+    assert [results[name].n for name in ("fast", "slow", "middle")] == [100, 3, 5]
+    batches = [(fn, n) for fn, n in clock.log[3 + 2 + 3 :]]
+    assert {n for fn, n in batches if fn is fast} == {10}
+    assert {n for fn, n in batches if fn is not fast} == {1}
+    order = "".join("fms"[[fast, middle, slow].index(fn)] for fn, _ in batches)
+    assert [order.count(letter) for letter in "fms"] == [10, 5, 2]
+    # Between any two turns of a slow function the fast one had its own.
+    assert "mm" not in order and "ss" not in order
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_one_failure_is_its_own_and_the_rest_go_on(monkeypatch, refuses):
+    def broken():
+        raise RuntimeError("not on this device")
+
+    def release(clock):
+        clock.released += 1
+        if refuses:  # a device broken by the call
+            broken()
+
+    monkeypatch.setattr(FakeClock, "release", release)
+    fails_late = iter([1.0] * 40)
+    results, clock = measure(
+        {"good": takes(10), "broken": broken, "late": lambda: next(fails_late), "last": takes(10)}
+    )
+    assert results["good"].n == results["last"].n == 10
+    assert isinstance(results["broken"], RuntimeError)
+    assert isinstance(results["late"], StopIteration)
+    assert list(results) == ["good", "broken", "late", "last"]
+    assert clock.released == 2
+    assert "in broken" in results["broken"].__notes__[0]
+
+
+def test_an_interrupt_is_no_result():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        time_many({"fn": interrupted}, device="cpu")
+
+
+def test_a_failed_call_keeps_nothing_alive():
+    class Tensor:
+        pass
+
+    alive = []
+
+    def out_of_memory():
+        tensor = Tensor()
+        alive.append(weakref.ref(tensor))
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            raise MemoryError("out of memory") from inner
+
+    gc.disable()
+    try:
+        results, _ = measure({"fn": out_of_memory})
+        assert isinstance(results["fn"], MemoryError)
+        assert [reference() for reference in alive] == [None]
+    finally:
+        gc.enable()
+
+
+def test_on_the_cpu_every_sample_is_one_call():
+    calls = []
+    result = time_call(lambda: calls.append(1), device="cpu", rep_ms=1, min_n=4, max_n=8)
+    assert 4 <= result.n <= 8 and len(calls) >= result.n + 2
+    assert 0 < result.ms_p20 <= result.ms <= result.ms_p80
+    with pytest.raises(ZeroDivisionError):
+        time_call(lambda: 1 / 0, device="cpu")
+
+
+def test_parameters_that_make_no_sense_are_refused_before_a_call():
+    fn = takes(1)
+    for wrong, message in (
+        ({"device": "gpu"}, "device 'gpu': allowed are cuda, cpu"),
+        ({"min_n": 0}, "allowed is 1 <= min_n <= max_n"),
+        ({"min_n": 9, "max_n": 8}, "allowed is 1 <= min_n <= max_n"),
+        ({"rep_ms": math.nan}, "rep_ms nan"),
+        ({"warmup_ms": -1}, "warmup_ms -1"),
+    ):
+        refused(message, time_many, {"fn": fn}, **{"device": "cpu", **wrong})
+    assert not fn.calls
+
+
+def test_without_cuda_the_gpu_clock_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = "no CUDA device; allowed here is 'cpu'"
+    refused(words, time_call, lambda: None, error=RuntimeError)
+
+
+def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing, external):
+            assert enable_timing and not external
+
+        def record(self):
+            self.at = len(log)
+            log.append("event")
+
+        def elapsed_time(self, end):
+            assert log[-1] == "synchronize"
+            return end.at - self.at
+
+    flush = types.SimpleNamespace(zero_=lambda: log.append("flush"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: flush)
+    monkeypatch.setattr(
+        clocks, "Sensors", lambda: types.SimpleNamespace(sm_mhz=lambda: log.append("clock") or 1980)
+    )
+    clock = clocks.Clock("cuda")
+    assert clock.samples(lambda: log.append("call"), 2) == [2, 2]
+    # The clock is read while the queue is being worked off.
+    assert log == ["flush", "event", "call", "event"] * 2 + ["clock", "synchronize"]
+    assert clock.sm_mhz == 1980
+    log.clear()
+    ticks = iter((5_000_000, 11_000_000))  # ns before the first call and after the last
+    monkeypatch.setattr(clocks, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
+    assert clock.host(lambda: log.append("call"), 3) == 2.0
+    assert log == ["synchronize", *["call"] * 3, "synchronize"]
+
+
+def test_the_host_is_timed_over_a_few_calls_and_fewer_long_ones():
+    times = (0.0, 0.05, 2.0, 5.0, 10.0, 200.0, timing.LONG_MS)
+    plans = [(5, 9), (5, 9), (5, 6), (2, 6), (1, 6), (1, 3), (1, 1)]
+    assert [timing.host_plan(ms) for ms in times] == plans
+
+
+def test_the_hosts_time_is_taken_after_the_samples_in_turns(monkeypatch):
+    took = takes(9.0, 1.0, MemoryError(), 3.0, 1.0, *[5.0, 1.0] * 7)
+    asked = []
+
+    def host(self, fn, n):
+        assert len(self.log) == logged
+        asked.append((fn, n))
+        return took()
+
+    functions = {"a": takes(1), "b": takes(1), "bad": takes(1)}
+    logged = len(measure(functions)[1].log)
+    monkeypatch.setattr(FakeClock, "host", host)
+    results, clock = measure(functions)
+    turn = [(functions["a"], 5), (functions["b"], 5)]
+    assert asked == [*turn, (functions["bad"], 5), *turn * 8]
+    assert results["a"] == Timing(1, 1, 1, 100, ms_host=5.0)
+    assert results["b"] == Timing(1, 1, 1, 100, ms_host=1.0)
+    assert isinstance(results["bad"], MemoryError) and clock.released == 1
+
+
+def test_the_clock_is_the_median_of_the_readings_that_succeeded(monkeypatch):
+    assert timing.median_reading([None, None]) is None
+    assert timing.median_reading([1, None, 2, 9]) == 2
+    readings = [None, 1900, 1910, 1920, None, 1930, 1940, 1950, 1960, 1970]
+    # A long call keeps the reading of its first sample, which is its second call.
+    for ms, left in ((1, list(readings)), (timing.LONG_MS, [1500, 1600, 1700])):
+        expected = timing.median_reading(readings) if ms == 1 else 1600
+        monkeypatch.setattr(FakeClock, "sm_mhz", property(lambda self, left=left: left.pop(0)))
+        results, _ = measure({"fn": takes(ms)})
+        assert not left and results["fn"].sm_mhz == expected
+
+
+class FakeGraphs:
+    def __init__(self, unusable=False):
+        self.log, self.unusable, self.alive = [], unusable, set()
+
+    def capture(self, make, calls):
+        call = make()
+        self.log.append((call.name, calls))
+        for _ in range(calls + 1):
+            call()
+        self.alive.add(call.name)
+        return types.SimpleNamespace(replay=call, release=lambda: self.alive.discard(call.name))
+
+    def mend(self):
+        self.log.append("mend")
+        if self.unusable:
+            raise Unusable("gone")
+
+
+def maker(name, *milliseconds):
+    def make():
+        call = takes(*milliseconds)
+        call.name = name
+        return call
+
+    return make
+
+
+def replay(*makers, expected=1.0, unusable=False):
+    made = {make().name: make for make in makers}
+    fake, clock = FakeGraphs(unusable), FakeClock()
+    expected_ms = dict.fromkeys(made, expected)
+    done = graphs.time_replays(made, expected_ms, max_n=20, graphs=fake, clock=clock)
+    assert not fake.alive and clock.released
+    return done, fake, clock
+
+
+def test_all_are_captured_and_then_replayed_in_turns():
+    done, fake, clock = replay(maker("a", 1.0), maker("b", 2.0))
+    assert done.usable and list(done.results) == ["a", "b"]
+    assert done.results == {"a": Timing(1.0, 1.0, 1.0, 20), "b": Timing(2.0, 2.0, 2.0, 20)}
+    assert fake.log == [("a", 2), ("b", 2)]
+    turns = [tuple((fn.name, n) for fn, n in clock.log[i : i + 2]) for i in range(0, 20, 2)]
+    # Neither always comes behind the other.
+    assert set(turns) == {(("a", 2), ("b", 2)), (("b", 2), ("a", 2))}
+    # A long call is run once before its capture.
+    assert replay(maker("a", 1.0), expected=graphs.SHORT_MS)[1].log == [("a", 1)]
+
+
+def test_as_many_replays_are_taken_as_fit():
+    times = {"short": 0.01, "middle": 10.0, "long": 3000.0}
+    made = {name: maker(name, 1.0) for name in times}
+    done = graphs.time_replays(made, times, graphs=FakeGraphs(), clock=FakeClock())
+    counts = [done.results[name].n for name in times]
+    assert counts == [graphs.MAX_N, graphs.REP_MS / 10, graphs.MIN_N]
+
+
+@pytest.mark.parametrize("at", [0, 2, 3, 10])
+def test_a_failure_of_a_replay_is_its_own_and_the_rest_go_on(at):
+    error = MemoryError("out of memory")
+    done, fake, _ = replay(maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0))
+    assert done.usable and done.results["b"] is error and error.__traceback__ is None
+    assert done.results["a"].n == done.results["c"].n == 20
+    assert fake.log.count("mend") == 1
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_unusable_device_ends_it_and_names_the_culprit_alone(at):
+    error = RuntimeError("illegal memory access")
+    makers = maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0)
+    done, _, _ = replay(*makers, unusable=True)
+    assert not done.usable and list(done.results) == ["b"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_out_of_memory_is_a_result_and_frees_what_it_took(no_garbage):
+    x = torch.randn(512, 512, device="cuda")
+
+    def too_much():
+        part = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+        return part, torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+    x @ x  # cuBLAS keeps a workspace from here on
+    before = torch.cuda.memory_allocated()
+    results = time_many({"oom": too_much, "matmul": lambda: x @ x})
+    assert isinstance(results["oom"], torch.cuda.OutOfMemoryError)
+    assert results["matmul"].n >= 3 and results["matmul"].ms > 0
+    assert torch.cuda.memory_allocated() == before

@@ -109,6 +109,8 @@ fuzz: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python dev/format_book.py --check
 	$(BIN)/python dev/check_imports.py
 
 # A notebook's kernel runs in the notebook's folder, where a relative path would be another.

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from a2lib import paths
-from a2lib.lab import SECTIONS, Store, StoreError, bulk, read_section
+from a2lib.lab import SECTIONS, StoreError, Table, bulk, read_section
 from a2lib.lab.runs import read_runs, runs_table
 
 
@@ -31,7 +31,7 @@ def take(source: Path, target: Path) -> dict[tuple[str, str], int]:
     taken = {}
     for section in SECTIONS.values():
         for device, rows in read_section(section, source).items():
-            store, runs = Store(section, device, target), runs_table(target)
+            store, runs = Table(section, device, target), runs_table(target)
             stored = {tuple(row[c] for c in section.key): row for row in store.rows()}
             for row in rows:
                 mine = stored.get(tuple(row[c] for c in section.key))

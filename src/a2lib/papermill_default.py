@@ -29,6 +29,7 @@ from pathlib import Path
 import click
 
 from a2lib.errors import none_of
+from a2lib.lab.progress import TERMINAL
 from a2lib.paths import ROOT, data_dir, runs_dir
 
 SWITCH = "A2LIB_PAPERMILL_DEFAULT"
@@ -139,6 +140,8 @@ def heed_signals() -> None:
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     atexit.register(_say_what_is_kept)
+    if sys.stderr is not None and sys.stderr.isatty():  # where a sweep shows how far it is
+        os.environ.setdefault(TERMINAL, os.ttyname(sys.stderr.fileno()))
     parent = os.environ.pop(PARENT, "")
     if parent.isdigit():
         threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()

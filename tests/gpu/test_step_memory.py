@@ -6,7 +6,7 @@ from a2lib.experiments import memory
 from a2lib.experiments.harness.worker import Job
 from a2lib.experiments.memory import counted, handlers
 from a2lib.experiments.steps import MODELS, Configuration
-from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Store, start_run
+from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Table, start_run
 from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.memory.step import asked, replay
 from a2lib.theory.transformer import Shape
@@ -24,7 +24,7 @@ def measured(tmp_path, monkeypatch):
 
     def measure(section, handler, task):
         handlers.prepare()
-        store = Store(section, "gpu", tmp_path)
+        store = Table(section, "gpu", tmp_path)
         handler(Job(task.spec, "cuda", wanted=task.rows, run=run, store=store))
         return store.rows()
 

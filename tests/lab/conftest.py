@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from a2lib.lab import FLASH, Store
+from a2lib.lab import FLASH, Table
 from a2lib.lab.runs import COLUMNS
 
 RUN = "20260102T030405Z-cpu-000000"
@@ -22,8 +22,8 @@ def data(tmp_path) -> Path:
 
 
 @pytest.fixture
-def store(data) -> Store:
-    return Store(FLASH, "cpu", data)
+def store(data) -> Table:
+    return Table(FLASH, "cpu", data)
 
 
 @pytest.fixture

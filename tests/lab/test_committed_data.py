@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from a2lib import paths
-from a2lib.lab import SECTIONS, Store, bulk, read_runs, read_section
+from a2lib.lab import SECTIONS, Table, bulk, read_runs, read_section
 from a2lib.lab.runs import runs_table
 from a2lib.lab.sections import COMMON, FLAGS, INTEGERS, RESULTS
 
@@ -40,7 +40,7 @@ def test_the_runs(tmp_path):
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_table(path, data):
     section, device = path.parent.name, path.stem
-    Store(section, device, data).put(*read_section(section, DATA)[device])
+    Table(section, device, data).put(*read_section(section, DATA)[device])
     assert (data / path.relative_to(DATA)).read_bytes() == path.read_bytes()
 
 

@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
-from a2lib.lab import FLASH, FLASH_ACCURACY, Store, StoreError, read_section
+from a2lib.lab import FLASH, FLASH_ACCURACY, StoreError, Table, read_section
+from a2lib.lab.csv_file import to_csv
 from a2lib.lab.store import format_value
-from a2lib.lab.table import to_csv
 
 refuses = functools.partial(refused, error=StoreError)
 NOT_MEASURED = dict.fromkeys(("ms", "ms_p20", "ms_p80", "n"))
 
 
 @pytest.fixture
-def filled(store, make_row) -> Store:
+def filled(store, make_row) -> Table:
     for seq_len in (128, 256, 512):
         store.put(make_row(seq_len=seq_len))
     return store
@@ -57,7 +57,7 @@ def test_a_note_is_one_line_without_local_paths(store, make_row, monkeypatch):
         'out of memory, "tried"\n\tto\r\nread\x00\u2028 /home/somebody/log and /scratch/core \ud800'
     )
     store.put(make_row(status="oom", **NOT_MEASURED, note=note))
-    (row,) = Store(FLASH, "cpu", store.data).rows()
+    (row,) = Table(FLASH, "cpu", store.data).rows()
     assert row["note"] == 'out of memory, "tried" to read ~/log and .../core'
     assert list(csv.DictReader(io.StringIO(store.path.read_text()))) == [row]
 
@@ -95,23 +95,23 @@ def test_what_must_be_named(store, make_row):
         row = make_row()
         del row[missing]
         refuses(f"column {missing} is missing; the columns are impl", store.put, row)
-    unknown = "section 'flsh': allowed are flash, flash_protocol"
-    refuses(unknown, Store, "flsh", "cpu", store.data)
+    unknown = "table flsh .did you mean flash..; allowed are flash, flash_protocol"
+    refuses(unknown, Table, "flsh", "cpu", store.data)
     refuses(unknown, read_section, "flsh")
     for device in ("", "NVIDIA H200", "../cpu", "cpu\n", "a--b"):
-        refuses("must be lower-case", Store, FLASH, device, store.data)
+        refuses("must be lower-case", Table, FLASH, device, store.data)
 
 
 def test_read_section_gives_every_device(data, make_row, monkeypatch):
     assert read_section("flash", data) == {}
     monkeypatch.setenv("A2LIB_DATA", str(data))
     for device in ("nvidia-h200", "cpu"):
-        Store(FLASH, device).put(make_row())
+        Table(FLASH, device).put(make_row())
     (data / "measured" / "flash" / ".cpu.csv.tmp").write_text("torn")
     (data / "measured" / "flash" / ".old.csv").write_text("torn")
     measured = read_section("flash")
     assert list(measured) == ["cpu", "nvidia-h200"]
-    assert measured["cpu"] == Store(FLASH, "cpu", data).rows()
+    assert measured["cpu"] == Table(FLASH, "cpu", data).rows()
 
 
 def test_a_figure_without_its_run_is_not_read_for_publication(filled):
@@ -148,13 +148,13 @@ def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, line, o
     content = "".join(lines).encode(errors="surrogateescape")
     filled.path.write_bytes(content)
     calls = [
-        Store.rows,
-        Store.check_writable,
+        Table.rows,
+        Table.check_writable,
         lambda store: read_section("flash", store.data),
         lambda store: store.put(make_row(seq_len=4096)),
     ]
     # A store that had read the file before it was broken must see it just as a new one does.
-    for store in (filled, Store(FLASH, "cpu", filled.data)):
+    for store in (filled, Table(FLASH, "cpu", filled.data)):
         for call in calls:
             assert str(refuses("", call, store)).startswith(f"{store.path}:{line}: {reason}")
             assert store.path.read_bytes() == content
@@ -175,7 +175,7 @@ def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row,
     assert before[0]["peak_bytes"] == ("" if "peak_bytes" in newer else "128")
     assert read_section("flash", data)["cpu"] == before
     # The next row writes the new header and keeps the others.
-    reader = Store(FLASH, "cpu", data)
+    reader = Table(FLASH, "cpu", data)
     assert reader.rows() == before
     store.put(make_row(seq_len=512, ms_graph=0.25, sm_mhz=1980))
     for each in (store, reader):
@@ -184,7 +184,7 @@ def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row,
 
 
 def test_an_untimed_section_needs_a_result_and_no_time(data, make_row):
-    store, given = Store(FLASH_ACCURACY, "cpu", data), make_row(score_scale=10, tensor="dq")
+    store, given = Table(FLASH_ACCURACY, "cpu", data), make_row(score_scale=10, tensor="dq")
     given = {column: given[column] for column in (*FLASH_ACCURACY.key, "run")}
     store.put(given | {"status": "ok", "error": 0.0, "error_max": 1.23456789e-9})
     (row,) = store.rows()
@@ -248,7 +248,7 @@ def test_any_sequence_of_puts_is_a_dictionary_whatever_its_order(store, make_row
         (name, str(seq_len), str(causal).lower()): format_value("ms", ms)
         for name, seq_len, causal, ms, _ in last.values()
     }
-    for reader in (store, Store(FLASH, "cpu", store.data)):
+    for reader in (store, Table(FLASH, "cpu", store.data)):
         rows = reader.rows()
         found = {(r["implementation"], r["seq_len"], r["causal"]): r["ms"] for r in rows}
         assert found == expected and len(rows) == len(expected)

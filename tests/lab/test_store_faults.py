@@ -17,15 +17,15 @@ import pytest
 from programs import printed
 from refusals import refused
 
-from a2lib.lab import FLASH, Store, StoreError, read_runs, table
+from a2lib.lab import FLASH, StoreError, Table, csv_file, read_runs
 
 # The other process: argument 1 is the data folder, `row` makes a row.
 CHILD = """
 import os, resource, signal
 from pathlib import Path
-from a2lib.lab import FLASH, Store, StoreError, read_section, start_run, table, time_call
+from a2lib.lab import FLASH, Table, StoreError, csv_file, read_section, start_run, time_call
 data = Path(sys.argv[1])
-store = Store(FLASH, "cpu", data)
+store = Table(FLASH, "cpu", data)
 def row(seq_len, implementation="a2lib", note=""):
     return {"implementation": implementation, "dtype": "bf16", "batch": 1, "heads": 16,
             "seq_len": seq_len, "head_dim": 64, "causal": True, "pass": "forward",
@@ -34,11 +34,11 @@ def row(seq_len, implementation="a2lib", note=""):
 """
 
 
-def _names(store: Store) -> list[str]:
+def _names(store: Table) -> list[str]:
     return sorted(path.name for path in store.path.parent.iterdir())
 
 
-def _lengths(store: Store) -> list[int]:
+def _lengths(store: Table) -> list[int]:
     return [int(row["seq_len"]) for row in store.rows()]
 
 
@@ -63,7 +63,7 @@ assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cp
     while any(writer.poll() is None for writer in writers):
         if store.path.exists():
             # A fresh reader, without the lock, must never meet a torn file.
-            Store(FLASH, "cpu", data).rows()
+            Table(FLASH, "cpu", data).rows()
     for writer in writers:
         printed(writer)
     found = [(row["implementation"], int(row["seq_len"])) for row in store.rows()]
@@ -76,7 +76,7 @@ assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cp
 
 def test_threads_that_write_at_once_lose_nothing(data, store, make_row):
     def write(name):
-        mine = Store(FLASH, "cpu", data)
+        mine = Table(FLASH, "cpu", data)
         for seq_len in range(6):
             mine.put(make_row(implementation=name, seq_len=seq_len))
             store.put(make_row(implementation=f"{name}-shared", seq_len=seq_len))
@@ -86,7 +86,7 @@ def test_threads_that_write_at_once_lose_nothing(data, store, make_row):
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert len(Store(FLASH, "cpu", data).rows()) == 36
+    assert len(Table(FLASH, "cpu", data).rows()) == 36
 
 
 KILLS = {
@@ -109,7 +109,7 @@ def test_a_writer_killed_in_mid_write_leaves_the_old_file(data, store, make_row,
     assert store.path.read_bytes() == before
     # The leftover is what makes this a test: without it the writer was not killed in mid-write.
     assert _names(store) == [".cpu.csv.tmp", ".lock", "cpu.csv"]
-    assert _lengths(Store(FLASH, "cpu", data)) == [128]
+    assert _lengths(Table(FLASH, "cpu", data)) == [128]
     store.put(make_row(seq_len=512))
     assert _lengths(store) == [128, 512] and _names(store) == [".lock", "cpu.csv"]
 
@@ -128,7 +128,7 @@ store.put(row(256))
 """
     child = python(code, data)
     assert child.stdout.readline() == "holding\n"
-    monkeypatch.setattr(table, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(csv_file, "LOCK_TIMEOUT_S", 0.2)
     words = r"another process has held .*\.lock for .*'a2lib'"
     refused(words, store.put, make_row(), error=StoreError)
     child.send_signal(signal.SIGCONT)
@@ -182,7 +182,7 @@ def test_a_folder_without_permission(data, make_row, python):
     try:
         public.chmod(0o755)
         shutil.copytree(data, public / "data")
-        store = Store(FLASH, "cpu", public / "data")
+        store = Table(FLASH, "cpu", public / "data")
         store.put(make_row())
         before = store.path.read_bytes()
         folder, above = store.path.parent, store.path.parent.parent

@@ -99,7 +99,7 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, Absent())
 """
-LIBRARY = "attention benchmark leaderboard measure model optim parallel theory".split()
+LIBRARY = "attention benchmark leaderboard lab model optim parallel theory".split()
 # What the book, notebooks and checks need beyond torch, triton, numpy, pandas and matplotlib.
 ABSENT = """
 bs4 docutils ipykernel IPython jupyter_book jupyter_client myst_nb nbclient nbformat papermill

@@ -1,16 +1,21 @@
-"""Timing, memory and the result store. Importing this needs no torch; measuring does.
+"""Measure, store and resume. Importing this needs no torch; measuring does.
 
-Each section of the store has its name in capitals here: ``FLASH`` is ``SECTIONS["flash"]``.
+README.md beside this file says how a notebook is written with it.
 """
 
 from a2lib.lab.device import device_kind, device_slug, gpu_count, synchronize
 from a2lib.lab.lock import DeviceBusy, DeviceLock
 from a2lib.lab.memory import peak_bytes
+from a2lib.lab.notebook import start
+from a2lib.lab.parameters import ParameterError, choice, choices, flag, whole, wholes
 from a2lib.lab.runs import read_runs, start_run
 from a2lib.lab.sections import SECTIONS, Section
-from a2lib.lab.store import Store, StoreError, read_section
+from a2lib.lab.store import StoreError, Table, read_section
+from a2lib.lab.sweep import sweep
 from a2lib.lab.timing import Timing, time_call, time_many
 
+# The experiments that are not rewritten yet use these names.
+Store = Table
 globals().update((name.upper(), section) for name, section in SECTIONS.items())
 
 __all__ = [
@@ -18,18 +23,26 @@ __all__ = [
     "SECTIONS",
     "DeviceBusy",
     "DeviceLock",
+    "ParameterError",
     "Section",
-    "Store",
     "StoreError",
+    "Table",
     "Timing",
+    "choice",
+    "choices",
     "device_kind",
     "device_slug",
+    "flag",
     "gpu_count",
     "peak_bytes",
     "read_runs",
     "read_section",
+    "start",
     "start_run",
+    "sweep",
     "synchronize",
     "time_call",
     "time_many",
+    "whole",
+    "wholes",
 ]

@@ -16,9 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.lab.runs import runs_table, scrub
-from a2lib.lab.sections import BULK
-from a2lib.lab.table import (
+from a2lib.lab.csv_file import (
     StoreError,
     broken,
     check_device,
@@ -30,6 +28,8 @@ from a2lib.lab.table import (
     to_csv,
     write,
 )
+from a2lib.lab.runs import runs_table, scrub
+from a2lib.lab.sections import BULK
 
 MOST_ROWS = 2000
 _KINDS = {"int": int, "float": float, "": str}

@@ -5,8 +5,8 @@ import traceback
 from collections.abc import Iterable
 
 from a2lib.errors import UnsupportedError
+from a2lib.lab.csv_file import clean
 from a2lib.lab.runs import scrub
-from a2lib.lab.table import clean
 
 NOTE_LENGTH = 200
 _OUT_OF_MEMORY = re.compile(
@@ -49,6 +49,12 @@ def classify(error: BaseException, warned: Iterable[str] = ()) -> tuple[str, str
     if kinds & {"OutOfResources", "NoValidChoicesError"} or "out of resource" in text:
         return "unsupported", note(f"no tile of this kernel fits the GPU: {first}")
     return "error", note(first)
+
+
+def failed(error: BaseException, warned: Iterable[str] = ()) -> dict[str, str]:
+    """Return the columns of a row whose call raised ``error``: its status and a note."""
+    status, why = classify(error, warned)
+    return {"status": status, "note": why}
 
 
 def is_lost(error: BaseException) -> bool:

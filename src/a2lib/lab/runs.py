@@ -19,13 +19,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from a2lib import paths
+from a2lib.lab.csv_file import CsvFile, Row, StoreError, check_device, clean, measured
 from a2lib.lab.device import device_kind
-from a2lib.lab.table import Row, StoreError, Table, check_device, clean, measured
 
 COLUMNS = (
     *("run", "started", "device", "n_devices", "driver", "torch", "triton", "cuda", "cudnn"),
-    *("nccl", "python", "git", "command", "parameters"),
+    *("nccl", "python", "git", "command", "parameters", "source"),
 )
+# Not in the header of a file that was written before it was known.
+LATER = ("source",)
 
 _ABSOLUTE_PATH = re.compile(r"(?<![\w/.~-])/(?!/)(?:[^\s/\"'=:,;]+/)+([^\s/\"'=:,;]*)")
 _COMMAND_TIMEOUT_S = 20
@@ -38,12 +40,14 @@ def start_run(
     device: str,
     n_devices: int = 1,
     data: Path | None = None,
+    source: str = "",
 ) -> str:
     """Record a new run in runs.csv and return its id, ``<UTC time>-<device>-<random suffix>``.
 
     ``command`` is what a reader would type to repeat it, ``parameters`` what it was given (anything
-    JSON holds, and paths). Driver, versions and commit are found here; what this machine does not
-    have is blank. Raises StoreError if the parameters are not JSON or the row cannot be written.
+    JSON holds, and paths), ``source`` a hash of the code that measures. Driver, versions and commit
+    are read here; what this machine does not have is blank. Raises StoreError if the parameters are
+    not JSON or the row cannot be written.
     """
     check_device(device)
     try:
@@ -63,6 +67,7 @@ def start_run(
         "n_devices": n_devices,
         "command": clean(scrub(command)),
         "parameters": text,
+        "source": source,
         **versions(),
     }
     runs_table(data).put(dict.fromkeys(COLUMNS, "") | row)
@@ -77,12 +82,12 @@ def read_runs(data: Path | None = None) -> list[Row]:
     return runs_table(data).rows()
 
 
-def runs_table(data: Path | None) -> Table:
+def runs_table(data: Path | None) -> CsvFile:
     """The table behind runs.csv in ``data`` (default ``paths.data_dir()``)."""
-    return _Runs(measured(data) / "runs.csv", COLUMNS, ("run",))
+    return _Runs(measured(data) / "runs.csv", COLUMNS, ("run",), later=LATER)
 
 
-class _Runs(Table):
+class _Runs(CsvFile):
     def check(self, row: Row) -> None:
         for column in ("run", "started", "device"):
             if not row[column]:

@@ -1,24 +1,43 @@
-"""The result store: one tidy CSV file per section and device under ``data/measured``.
+"""The measured rows: one tidy CSV file per table and device under ``data/measured``.
 
-    store = Store(FLASH, device_slug())
-    store.check_writable()                     # before measuring, not after
-    store.put({**key, "status": "ok", "ms": 1.25, "n": 80, "run": run})
-    store.rows()
+    table = Table("ddp")    # one of sections.toml, its rows of this machine's GPU
+    table = Table("mine", key="sort size", values="swaps")    # one of the reader's own
+    table.put({"sort": "quick", "size": 1024, "status": "ok", "ms": 1.25, "run": run})
+    table.frame()                              # a pandas DataFrame
 
 A row is on disk when ``put`` returns, and measuring again replaces that row alone.
 """
 
+from __future__ import annotations
+
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from a2lib import paths
+from a2lib.errors import none_of
+from a2lib.lab.csv_file import CsvFile, Row, StoreError, check_device, clean, measured
+from a2lib.lab.device import device_slug, slugify
 from a2lib.lab.runs import read_runs, runs_table, scrub
-from a2lib.lab.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, STATUSES, TIMES, Section
-from a2lib.lab.table import Row, StoreError, Table, check_device, clean, measured
+from a2lib.lab.sections import (
+    FLAGS,
+    INTEGERS,
+    RESULTS,
+    SECTIONS,
+    STATUSES,
+    TIMES,
+    Section,
+    section_of,
+)
 
-__all__ = ["Store", "StoreError", "read_section"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["StoreError", "Table", "data_folder", "read_section"]
 
 # Six digits are far finer than the spread of any timing, and keep float32 noise out of the files.
 _FORMAT = ".6g"
@@ -28,16 +47,30 @@ _WHOLE = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}(\.\d+)?(e[-+]?\d\d)?", re.ASCII)
 
 
-class Store(Table):
-    """The rows of ``section`` measured on ``device``, in ``data`` (default ``paths.data_dir()``).
+class Table(CsvFile):
+    """The rows of one table measured on one device.
 
-    ``section`` is a Section or its name, ``device`` a slug as ``device_slug()`` gives it.
+    ``section`` is a name of ``sections.toml`` or a Section. A name that is not there needs ``key``,
+    its columns that say what was measured, and may have ``values``, those that came of it beside
+    ``ms``; both are words with spaces between. ``device`` is a slug as ``device_slug()`` returns it
+    (default: this machine's GPU, or "cpu"). ``data`` is the folder (default ``data_folder``).
+
+    Raises StoreError for an unknown name without key, or a registered one with another key.
     """
 
-    def __init__(self, section: Section | str, device: str, data: Path | None = None) -> None:
+    def __init__(
+        self,
+        section: Section | str,
+        device: str | None = None,
+        data: Path | None = None,
+        *,
+        key: str = "",
+        values: str = "",
+    ) -> None:
+        device = device_slug() if device is None else device
         check_device(device)
-        self.section, self.device = _section(section), device
-        folder = measured(data)
+        self.section, self.device = _section(section, key, values), device
+        folder = measured(data_folder(device) if data is None else data)
         self.data = folder.parent
         super().__init__(
             folder / self.section.name / f"{device}.csv",
@@ -46,6 +79,34 @@ class Store(Table):
             later=self.section.values,
         )
         self._runs = runs_table(self.data)
+
+    def __reduce__(self):
+        """Return what makes the same table in a worker's process, which reads the file itself."""
+        return Table, (self.section, self.device, self.data)
+
+    def identify(self, row: Mapping[str, object]) -> tuple[str, ...]:
+        """Return the key of ``row`` as stored; raises StoreError where a column is missing."""
+        missing = [column for column in self.key if column not in row]
+        if missing:
+            columns = ", ".join(self.key)
+            raise StoreError(
+                f"{dict(row)} lacks {', '.join(missing)}; the key columns are {columns}"
+            )
+        return tuple(format_value(column, row[column]) for column in self.key)
+
+    def frame(self, keys: Iterable[Mapping[str, object]] | None = None) -> pandas.DataFrame:
+        """Return the rows as a DataFrame, numbers as numbers; only those with ``keys``, in their
+        order, where keys are given."""
+        import pandas as pd
+
+        rows = {self.identify(row): row for row in self.rows()}
+        if keys is not None:
+            wanted = dict.fromkeys(self.identify(key) for key in keys)
+            rows = {key: rows[key] for key in wanted if key in rows}
+        frame = pd.DataFrame(rows.values(), columns=list(self.columns))
+        for column in frame:
+            frame[column] = _typed(frame[column])
+        return frame
 
     def to_text(self, row: Mapping[str, object]) -> Row:
         """Values are text, numbers, booleans or None (stored blank). Columns left out are blank,
@@ -84,6 +145,8 @@ class Store(Table):
             return
         results = results or [c for c in section.values if c != "note"]
         needed = ["ms"] if section.timed else results
+        if section.name not in SECTIONS:  # a reader's own, which may hold either
+            needed = ["ms", *section.values]
         if not any(row[c] for c in needed):
             raise ValueError(f"status is ok, but {', '.join(needed)} is blank")
         for column in given:
@@ -98,8 +161,25 @@ class Store(Table):
         super().check_writable()
 
 
+def data_folder(device: str) -> Path:
+    """Return where rows of ``device`` go: $A2LIB_DATA if set, else data/ for a GPU.
+
+    Those of "cpu" go to build/data, which the report reads too: data/ is committed, and a trial of
+    a notebook leaves it as it was. Raises StoreError where the package was installed as a copy,
+    beside which nothing is kept.
+    """
+    if not (paths.ROOT / "notebooks").is_dir():
+        raise StoreError(
+            "a2lib is installed without its repository, where rows and compiled code are kept:"
+            " in a clone run `pip install -e '.[book]'`, then this again"
+        )
+    if device == "cpu" and not os.environ.get("A2LIB_DATA"):
+        return paths.build_dir() / "data"
+    return paths.data_dir()
+
+
 # A page asks for the same rows many times; a table notices itself that its file has changed.
-_reader = lru_cache(maxsize=64)(Store)
+_reader = lru_cache(maxsize=64)(Table)
 
 
 def read_section(name: Section | str, data: Path | None = None) -> dict[str, list[Row]]:
@@ -138,9 +218,30 @@ def format_value(column: str, value: object) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def _section(section: Section | str) -> Section:
+def _section(section: Section | str, key: str = "", values: str = "") -> Section:
     if isinstance(section, Section):
         return section
-    if section not in SECTIONS:
-        raise StoreError(f"section {section!r}: allowed are {', '.join(SECTIONS)}")
-    return SECTIONS[section]
+    registered = SECTIONS.get(section)
+    if registered is None:
+        if not key:
+            raise StoreError(
+                f"table {none_of(SECTIONS, section)}; or give a new one its key columns: key='...'"
+            )
+        if slugify(section).replace("-", "_") != section:
+            words = "must be lower-case letters, digits and underscores"
+            raise StoreError(f"table {section!r}: its name {words}")
+        return section_of(section, key, f"{values} note", timed=False)
+    if key and tuple(key.split()) != registered.key:
+        columns = " ".join(registered.key)
+        raise StoreError(f"table {section!r} has the key {columns!r}, not {key!r}")
+    return registered
+
+
+def _typed(cells: pandas.Series) -> pandas.Series:
+    import pandas as pd
+
+    if set(cells) <= {"true", "false"} and len(cells):
+        return cells == "true"
+    numbers = pd.to_numeric(cells, errors="coerce")
+    numeric = (numbers.notna() | (cells == "")).all() and numbers.notna().any()
+    return numbers if numeric else cells

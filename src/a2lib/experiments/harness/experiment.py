@@ -22,8 +22,8 @@ from a2lib.experiments.harness.sweep import Sweep, Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.harness.worker import store_of
 from a2lib.lab import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
+from a2lib.lab.csv_file import StoreError
 from a2lib.lab.memory import free_bytes
-from a2lib.lab.table import StoreError
 
 _HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
 # Share of the free device memory that compiling ahead may take.

@@ -44,7 +44,7 @@ def check_device(device: str) -> None:
         raise StoreError(f"device {device!r}: must be lower-case letters, digits and hyphens")
 
 
-class Table:
+class CsvFile:
     """The CSV file ``path`` with the header ``columns``, at most one row per value of ``key``.
 
     The columns in ``later`` may be missing from a file that was written before they were known:

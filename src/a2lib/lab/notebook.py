@@ -1,0 +1,171 @@
+"""What a notebook's cells begin with: which device measures, and with which parameters.
+
+    run = start("ddp", globals())      # prints the device and the versions
+
+A sweep then records a run in runs.csv: device, versions, commit, the command that repeats it, the
+parameters, and a hash of the code that measures.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import shlex
+import textwrap
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from a2lib import paths
+from a2lib.lab.device import device_kind, device_slug
+from a2lib.lab.lock import DeviceLock
+from a2lib.lab.parameters import flag, whole
+from a2lib.lab.runs import start_run, versions
+from a2lib.lab.store import Table
+
+YEAR_S = 366 * 24 * 3600
+
+
+@dataclass
+class Run:
+    """One execution of a notebook on `device`, "cuda" or "cpu".
+
+    `until` is when nothing more is started (`time.time()`), or infinity. `left` counts the rows
+    that the time limit has left so far.
+    """
+
+    notebook: str
+    namespace: Mapping[str, object]
+    defaults: Mapping[str, object]
+    device: str
+    slug: str
+    until: float = float("inf")
+    remeasure: bool = False
+    left: int = field(default=0, compare=False)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """Return the notebook's parameters with the values that they have now."""
+        return {name: self.namespace.get(name) for name in self.defaults}
+
+    @property
+    def command(self) -> str:
+        """Return the command that repeats this run: the parameters that differ from the default."""
+        words = []
+        for name, value in self.parameters.items():
+            if value != self.defaults[name] and name != "time_limit_s":
+                words += ["-p", name, shlex.quote(str(value))]
+        return " ".join(["papermill", f"notebooks/{self.notebook}.ipynb", *words])
+
+    def record(self, table: Table, devices: int, measure: Callable) -> str:
+        """Record a run of `measure` on so many devices in runs.csv and return its id."""
+        return start_run(
+            command=self.command,
+            parameters=self.parameters,
+            device=table.device,
+            n_devices=devices,
+            data=table.data,
+            source=source_hash(measure),
+        )
+
+
+def start(notebook: str, namespace: Mapping[str, object]) -> Run:
+    """Return the run of `notebook` (a name in notebooks/) whose globals are `namespace`, and print
+    what it runs on.
+
+    Its parameters are the names in its cell tagged `parameters`; `time_limit_s` and `remeasure`,
+    which every notebook has, are read here. Raises ParameterError for a wrong value of these, and
+    DeviceBusy where another process measures on the device.
+    """
+    defaults = declared_parameters(notebook, namespace)
+    limit_s = whole("time_limit_s", namespace.get("time_limit_s", 0), 0, YEAR_S)
+    device = device_kind()
+    DeviceLock(device).check()
+    run = Run(
+        notebook,
+        namespace,
+        defaults,
+        device,
+        device_slug(),
+        until=time.time() + limit_s if limit_s else float("inf"),
+        remeasure=flag("remeasure", namespace.get("remeasure", False)),
+    )
+    print(_device_name(device))
+    for name, version in versions().items():
+        if version:
+            print(f"  {name:8}{version}")
+    print(f"  command {run.command}")
+    return run
+
+
+def declared_parameters(notebook: str, namespace: Mapping[str, object]) -> dict[str, object]:
+    """Return name -> default of the cell tagged `parameters` of a notebook in notebooks/; for any
+    other notebook the annotated names of `namespace`, whose defaults are not known."""
+    path = paths.ROOT / "notebooks" / f"{notebook}.ipynb"
+    if not path.is_file():
+        annotated = namespace.get("__annotations__", {})
+        return dict.fromkeys(annotated)
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if "parameters" in cell["metadata"].get("tags", []):
+            return _assigned("".join(cell["source"]))
+    return {}
+
+
+def _assigned(code: str) -> dict[str, object]:
+    defaults = {}
+    for statement in ast.parse(code).body:
+        if isinstance(statement, ast.AnnAssign):
+            defaults[statement.target.id] = ast.literal_eval(statement.value)
+        elif isinstance(statement, ast.Assign):
+            defaults[statement.targets[0].id] = ast.literal_eval(statement.value)
+    return defaults
+
+
+def source_hash(measure: Callable) -> str:
+    """Return twelve digits that stand for the code of `measure`: its own text and that of the
+    functions and classes beside it which it uses."""
+    texts = sorted(_sources(measure, {}).values())
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+
+
+def _sources(thing: object, texts: dict[str, str]) -> dict[str, str]:
+    name = f"{thing.__module__}.{thing.__qualname__}"
+    if name in texts:
+        return texts
+    try:
+        texts[name] = textwrap.dedent(inspect.getsource(thing))
+    except (OSError, TypeError):  # typed into a Python without files
+        texts[name] = name
+    for code in _codes(thing):
+        for used in code.co_names:
+            other = _globals(thing).get(used)
+            is_code = isinstance(other, types.FunctionType | type)
+            if is_code and other.__module__ == thing.__module__:
+                _sources(other, texts)
+    return texts
+
+
+def _codes(thing: object) -> Iterator[types.CodeType]:
+    """Yield the code of a function or of the methods of a class, with what is defined within."""
+    functions = [thing] if inspect.isfunction(thing) else list(vars(thing).values())
+    waiting = [f.__code__ for f in functions if inspect.isfunction(f)]
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+
+
+def _globals(thing: object) -> Mapping[str, object]:
+    functions = [thing] if inspect.isfunction(thing) else list(vars(thing).values())
+    return next((f.__globals__ for f in functions if inspect.isfunction(f)), {})
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return "CPU: its times say nothing about a GPU"
+    import torch
+
+    return torch.cuda.get_device_name()

@@ -1,0 +1,121 @@
+"""A progress bar that a saved notebook shows as one line, and a terminal as well.
+
+papermill shows no output of a cell while it runs. Its plugin (`a2lib.papermill_default`) therefore
+names the terminal in `$A2LIB_TERMINAL`, and the same line is written there.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+
+TERMINAL = "A2LIB_TERMINAL"
+WIDTH = 100
+EVERY_S = 0.5
+TICK_S = 1.0
+# Without a rate, which says little where one step takes a hundred times as long as another.
+FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}]"
+
+
+class Progress:
+    """Show how many of `total` steps are done, the time they took and what is left of it.
+
+    In a notebook the bar is one output, replaced in place (tqdm's own would leave every state in
+    the file). Elsewhere it is a line on standard error for each tenth.
+    """
+
+    def __init__(self, total: int, what: str, unit: str = "rows") -> None:
+        self.total, self.what, self.unit, self.done = total, what, unit, 0
+        self._text = ""
+        self._started = self._shown = time.monotonic()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._terminal = _open_terminal()
+        self._output = _display(self._line())
+        if self._output or self._terminal:
+            threading.Thread(target=self._tick, daemon=True).start()
+
+    def advance(self, steps: int = 1) -> None:
+        """Count `steps` more as done."""
+        tenths = self._tenths()
+        self.done += steps
+        if not (self._output or self._terminal) and self._tenths() > tenths:
+            print(self._line(), file=sys.stderr)
+        self._show()
+
+    def say(self, text: str) -> None:
+        """Show `text`, what is going on, behind the bar."""
+        self._text = text
+        self._show()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._text = ""
+        self._closed.set()
+        self._show(last=True)
+        if self._terminal:
+            with contextlib.suppress(OSError):
+                self._terminal.write("\n")
+                self._terminal.close()
+            self._terminal = None
+
+    def _tenths(self) -> int:
+        return 10 * self.done // max(1, self.total)
+
+    def _tick(self) -> None:
+        while not self._closed.wait(TICK_S):
+            self._show()
+
+    def _show(self, last: bool = False) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if not last and (self._closed.is_set() or now - self._shown < EVERY_S):
+                return
+            self._shown = now
+            line = self._line()
+            if self._output:
+                self._output.update({"text/plain": line}, raw=True)
+            if self._terminal:
+                with contextlib.suppress(OSError):  # the terminal may have gone
+                    self._terminal.write(f"\r{line:{WIDTH}}"[: WIDTH + 1])
+                    self._terminal.flush()
+
+    def _line(self) -> str:
+        from tqdm import tqdm
+
+        bar = tqdm.format_meter(
+            self.done,
+            self.total,
+            time.monotonic() - self._started,
+            prefix=self.what,
+            unit=self.unit,
+            bar_format=FORMAT,
+            ncols=WIDTH - 30,
+            ascii=False,
+        )
+        return f"{bar} {self._text}".rstrip()
+
+
+def _open_terminal():
+    """Return the terminal of the command that runs this notebook, or None."""
+    path = os.environ.get(TERMINAL)
+    if not path:
+        return None
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
+        return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
+    return None
+
+
+def _display(text: str):
+    """Show `text` in the running cell and return the output's handle, or None outside of one."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+    from IPython.display import display
+
+    shell = get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    return display({"text/plain": text}, raw=True, display_id=True)

@@ -1,0 +1,396 @@
+"""Measure what is not stored yet, in processes that may die.
+
+    sweep(table, tasks, measure, run)                # in a process of its own
+    sweep(table, tasks, measure, run, ranks=2)       # by torchrun: every rank calls `measure`
+
+A task is a list of row keys that are measured together. `measure(keys)` yields rows: the keys with
+what was measured. What fails together is tried alone; what fails alone is a row that says why: an
+exception, a process that dies, one that is silent for too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from a2lib.errors import OneLine
+from a2lib.lab import guard
+from a2lib.lab.failures import note as one_line
+from a2lib.lab.lock import DeviceLock
+from a2lib.lab.notebook import Run
+from a2lib.lab.progress import Progress
+from a2lib.lab.store import StoreError, Table
+from a2lib.paths import cache_dir
+
+Key = Mapping[str, object]
+
+# The longest step without a row is one compilation or one timing.
+SILENCE_S = {"cuda": 300, "cpu": 1800}
+# A worker's process may take this long to get from a signal to its end.
+END_S = 15
+POLL_S = 0.05
+LARGEST_JOB = 2**20
+# How the note begins of an error that says nothing about its configuration. It is measured again.
+FROM_OUTSIDE = "ended from outside"
+# What a process does not do to itself.
+OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+AT_WORK = "a2lib-at-work"
+COMPILED = (".so", ".o", ".gch")
+
+
+class Interrupted(OneLine, KeyboardInterrupt):
+    """A sweep was interrupted; the message says what is kept and how to go on."""
+
+
+class WorkerError(OneLine, RuntimeError):
+    """The processes of a sweep could not be started; the message says why."""
+
+
+def sweep(
+    table: Table,
+    tasks: Iterable[Sequence[Key]],
+    measure: Callable[[list[Key]], Iterator[Mapping[str, object]]],
+    run: Run,
+    *,
+    ranks: int = 1,
+    device: str = "",
+    whole: bool = False,
+    fresh: bool = False,
+    remeasure: bool = False,
+    silence_s: float | None = None,
+) -> int:
+    """Measure the rows of `tasks` that are not stored; return how many the time limit has left.
+
+    `device` is "cuda" or "cpu", where `measure` works (default: the run's; ranks on "cuda" form an
+    NCCL group with a GPU each, on "cpu" a gloo group). The keys of a `whole` task are of one
+    measurement: they are never tried alone, and what fails is the row of all of them. With `fresh`
+    each task has a new process. `remeasure`, or the run's, measures again what is stored, the
+    oldest first. A task that yields nothing for `silence_s` seconds is ended.
+
+    Raises DeviceBusy where another process measures on the device, StoreError where a row cannot be
+    stored, WorkerError where no process starts, Interrupted on a Ctrl-C. Rows that were yielded
+    before are stored in every case.
+    """
+    device = device or run.device
+    waiting = deque(_pending(table, tasks, remeasure or run.remeasure))
+    total = sum(map(len, waiting))
+    if not total:
+        return 0
+    table.check_writable()
+    label = f"run of {run.notebook}"
+    with (
+        DeviceLock(device).held(label),
+        _folder() as (folder, mark),
+        contextlib.closing(Progress(total, table.section.name)) as bar,
+    ):
+        run_id = run.record(table, ranks if device == "cuda" else 1, measure)
+        job = {"measure": measure, "table": table, "run": run_id, "until": run.until}
+        job |= {"device": device, "whole": whole}
+        (folder / "job").write_bytes(_pickled(job))
+        group = _Group(folder, mark, ranks, bar, table, silence_s or SILENCE_S[device])
+        try:
+            left = _measure(group, waiting, table, run, run_id, whole, fresh)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "every row measured so far is stored; to go on, run this cell again or start the"
+                " same command again"
+            ) from None
+    run.left += left
+    if left:
+        print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
+        print(f"  {run.command}")
+    return left
+
+
+def _pending(table: Table, tasks: Iterable[Sequence[Key]], remeasure: bool) -> list[list[Key]]:
+    """Return what of each task is to be measured."""
+    runs = {}
+    for row in table.rows():
+        if not row.get("note", "").startswith(FROM_OUTSIDE):
+            runs[table.identify(row)] = row["run"]
+    tasks = [list(task) for task in tasks]
+    if remeasure:
+        # A run's id begins with its time; interrupted runs get to the end of a sweep as well.
+        oldest = [
+            min((runs.get(table.identify(key), "") for key in task), default="") for task in tasks
+        ]
+        order = sorted(range(len(tasks)), key=oldest.__getitem__)
+        return [tasks[i] for i in order if tasks[i]]
+    left = [[key for key in task if table.identify(key) not in runs] for task in tasks]
+    return [task for task in left if task]
+
+
+def _measure(
+    group: _Group,
+    waiting: deque[list[Key]],
+    table: Table,
+    run: Run,
+    run_id: str,
+    whole: bool,
+    fresh: bool,
+) -> int:
+    """Have processes do what is waiting, until the time limit; return how many rows are left."""
+    ended_before: set[tuple[str, ...]] = set()  # by somebody, when these were next
+    while waiting and time.time() < run.until:
+        group.bar.say(_describe(waiting[0]))
+        end = group.work([waiting[0]] if fresh else list(waiting))
+        for _ in range(end.reached):
+            _blame_missing(group, table, waiting.popleft(), end.stored, run_id)
+        if end.is_orderly or not waiting:  # a process may die behind its last task
+            continue
+        left = [key for key in waiting.popleft() if table.identify(key) not in end.stored]
+        if not left:
+            continue
+        first = table.identify(left[0])
+        if end.from_outside and first not in ended_before:
+            ended_before.add(first)
+            waiting.appendleft(left)
+        elif len(left) > 1 and not whole:
+            waiting.extendleft([key] for key in reversed(left))
+        else:
+            note = end.note
+            if end.from_outside:
+                note = one_line(f"{FROM_OUTSIDE}, twice: {note}")
+            table.put(*({**key, "status": end.status, "note": note, "run": run_id} for key in left))
+            group.bar.advance(len(left))
+    return sum(map(len, waiting))
+
+
+def _blame_missing(group: _Group, table: Table, task: list[Key], stored: set, run_id: str) -> None:
+    """Store an error for each key of a finished task that `measure` yielded no row for."""
+    missing = [key for key in task if table.identify(key) not in stored]
+    note = "measure yielded no row for this key"
+    table.put(*({**key, "status": "error", "note": note, "run": run_id} for key in missing))
+    group.bar.advance(len(missing))
+
+
+class _End:
+    """How the processes of a sweep ended: what they stored, and of the task at which they died the
+    status and the note."""
+
+    def __init__(self, reached: int, stored: set[tuple[str, ...]]) -> None:
+        self.reached, self.stored = reached, stored
+        self.status, self.note, self.from_outside = "", "", False
+
+    @property
+    def is_orderly(self) -> bool:
+        return not self.status
+
+    def blame(self, status: str, note: str, from_outside: bool = False) -> _End:
+        self.status, self.note, self.from_outside = status, one_line(note), from_outside
+        return self
+
+
+class _Group:
+    """The processes that work for a sweep, one or several ranks; a new one after each that died."""
+
+    def __init__(
+        self, folder: Path, mark: str, ranks: int, bar: Progress, table: Table, silence_s: float
+    ) -> None:
+        self.folder, self.mark, self.ranks = folder, mark, ranks
+        self.bar, self.table, self.silence_s = bar, table, silence_s
+        self.stored: set[tuple[str, ...]] = set()
+
+    def work(self, tasks: list[list[Key]]) -> _End:
+        """Start processes, wait until they have done `tasks` or ended, and say how."""
+        for path in self.folder.iterdir():
+            if path.name != "job":
+                path.unlink()
+        (self.folder / "tasks.json").write_text(json.dumps([[dict(k) for k in t] for t in tasks]))
+        _drop_half_compiled()
+        with open(self.folder / "log", "w") as log:
+            process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,  # a Ctrl-C is for the sweep, which ends it
+            )
+            try:
+                silent = self._wait(process)
+            finally:
+                self._end(process)
+        if process.returncode in (0, 1):  # no signal ended it in mid-compilation
+            _compiler_mark().unlink(missing_ok=True)
+        end = _End(self._reached(), self._rows())
+        if silent:
+            return end.blame("error", silent)
+        return end if process.returncode == 0 else self._explain(end, process.returncode)
+
+    def _command(self) -> list[str]:
+        launcher = []
+        if self.ranks > 1:
+            count = f"--nproc-per-node={self.ranks}"
+            launcher = ["torch.distributed.run", "--standalone", count, "-m"]
+        return [sys.executable, "-m", *launcher, "a2lib.lab.worker", str(self.folder)]
+
+    def _environment(self) -> dict[str, str]:
+        """Return a worker's environment: code is compiled once for this and later runs, and by the
+        worker itself, since idle compilers would take the cores beside what is timed."""
+        cache = cache_dir()
+        return {
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "OMP_NUM_THREADS": str(max(1, _cores() // self.ranks)),
+            **os.environ,
+            "TRITON_INTERPRET": "0",
+            guard.VARIABLE: self.mark,
+        }
+
+    def _wait(self, process: subprocess.Popen) -> str:
+        """Wait for the end of the processes; where they are silent for too long, say so."""
+        counted, heard = 0, time.monotonic()
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            rows = len(self._rows())
+            if rows > counted:
+                self.bar.advance(rows - counted)
+                counted, heard = rows, time.monotonic()
+            if time.monotonic() > heard + self.silence_s:
+                return f"no row within {self.silence_s:g} s: {self._where()}"
+        self.bar.advance(len(self._rows()) - counted)
+        return ""
+
+    def _end(self, process: subprocess.Popen) -> None:
+        """End the processes and everything that they started."""
+        if process.poll() is None:
+            process.terminate()  # torchrun ends its ranks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        guard.kill_marked(self.mark)
+        process.wait()
+
+    def _where(self) -> str:
+        """Return where each rank stands, in a few words: its innermost call."""
+        places: dict[str, list[str]] = {}
+        for path in sorted(self.folder.glob("pid.*")):
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(path.read_text()), signal.SIGUSR1)
+        time.sleep(0.5)
+        for path in sorted(self.folder.glob("stack.*")):
+            frame = re.search(r'File "(?:.*/)?(.+)", line (\d+) in (.+)', path.read_text())
+            place = f"{frame[3]} ({frame[1]}:{frame[2]})" if frame else "a place not known"
+            places.setdefault(place, []).append(path.suffix[1:])
+        if self.ranks == 1:
+            return f"in {next(iter(places), 'a place not known')}"
+        return "; ".join(f"rank {', '.join(at)} in {place}" for place, at in places.items())
+
+    def _explain(self, end: _End, code: int) -> _End:
+        """Say why the processes died: by a signal, by what they raised, or by neither."""
+        errors = [json.loads(path.read_text()) for path in self.folder.glob("error.*.json")]
+        errors.sort(key=lambda error: error["at"])
+        log = (self.folder / "log").read_text(errors="replace")
+        for error in errors:
+            if "fatal" in error:
+                raise StoreError(error["fatal"])
+        if not list(self.folder.glob("pid.*")):
+            raise WorkerError(f"no process could start: {_last_line(log)}")
+        # Of a rank that a signal ended the others say that it is gone: they are not to blame.
+        for rank, number in _signals(code, log, self.ranks):
+            who = f"rank {rank} of {self.ranks}" if self.ranks > 1 else "its process"
+            name = signal.Signals(number).name
+            from_outside = number in OUTSIDE_SIGNALS and not errors
+            if from_outside or number not in OUTSIDE_SIGNALS:
+                return end.blame("error", f"{who} was killed by {name}", from_outside)
+        if errors:
+            return end.blame(errors[0]["status"], errors[0]["note"])
+        return end.blame("error", f"its process ended with code {code}: {_last_line(log)}")
+
+    def _reached(self) -> int:
+        path = self.folder / "reached"
+        return int(path.read_text() or 0) if path.exists() else 0
+
+    def _rows(self) -> set[tuple[str, ...]]:
+        path = self.folder / "rows.jsonl"
+        if not path.exists():
+            return set()
+        whole = path.read_text().rpartition("\n")[0]
+        return {tuple(json.loads(line)) for line in whole.splitlines()}
+
+
+def _signals(code: int, log: str, ranks: int) -> list[tuple[int, int]]:
+    """Return (rank, number) of each process that a signal ended."""
+    if ranks == 1:
+        return [(0, -code)] if code < 0 else []
+    # torchrun tells it of each rank in its report.
+    report = re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", log)
+    ended = [(int(rank), -int(exit_code)) for rank, exit_code in report if int(exit_code) < 0]
+    return sorted(ended, key=lambda entry: entry[1] in OUTSIDE_SIGNALS) or (
+        [(0, -code)] if code < 0 else []
+    )
+
+
+def _last_line(log: str) -> str:
+    lines = log.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _pickled(job: dict) -> bytes:
+    """Return the job for the workers; functions of a notebook's cells go by value."""
+    import cloudpickle
+
+    try:
+        data = cloudpickle.dumps(job)
+    except Exception as error:
+        raise WorkerError(
+            f"measure cannot be sent to a process of its own: {error}; it uses a global that cannot"
+            " be pickled: make that within the function"
+        ) from None
+    if len(data) > LARGEST_JOB:
+        raise WorkerError(
+            f"measure takes {len(data) / 1e6:.0f} MB along: it uses a large global, a tensor say;"
+            " make that within the function"
+        )
+    return data
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[tuple[Path, str]]:
+    """Make a temporary folder and a mark of processes; neither is left, however this ends."""
+    folder = Path(tempfile.mkdtemp(prefix="a2lib-sweep-"))
+    mark = secrets.token_hex(8)
+    with guard.watch(mark, folder):
+        yield folder, mark
+
+
+def _drop_half_compiled() -> None:
+    """Drop what is compiled where a worker was killed at work, and mark that one is at work now.
+
+    Inductor's compiler writes under the final name, and what has that name counts as whole.
+    """
+    mark = _compiler_mark()
+    if mark.exists():
+        for path in mark.parent.rglob("*"):
+            if path.suffix in COMPILED:
+                path.unlink(missing_ok=True)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def _compiler_mark() -> Path:
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir() / "inductor"
+    return Path(folder) / AT_WORK
+
+
+def _describe(task: list[Key]) -> str:
+    words = (str(value) for value in task[0].values() if value not in ("", None, False))
+    return " ".join(words)[:60]
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,21 @@
+"""The notebook in lab/README.md is a whole one: its cells run, and what a reader adds is a row."""
+
+import re
+
+from a2lib.paths import ROOT
+
+
+def test_the_notebook_of_the_readme_runs_with_an_entry_of_the_readers(tmp_path, monkeypatch):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    text = (ROOT / "src" / "a2lib" / "lab" / "README.md").read_text(encoding="utf-8")
+    parameters, *cells = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    cells[1] = cells[1].replace(
+        "\nasked", '\nMAKE["mine"] = lambda numbers: sorted(numbers)\nasked'
+    )
+    namespace = {}
+    exec(parameters.replace('"auto"', '"16,32"'), namespace)
+    for cell in cells:
+        exec(cell, namespace)
+    frame = namespace["frame"]
+    assert list(frame["sort"]) == ["builtin", "torch", "mine"] * 2
+    assert set(frame["status"]) == {"ok"} and (frame["ns_an_element"] > 0).all()

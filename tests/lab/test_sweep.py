@@ -1,0 +1,267 @@
+"""A sweep resumes where it stopped, and nothing that a configuration does stops it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from waiting import until
+
+from a2lib.lab import Table, guard, read_runs, sweep
+from a2lib.lab.notebook import Run
+from a2lib.lab.sweep import Interrupted, WorkerError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+OK = {"ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 3}
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Table("toy", "cpu", tmp_path / "data", key="part size", values="")
+
+
+@pytest.fixture
+def run():
+    return Run("toy", {}, {}, "cpu", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path, monkeypatch):
+    """Keep the temporary folders of a sweep where the test sees them; none may be left."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield
+    assert until(lambda: not list(folder.glob("a2lib-sweep-*")))
+
+
+def keys(*parts, sizes=(1, 2)):
+    return [{"part": part, "size": size} for part in parts for size in sizes]
+
+
+def measure(asked):
+    """Play the part that a key names; its note is the process that did."""
+    for key in asked:
+        play(key["part"])
+        if key["part"] != "silent":
+            yield {**key, **OK, "note": str(os.getpid())}
+
+
+def play(part):
+    if part == "abort":
+        os.abort()
+    if part == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if part == "raise":
+        raise ValueError("first line\nsecond line")
+    if part == "no memory":
+        raise MemoryError
+    if part == "unsupported":
+        raise NotImplementedError("no kernel here")
+    if part == "hang":
+        time.sleep(600)
+    if part == "slow":
+        time.sleep(0.4)
+    if part == "grandchild":
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def statuses(table):
+    found = {}
+    for row in table.rows():
+        found.setdefault(row["part"], []).append(row["status"])
+    return found
+
+
+def notes(table, part):
+    return {row["note"] for row in table.rows() if row["part"] == part}
+
+
+def test_rows_are_stored_by_one_process_and_name_their_run(table, run):
+    assert sweep(table, [keys("a", "b"), keys("c")], measure, run) == 0
+    assert statuses(table) == {"a": ["ok"] * 2, "b": ["ok"] * 2, "c": ["ok"] * 2}
+    assert len({row["note"] for row in table.rows()}) == 1
+    [recorded] = read_runs(table.data)
+    assert {row["run"] for row in table.rows()} == {recorded["run"]}
+    assert recorded["command"] == "papermill notebooks/toy.ipynb" and len(recorded["source"]) == 12
+
+
+@pytest.mark.parametrize(("part", "status", "note"), [
+    ("abort", "error", "its process was killed by SIGABRT"),
+    ("raise", "error", "ValueError: first line"),
+    ("no memory", "oom", "out of memory"),
+    ("unsupported", "unsupported", "no kernel here"),
+    ("silent", "error", "measure yielded no row for this key"),
+    ("killed", "error", "ended from outside, twice: its process was killed by SIGKILL"),
+])  # fmt: skip
+def test_what_fails_alone_is_a_row_and_the_rest_is_measured(table, run, part, status, note):
+    assert sweep(table, [keys("a", part, "b"), keys("c")], measure, run) == 0
+    assert statuses(table) == {part: [status] * 2} | dict.fromkeys("abc", ["ok"] * 2)
+    assert notes(table, part) == {note}
+
+
+def test_what_hangs_is_ended_and_the_row_says_where_it_was(table, run):
+    sweep(table, [keys("hang", "a", sizes=(1,))], measure, run, silence_s=2)
+    assert statuses(table) == {"a": ["ok"], "hang": ["error"]}
+    [note] = notes(table, "hang")
+    assert note.startswith("no row within 2 s: in play (")
+
+
+def test_a_whole_task_fails_as_one(table, run):
+    sweep(table, [keys("a", "abort", "b"), keys("raise"), keys("c")], measure, run, whole=True)
+    assert statuses(table) == {
+        "a": ["ok"] * 2,
+        "abort": ["error"] * 2,
+        "b": ["error"] * 2,
+        "raise": ["error"] * 2,
+        "c": ["ok"] * 2,
+    }
+
+
+def test_a_sweep_measures_what_is_missing_and_again_only_when_asked(table, run):
+    sweep(table, [keys("a", sizes=(1,))], measure, run)
+    before = table.rows()
+    sweep(table, [keys("a")], measure, run)
+    assert table.rows()[0] == before[0] and len(table.rows()) == 2
+    assert sweep(table, [keys("a")], measure, run) == 0 and len(read_runs(table.data)) == 2
+    sweep(table, [keys("a")], measure, run, remeasure=True)
+    last = read_runs(table.data)[-1]["run"]
+    assert [row["run"] for row in table.rows()] == [last] * 2
+
+
+def test_who_was_ended_from_outside_is_measured_by_the_next_sweep(table, run):
+    sweep(table, [keys("killed", sizes=(1,))], measure, run)
+    assert statuses(table) == {"killed": ["error"]}
+
+    def mended(asked):
+        for key in asked:
+            yield {**key, **OK}
+
+    sweep(table, [keys("killed", sizes=(1,))], mended, run)
+    assert statuses(table) == {"killed": ["ok"]}
+
+
+def test_the_time_limit_ends_between_tasks_and_counts(table, run, capsys):
+    tasks = [keys("slow", sizes=(size,)) for size in range(1, 30)]
+    run.until = time.time() + 3.5
+    left = sweep(table, tasks, measure, run)
+    assert 0 < left < 29 and left == 29 - len(table.rows()) and run.left == left
+    assert f"{left} rows are left" in capsys.readouterr().out
+
+
+def test_each_task_may_have_a_process_of_its_own(table, run):
+    sweep(table, [keys("a"), keys("b")], measure, run, fresh=True)
+    assert len(notes(table, "a") | notes(table, "b")) == 2
+
+
+def test_what_a_worker_started_ends_with_it(table, run):
+    sweep(table, [keys("grandchild")], measure, run)
+    ended = subprocess.run(["pgrep", "-f", "sleep 600"], capture_output=True, text=True).stdout
+    assert not [pid for pid in ended.split() if is_marked(pid)]
+
+
+def is_marked(pid):
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return guard.VARIABLE.encode() in file.read()
+
+
+def test_a_measure_that_cannot_travel_is_refused_in_one_line(table, run):
+    lock = __import__("threading").Lock()
+    large = bytes(2**21)
+
+    def locked(asked):
+        yield lock
+
+    def heavy(asked):
+        yield large
+
+    with pytest.raises(WorkerError, match="cannot be pickled: make that within the function"):
+        sweep(table, [keys("a")], locked, run)
+    with pytest.raises(WorkerError, match="measure takes 2 MB along"):
+        sweep(table, [keys("a")], heavy, run)
+
+
+def in_group(asked):
+    """One of several ranks: the sum of all ranks' numbers is in the note."""
+    import torch
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    for key in asked:
+        if rank == 1:
+            play(key["part"])
+        total = torch.tensor([float(rank + 1)])
+        dist.all_reduce(total)
+        yield {**key, **OK, "note": f"{total.item():g} {dist.get_backend()}"}
+
+
+@pytest.mark.slow
+def test_what_a_rank_does_is_the_row_of_its_configuration(table, run):
+    asked = [keys(part, sizes=(1,)) for part in ("a", "raise", "abort", "b")]
+    sweep(table, asked, in_group, run, ranks=2)
+    assert notes(table, "a") == notes(table, "b") == {"3 gloo"}
+    assert notes(table, "raise") == {"rank 1 of 2: ValueError: first line"}
+    assert notes(table, "abort") == {"rank 1 of 2 was killed by SIGABRT"}
+
+
+@pytest.mark.slow
+def test_a_hanging_rank_is_named(table, run):
+    sweep(table, [keys("hang", sizes=(1,))], in_group, run, ranks=2, silence_s=10)
+    [note] = notes(table, "hang")
+    assert "rank 1 in play" in note and "rank 0 in" in note
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+import cloudpickle
+from lab import test_sweep
+from a2lib.lab import Table, sweep
+from a2lib.lab.notebook import Run
+cloudpickle.register_pickle_by_value(test_sweep)
+table = Table("toy", "cpu", Path({data!r}), key="part size", values="")
+measure = test_sweep.in_group if {ranks} > 1 else test_sweep.measure
+tasks = [test_sweep.keys("slow", sizes=(size,)) for size in range(1, 60)]
+run = Run("toy", {{}}, {{}}, "cpu", "cpu")
+try:
+    sweep(table, tasks, measure, run, ranks={ranks})
+except KeyboardInterrupt as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_is_ended_keeps_its_rows_and_leaves_no_process(
+    table, run, python, ranks, number
+):
+    path = [str(Path(__file__).parents[1])]
+    child = python(SCRIPT.format(path=path, data=str(table.data), ranks=ranks))
+    assert until(lambda: len(table.rows()) >= 2 or child.poll() is not None, 60)
+    workers = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_worker_of(pid)]
+    assert workers
+    child.send_signal(number)
+    said, _ = child.communicate(timeout=60)
+    assert said == (f"{Interrupted.__name__}\n" if number == signal.SIGINT else "")
+    assert until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), 20)
+    kept = table.rows()
+    assert 2 <= len(kept) < 59 and {row["status"] for row in kept} == {"ok"}
+    sweep(table, [keys("slow", sizes=(1, 2, 3))], measure, run)
+    assert [row for row in table.rows() if row in kept] == kept
+
+
+def is_worker_of(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            mine = os.environ["TMPDIR"].encode() in environ.read()
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            return mine and b"a2lib.lab.worker" in command.read()
+    except OSError:
+        return False

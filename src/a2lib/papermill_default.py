@@ -19,6 +19,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -29,8 +30,7 @@ from pathlib import Path
 import click
 
 from a2lib.errors import none_of
-from a2lib.lab.progress import TERMINAL
-from a2lib.paths import ROOT, data_dir, runs_dir
+from a2lib.paths import ROOT, TERMINAL, data_dir, runs_dir
 
 SWITCH = "A2LIB_PAPERMILL_DEFAULT"
 # The process that this one is to end with.
@@ -39,6 +39,7 @@ PARENT_POLL_S = 0.5
 SHOWN_LINES = 24  # of a table in the terminal
 NOT_WRITTEN = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _stopped: list[int] = []  # the signals that stopped this process
+_terminal: list = []  # the standard error of this process, where what is written passes a thread
 _main = click.Command.main
 
 
@@ -47,6 +48,8 @@ def main(command: click.Command, args: list[str] | None = None, *more: object, *
     if command.name == "papermill" and os.environ.get(SWITCH) != "0":
         args = list(sys.argv[1:] if args is None else args)
         paths = positionals(command, args)
+        if paths:
+            refuse_paths(*map(Path, paths))
         if paths and is_ours(Path(paths[0])):
             output = None
             if len(paths) == 1:
@@ -71,6 +74,18 @@ def positionals(command: click.Command, args: list[str]) -> list[str]:
     return [p for name in ("notebook_path", "output_path") if isinstance(p := found[name], str)]
 
 
+def refuse_paths(notebook: Path, output: Path | None = None) -> None:
+    """End this process with one line for a notebook that is none of notebooks/, or an output that
+    is another of them: `papermill notebooks/f*.ipynb` would write over a record."""
+    ours = ROOT / "notebooks"
+    if notebook.suffix == ".ipynb" and notebook.parent.resolve() == ours.resolve():
+        names = sorted(path.stem for path in ours.glob("*.ipynb"))
+        if notebook.stem not in names:
+            raise SystemExit(f"no notebook {none_of(names, notebook.stem)}")
+    if output and is_ours(notebook) and is_ours(output) and output.resolve() != notebook.resolve():
+        raise SystemExit(f"{output} is a notebook itself, and would be written over: name one file")
+
+
 def is_ours(notebook: Path) -> bool:
     """Whether a file is one of this repository's notebooks."""
     is_notebook = notebook.suffix == ".ipynb" and notebook.is_file()
@@ -82,29 +97,59 @@ def run(papermill: Callable[[], object], notebook: Path, output: Path | None) ->
     from papermill import cli, inspect_notebook
 
     execute, declared = cli.execute_notebook, list(inspect_notebook(notebook))
+    prepared = []
 
-    def checked(*given, parameters, **settings):
+    def checked(*given, parameters, prepare_only=False, **settings):
         refuse_unknown(parameters, declared)
         if output:
             make_folder(output)
-        return execute(*given, parameters=parameters, **settings)
+        prepared.append(prepare_only)
+        return execute(*given, parameters=parameters, prepare_only=prepare_only, **settings)
 
     cli.execute_notebook = checked
+    encrypt()
     heed_signals()
     before = modified(output)
     try:
         return papermill()
     except Exception as error:
+        if _stopped:  # what the interrupted cell raised
+            raise SystemExit(128 + _stopped[-1]) from None
         line = one_line(error)
         if line is None:
             raise
         raise SystemExit(line) from None
     finally:
         cli.execute_notebook = execute
-        if modified(output) != before:
+        if prepared == [True]:
+            say_prepared(output)
+        elif modified(output) != before:
             with contextlib.suppress(OSError, ValueError):  # cut off while it was written
                 say(results(leave_out_empty(output)))
             say(f"the executed notebook is in {output}")
+
+
+def encrypt() -> None:
+    """Have Jupyter encrypt what it sends to the kernel, where it can: else each run warns that it
+    does not."""
+    import zmq
+    from jupyter_client.manager import KernelManager
+
+    policy = KernelManager.class_traits().get("transport_encryption")
+    if policy is not None and zmq.has("curve"):
+        policy.default_value = "auto"
+
+
+def say_prepared(output: Path | None) -> None:
+    """Take the outputs of an earlier run out of a notebook that was only prepared, and say so."""
+    if output is None or not output.exists():
+        return
+    notebook = json.loads(output.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
+    output.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    say(f"nothing was run; the notebook with these parameters is in {output}")
 
 
 def refuse_unknown(names: Iterable[object], declared: list[str]) -> None:
@@ -140,11 +185,44 @@ def heed_signals() -> None:
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     atexit.register(_say_what_is_kept)
-    if sys.stderr is not None and sys.stderr.isatty():  # where a sweep shows how far it is
+    if sys.stderr is not None and sys.stderr.isatty():
+        # Where a sweep shows how far it is.
         os.environ.setdefault(TERMINAL, os.ttyname(sys.stderr.fileno()))
+        pass_on_until_stopped()
     parent = os.environ.pop(PARENT, "")
     if parent.isdigit():
         threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+
+
+def pass_on_until_stopped() -> None:
+    """Let a thread pass on what this process and its kernel write on standard error, until a signal
+    stops the run: a kernel that is interrupted tells dozens of lines of its own."""
+    reader, writer = os.pipe()
+    terminal = os.dup(sys.stderr.fileno())
+    os.dup2(writer, sys.stderr.fileno())
+    os.close(writer)
+    _terminal.append(terminal)
+
+    def pass_on() -> None:
+        while data := os.read(reader, 65536):
+            if not _stopped:
+                os.write(terminal, data)
+
+    thread = threading.Thread(target=pass_on, daemon=True)
+    thread.start()
+    atexit.register(_restore_terminal, reader)
+
+
+def _restore_terminal(reader: int) -> None:
+    """Write to the terminal itself again, once the thread has passed on what was written before;
+    not after a stop, when asyncio has a traceback for each task that it leaves."""
+    if _stopped:
+        return
+    sys.stderr.flush()
+    while select.select([reader], [], [], 0)[0]:
+        time.sleep(0.01)
+    time.sleep(0.01)
+    os.dup2(_terminal.pop(), sys.stderr.fileno())
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -173,7 +251,9 @@ def _end_with(parent: int) -> None:
 
 def say(message: str) -> None:
     """Print a message that is not empty on standard error, if there is one."""
-    if message and sys.stderr is not None:
+    if message and _terminal and _stopped:  # past the thread, which holds the rest back
+        os.write(_terminal[0], f"{message}\n".encode())
+    elif message and sys.stderr is not None:
         print(message, file=sys.stderr, flush=True)
 
 

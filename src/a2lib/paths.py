@@ -8,6 +8,8 @@ from pathlib import Path
 
 # Right for the editable install, the only one supported: notebooks and data are not in the package.
 ROOT = Path(__file__).resolve().parents[2]
+# Names the terminal on which a notebook was started, where a sweep shows how far it is.
+TERMINAL = "A2LIB_TERMINAL"
 
 
 def data_dir() -> Path:

@@ -223,3 +223,28 @@ def test_sections_that_have_nothing_are_left_out_and_named(tmp_path):
 ])  # fmt: skip
 def test_positionals(args, expected):
     assert papermill_default.positionals(papermill.cli.papermill, args) == expected
+
+
+def test_a_notebook_that_is_only_prepared_claims_no_run(repository):
+    path = repository / "notebooks" / "tiny.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    shown = nbformat.v4.new_output("stream", name="stdout", text="measured at 16\n")
+    notebook.cells[-1].outputs = [shown]
+    nbformat.write(notebook, path)
+    done = run(repository, [*LITERAL, "--prepare-only"])
+    assert "nothing was run" in done.stderr and WHERE not in done.stderr
+    assert "measured at" not in done.stderr
+    assert nbformat.read(repository / OUTPUT, as_version=4).cells[-1].outputs == []
+
+
+def test_another_notebook_of_the_repository_is_never_written_over(repository):
+    other = repository / "notebooks" / "other.ipynb"
+    write_tiny(other)
+    before = other.read_bytes()
+    done = run(repository, [*LITERAL[:2], "notebooks/other.ipynb"], ends=1)
+    assert "would be written over" in done.stderr and other.read_bytes() == before
+
+
+def test_a_misspelt_notebook_names_the_nearest(repository):
+    done = run(repository, [PAPERMILL, "notebooks/tinny.ipynb"], ends=1)
+    assert done.stderr.strip() == "no notebook tinny (did you mean tiny?); allowed are tiny"

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 
-TERMINAL = "A2LIB_TERMINAL"
+from a2lib.paths import TERMINAL
+
 WIDTH = 100
 EVERY_S = 0.5
 TICK_S = 1.0

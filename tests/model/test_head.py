@@ -42,6 +42,43 @@ def test_it_is_the_plain_one(chunk, frozen):
     compare(found(linear_cross_entropy, made, targets, 3.0, chunk=chunk), plain, 1e-14)
 
 
+@pytest.mark.parametrize("left_out", ["some", "a chunk", "all"])
+@pytest.mark.parametrize("chunk", [1, 6, 4096])
+def test_tokens_that_are_left_out_are_those_of_the_plain_one(chunk, left_out):
+    made, targets = inputs(shape=(24,))
+    places = {"some": slice(0, None, 3), "a chunk": slice(6, 12), "all": slice(None)}
+    targets[places[left_out]] = -100
+    plain = found(linear_cross_entropy_plain, made, targets)
+    ours = found(linear_cross_entropy, made, targets, chunk=chunk)
+    with torch.no_grad():
+        ours["alone"] = linear_cross_entropy(made["x"], made["weight"], targets, chunk)
+    plain["alone"] = plain["loss"]
+    if left_out == "all":
+        assert plain["loss"].isnan() and ours["loss"].isnan() and ours["alone"].isnan()
+        return
+    for name, right in plain.items():
+        torch.testing.assert_close(ours[name], right, msg=name)
+
+
+@pytest.mark.parametrize("target", [V, -1, -101])
+def test_a_target_outside_of_the_vocabulary_is_one_line(target):
+    made, targets = inputs()
+    targets[0, 3] = target
+    words = f"target {target}: allowed are 0 to {V - 1}, and -100"
+    refused(words, linear_cross_entropy, *made.values(), targets, error=IndexError)
+    with torch.no_grad():
+        refused(words, linear_cross_entropy, *made.values(), targets, error=IndexError)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_target_outside_of_the_vocabulary_makes_the_loss_nan():
+    made, targets = inputs(torch.bfloat16, (300,), device="cuda", sizes=(128, 64))
+    targets[7] = 128
+    assert linear_cross_entropy(*made.values(), targets, 64).isnan()
+    targets[7] = -100
+    assert linear_cross_entropy(*made.values(), targets, 64).isfinite()
+
+
 def check_against_float64(made, targets, chunk, beside):
     """As near to it as the plain one, but for a quarter and ``beside``."""
     wide = {name: t.detach().double().requires_grad_() for name, t in made.items()}

@@ -7,6 +7,7 @@ is kept of a chunk, and backward has nothing to compute again. As an operator
 """
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from a2lib.model.layers import cross_entropy
 from a2lib.theory.memory.keeping import CHUNK
 
 NAME = "a2lib::linear_cross_entropy"
+# The target of a token that is left out, as in PyTorch.
+IGNORED = -100
 
 torch.library.define(
     NAME,
@@ -30,12 +33,17 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int 
     """``cross_entropy(x @ weight.T, targets)``, a float32 scalar (float64 of float64).
 
     x ``(..., D)`` and weight ``(V, D)`` of one floating dtype, targets ``(...)`` int64, each from 0
-    to V - 1; ``chunk`` tokens go through at a time. Logits are rounded to x's dtype, as a product
-    rounds them; all of their softmax is in float32 at least, and the weight's gradient is added up
-    in it and rounded once; x's is divided by the tokens after its rounding. Both are made by the
-    forward, where one is wanted, and have no gradient of their own. Autocast casts x and weight, as
-    of a product. Raises ValueError where shapes or dtypes do not fit, there is no token, or chunk
-    is not positive; RuntimeError in a backward with ``create_graph=True``.
+    to V - 1, or -100 for a token that is left out of the mean (PyTorch's ``ignore_index``; where
+    all are, the loss is NaN, as PyTorch's). ``chunk`` tokens go through at a time. Logits are
+    rounded to x's dtype, as a product rounds them; all of their softmax is in float32 at least, and
+    the weight's gradient is added up in it and rounded once; x's is divided by the tokens after its
+    rounding. Both are made by the forward, where one is wanted, and have no gradient of their own.
+    Autocast casts x and weight, as of a product.
+
+    Raises ValueError where shapes or dtypes do not fit, there is no token, or chunk is not
+    positive; IndexError for a target outside the vocabulary on the CPU (on a GPU, where looking
+    first would wait for the device, it makes the loss NaN); RuntimeError in a backward with
+    ``create_graph=True``.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -74,11 +82,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @torch.library.impl(NAME, "CompositeExplicitAutograd")
 def _forward(x, weight, targets, chunk, gradients):
-    tokens, wide = x.shape[0], _wide(x.dtype)
+    if not x.is_cuda:
+        _check_targets(targets, weight.shape[0])
+    wide = _wide(x.dtype)
+    tokens = (targets != IGNORED).sum()
     losses = x.new_zeros((), dtype=wide)
     if not gradients:
         for rows, of in zip(x.split(chunk), targets.split(chunk), strict=True):
-            losses += cross_entropy(rows @ weight.T, of).to(wide) * len(of)
+            losses += token_losses((rows @ weight.T).to(wide), of).sum()
         return losses / tokens, x.new_empty(0), weight.new_empty(0)
     softmax = _compiled_softmax() if x.is_cuda else loss_and_gradient
     dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=wide)
@@ -92,13 +103,33 @@ def _forward(x, weight, targets, chunk, gradients):
     return losses / tokens, dx.div_(tokens), dweight.div_(tokens).to(weight.dtype)
 
 
+def _check_targets(targets: Tensor, vocabulary: int) -> None:
+    wrong = ((targets < 0) & (targets != IGNORED)) | (targets >= vocabulary)
+    if wrong.any():
+        raise IndexError(
+            f"target {targets[wrong][0].item()}: allowed are 0 to {vocabulary - 1}, and {IGNORED}"
+            " for a token that is left out"
+        )
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return each token's ``-log softmax(logits)[target]``, ``(N,)`` of logits ``(N, V)``: 0 where
+    the target is -100, NaN where it is outside the vocabulary."""
+    vocabulary = logits.shape[-1]
+    inside = targets.clamp(0, vocabulary - 1)
+    loss = logits.logsumexp(-1) - logits.gather(-1, inside.unsqueeze(-1)).squeeze(-1)
+    return loss.masked_fill(targets != inside, math.nan).masked_fill(targets == IGNORED, 0)
+
+
 def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """(Sum of the tokens' losses; its gradient, of the logits' shape ``(N, V)`` and dtype)."""
     wide = logits.to(_wide(logits.dtype))
     lse = wide.logsumexp(-1, keepdim=True)
-    loss = (lse - wide.gather(-1, targets.unsqueeze(-1))).sum()
     here = torch.arange(logits.shape[-1], device=logits.device) == targets.unsqueeze(-1)
-    return loss, ((wide - lse).exp() - here.to(wide.dtype)).to(logits.dtype)
+    dlogits = ((wide - lse).exp() - here.to(wide.dtype)).masked_fill(
+        (targets == IGNORED).unsqueeze(-1), 0
+    )
+    return token_losses(wide, targets).sum(), dlogits.to(logits.dtype)
 
 
 @functools.cache

@@ -277,9 +277,9 @@ class RotaryPositionalEmbedding(nn.Module):
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean of ``-log softmax(logits)[target]``, a scalar: PyTorch's, for any leading dimensions.
 
-    logits ``(..., V)``, targets ``(...)`` int64. 16-bit logits are cast to float32 first, as
-    autocast would, because PyTorch alone would round the logarithms to 16 bits. Raises ValueError
-    where the shapes do not fit or there is no token.
+    logits ``(..., V)``, targets ``(...)`` int64, -100 for a token that is left out of the mean.
+    16-bit logits are cast to float32 first, as autocast would, because PyTorch alone would round
+    the logarithms to 16 bits. Raises ValueError where the shapes do not fit or there is no token.
     """
     if logits.dim() < 1 or logits.shape[:-1] != targets.shape or targets.numel() == 0:
         raise ValueError(

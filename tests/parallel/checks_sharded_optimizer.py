@@ -217,6 +217,22 @@ def states_are_loaded_at_other_sizes():
 
 
 @check(2)
+def reading_the_state_of_any_parameter_loses_none():
+    """`state` is a defaultdict: what is read there leaves an entry."""
+    module = Mixed()
+    reference = copy.deepcopy(module)
+    sharded, plain = ShardedOptimizer(module.parameters(), AdamW), AdamW(reference.parameters())
+    step_both(1, sharded, plain, module, reference)
+    for optimizer, of in ((sharded, module), (plain, reference)):
+        for p in of.parameters():
+            len(optimizer.state[p])
+    whole, theirs = sharded.state_dict()["state"], plain.state_dict()["state"]
+    assert whole.keys() == theirs.keys()
+    for i, values in theirs.items():
+        checking.same_by_name(whole[i], values, str(i))
+
+
+@check(2)
 def sharded_refuses():
     rank, _ = world()
     module = Mixed()

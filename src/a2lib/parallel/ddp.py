@@ -47,11 +47,39 @@ from torch import Tensor, nn
 from a2lib.parallel.carriers import Backend, choose
 from a2lib.parallel.copy_engines import CopyEngines, Then
 from a2lib.parallel.finish import Backwards, watch_steps
-from a2lib.parallel.group import Holders, make_alike, member, one_device, sum_or_mean
+from a2lib.parallel.group import Holders, make_alike, mean_operator, member, one_device
 
 MB = 2**20
 
 _wrappers: weakref.WeakSet[_Replica] = weakref.WeakSet()
+
+
+class _Members:
+    """The parameters of a module as they were; a step asks whether they still are, so that it
+    compares identities alone and walks no tree."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._wrapped = {id(p) for p in module.parameters()}
+        self._remember()
+
+    def changed(self) -> str:
+        """Return the name of a parameter that is not one of the wrapped, or ""."""
+        if self._identities() == self._before:
+            return ""
+        for name, p in self._module.named_parameters():
+            if id(p) not in self._wrapped:
+                return name
+        self._remember()  # a module without parameters came or went
+        return ""
+
+    def _remember(self) -> None:
+        modules = list(self._module.modules())
+        self._tables = [m._parameters for m in modules] + [m._modules for m in modules]
+        self._before = self._identities()
+
+    def _identities(self) -> list[int]:
+        return [id(member) for table in self._tables for member in table.values()]
 
 
 class _Replica(nn.Module):
@@ -76,10 +104,10 @@ class _Replica(nn.Module):
         self.device = make_alike(module, group)
         named = dict(module.named_parameters())
         self.module, self.group = module, group
-        self._mean = sum_or_mean(self.world_size)
         self._names = [name for name, p in named.items() if p.requires_grad]
         self._trained = [p for p in named.values() if p.requires_grad]
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
+        self._members = _Members(module)
         self._synchronizing = True
         self._backwards = Backwards()
         self._holders = Holders(self._names, self.device, group)
@@ -107,11 +135,17 @@ class _Replica(nn.Module):
 
         Work queued after it on the current stream sees the means; the host does not wait on CUDA.
         Called again it averages equal tensors, which changes nothing where the number of ranks is
-        a power of two. Raises RuntimeError within ``no_sync``, and for a parameter that is no
-        longer frozen.
+        a power of two. Raises RuntimeError within ``no_sync``, for a parameter that is no longer
+        frozen, and for one that came or was replaced after the module was wrapped: its gradient
+        would stay each rank's own.
         """
         if not self._synchronizing:
             raise RuntimeError("finish_gradient_synchronization is called outside of no_sync()")
+        if other := self._members.changed():
+            raise RuntimeError(
+                f"{other} came or was replaced after the module was wrapped, and its gradient is"
+                " not averaged; wrap the module anew"
+            )
         for name, p in self._frozen:
             if p.requires_grad:
                 raise RuntimeError(f"{name} was frozen when it was wrapped; wrap the module anew")
@@ -138,6 +172,9 @@ class _Replica(nn.Module):
         """Make each ``.grad`` the mean, all of them present; in the same order on every rank."""
         raise NotImplementedError
 
+    def _mean_of(self, tensor: Tensor) -> dist.ReduceOp.RedOpType:
+        return mean_operator([tensor], self.group or dist.group.WORLD)
+
     def _check_dense(self, i: int) -> None:
         if self._trained[i].grad.is_sparse:
             raise ValueError(f"{self._names[i]} has a sparse gradient; only dense ones travel")
@@ -158,7 +195,7 @@ class NaiveDDP(_Replica):
     def _average(self) -> None:
         for i, p in enumerate(self._trained):
             dense = self._dense(i)
-            dist.all_reduce(dense, self._mean, group=self.group)
+            dist.all_reduce(dense, self._mean_of(dense), group=self.group)
             if dense is not p.grad:
                 p.grad.copy_(dense)
 
@@ -174,7 +211,7 @@ class FlatDDP(_Replica):
             mine = [i for i, p in enumerate(self._trained) if p.dtype == dtype]
             grads = [self._trained[i].grad for i in mine]
             flat = torch.cat([self._dense(i).view(-1) for i in mine])
-            dist.all_reduce(flat, self._mean, group=self.group)
+            dist.all_reduce(flat, self._mean_of(flat), group=self.group)
             for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
                 grad.copy_(part.view_as(grad))
 

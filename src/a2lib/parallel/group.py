@@ -39,7 +39,7 @@ def reduce_scatter_coalesced(
     """Fill each part with this rank's slot of the mean of the ranks' wholes."""
     group = group or dist.group.WORLD
     options = ReduceScatterOptions()
-    options.asyncOp, options.reduceOp = False, sum_or_mean(group.size())
+    options.asyncOp, options.reduceOp = False, mean_operator(wholes, group)
     scatter = getattr(group, "reduce_scatter_single_coalesced", None)
     scatter = scatter or group.reduce_scatter_tensor_coalesced
     _done(scatter(_real(parts), _real(wholes), options))
@@ -49,7 +49,7 @@ def mean_coalesced(tensors: list[Tensor], group: dist.ProcessGroup | None) -> No
     """Make each tensor the mean of the ranks' own."""
     group = group or dist.group.WORLD
     options = AllreduceCoalescedOptions()
-    options.asyncOp, options.reduceOp = False, sum_or_mean(group.size())
+    options.asyncOp, options.reduceOp = False, mean_operator(tensors, group)
     _done(group.allreduce_coalesced(_real(tensors), options))
 
 
@@ -58,13 +58,14 @@ class Mean:
     what the current one has queued; the call returns what to wait for."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        operator = sum_or_mean(member(group)[1])
+        member(group)
         self._group = group or dist.group.WORLD
         self._one, self._several = AllreduceOptions(), AllreduceCoalescedOptions()
-        for options in (self._one, self._several):
-            options.asyncOp, options.reduceOp = True, operator
+        self._one.asyncOp = self._several.asyncOp = True
 
     def __call__(self, tensors: list[Tensor]) -> dist.Work:
+        operator = mean_operator(tensors, self._group)
+        self._one.reduceOp = self._several.reduceOp = operator
         if len(tensors) == 1:
             return self._group.allreduce(_real(tensors), self._one)
         return self._group.allreduce_coalesced(_real(tensors), self._several)
@@ -176,6 +177,18 @@ def sum_or_mean(size: int) -> dist.ReduceOp.RedOpType:
     """The operator of a mean over ``size`` ranks. A sum for one: a mean of one has come out wrong
     in NCCL's reduce-scatter."""
     return dist.ReduceOp.AVG if size > 1 else dist.ReduceOp.SUM
+
+
+def mean_operator(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.ReduceOp.RedOpType:
+    """Return the operator that makes each of `tensors`, all of one dtype, the mean of the ranks'.
+
+    gloo adds before it divides, and a sum of float16 may be infinite where the mean is not. Those
+    are divided here, in place, and the operator is a sum.
+    """
+    if tensors[0].dtype == torch.float16 and dist.get_backend(group) == "gloo":
+        torch._foreach_div_(tensors, group.size())
+        return dist.ReduceOp.SUM
+    return sum_or_mean(group.size())
 
 
 class Holders:

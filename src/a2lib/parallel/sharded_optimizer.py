@@ -137,11 +137,12 @@ class ShardedOptimizer(Optimizer):
         alone calls it waits for the others.
         """
         whole = super().state_dict()
-        own = whole["state"]
+        params = self._all()
+        # `state` is a defaultdict: who reads another rank's parameter there leaves an empty entry.
+        own = {i: x for i, x in whole["state"].items() if self.owner(params[i]) == self._rank}
         # Shapes and plain values first; then tensor by tensor, so that no more than one more is on
         # the device.
         plain = {i: {key: _told(x) for key, x in values.items()} for i, values in own.items()}
-        params = self._all()
         state = {}
         for rank, theirs in enumerate(everyone(plain, self._group)):
             for i, values in theirs.items():

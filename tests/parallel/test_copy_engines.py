@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from a2lib.parallel import copy_engines
+from a2lib.parallel import copy_engines, mean_kernel
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="checks_streams.py has it")
@@ -25,7 +25,7 @@ def test_the_kernel_is_its_plain_twin(dtype, own_dtype, world, rank):
     mean, source = torch.empty(n, dtype=dtype), own.clone()
     constants = {"RANK": rank, "WORLD": world, "WIDE": wide, "CAST": own.dtype != dtype}
     grid = (triton.cdiv(n, block),)
-    copy_engines._mean_kernel[grid](source, others, mean, n, n + 7, **constants, BLOCK=block)
+    mean_kernel._mean_kernel[grid](source, others, mean, n, n + 7, **constants, BLOCK=block)
     plain, plain_source = torch.empty_like(mean), own.clone()
     copy_engines.mean_of_parts(plain_source, others, plain, rank)
     assert torch.equal(mean, plain) and torch.equal(source, plain_source)

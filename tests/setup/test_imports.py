@@ -146,3 +146,42 @@ def test_the_report_names_the_extra_that_it_needs(without_the_book):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: a2lib.report needs ")
     assert last.endswith("pip install -e '.[book]'")
+
+
+WITHOUT_TRITON = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Hidden(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "triton":
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+sys.meta_path.insert(0, Hidden())
+"""
+TRAIN = """
+import torch
+import torch.distributed as dist
+from a2lib import attention, lab, model, optim, parallel
+for part in (attention, lab, model, optim, parallel):
+    for name in part.__all__:
+        getattr(part, name)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for wrap in (parallel.DDP, parallel.FSDP):
+    wrapped = wrap(model.TransformerLM(64, 16, 32, 2, 2, 64))
+    trained = list(wrapped.parameters())
+    optimizer = torch.optim.AdamW(trained)
+    if wrap is parallel.DDP:
+        optimizer = parallel.ShardedOptimizer(trained, torch.optim.AdamW)
+    tokens = torch.randint(0, 64, (2, 16))
+    model.cross_entropy(wrapped(tokens), tokens).backward()
+    wrapped.finish_gradient_synchronization()
+    optimizer.step()
+print("trained")
+"""
+
+
+@pytest.mark.slow
+def test_all_of_it_works_without_triton_which_macos_has_not():
+    done = run(sys.executable, "-c", WITHOUT_TRITON + TRAIN)
+    assert done.returncode == 0 and done.stdout == "trained\n", done.stderr

@@ -31,8 +31,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from a2lib.parallel.group import everyone, member
@@ -42,7 +40,6 @@ from a2lib.parallel.lane import Ended, Lane
 Then = Callable[[Sequence[Tensor]], None]
 # Every rank's part of a bucket begins at a multiple of so many bytes.
 ALIGN = 128
-BLOCK = 4096
 # At once, in bytes.
 KERNEL_ALIGN = 16
 # A rank that is gone leaves the others' barrier kernels waiting, which NCCL's watchdog does not
@@ -369,22 +366,12 @@ def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
     ``mean`` may be ``own``. Where ``own`` has another dtype it is rounded to that of the others
     first, and overwritten with the mean.
     """
-    n = own.numel()
     if own.device.type != "cuda":
         mean_of_parts_plain(own, others, mean, rank)
         return
-    _mean_kernel[(triton.cdiv(n, BLOCK),)](
-        own,
-        others,
-        mean,
-        n,
-        others.stride(0),
-        RANK=rank,
-        WORLD=len(others) + 1,
-        WIDE=tl.float64 if mean.dtype == torch.float64 else tl.float32,
-        CAST=own.dtype != mean.dtype,
-        BLOCK=BLOCK,
-    )
+    from a2lib.parallel.mean_kernel import launch_mean_kernel  # needs triton, as a GPU does
+
+    launch_mean_kernel(own, others, mean, rank)
 
 
 def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
@@ -398,38 +385,3 @@ def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) ->
     mean.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))
     if own.dtype != mean.dtype:
         own.copy_(mean)
-
-
-@triton.jit
-def _mean_kernel(
-    own_ptr,
-    others_ptr,
-    mean_ptr,
-    n,
-    row,
-    RANK: tl.constexpr,
-    WORLD: tl.constexpr,
-    WIDE: tl.constexpr,
-    CAST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    total = tl.zeros((BLOCK,), WIDE)
-    for r in tl.static_range(WORLD):
-        if r == RANK:
-            part = tl.load(own_ptr + at, mask=inside, other=0.0)
-            if CAST:
-                # From float64 to 16 bits PyTorch goes by float32 as well, and Triton has no other.
-                part = tl.cast(tl.cast(part, tl.float32), mean_ptr.dtype.element_ty)
-        elif r < RANK:
-            part = tl.load(others_ptr + tl.cast(r, tl.int64) * row + at, mask=inside, other=0.0)
-        else:
-            part = tl.load(others_ptr + tl.cast(r - 1, tl.int64) * row + at, mask=inside, other=0.0)
-        total += tl.cast(part, WIDE)
-    # Not a product with 1 / WORLD, nor an approximate quotient: the plain twin's bits.
-    mean = tl.div_rn(total, WORLD * 1.0) if WIDE == tl.float32 else total / WORLD
-    mean = tl.cast(mean, mean_ptr.dtype.element_ty)
-    tl.store(mean_ptr + at, mean, mask=inside)
-    if CAST:
-        tl.store(own_ptr + at, tl.cast(mean, own_ptr.dtype.element_ty), mask=inside)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from a2lib.benchmark import Config
-from a2lib.benchmark.run import float32_products
-from a2lib.benchmark.workload import Workload
 from a2lib.experiments.checkpointing import handlers
+from a2lib.experiments.workload import Config
+from a2lib.experiments.workload.run import float32_products
+from a2lib.experiments.workload.workload import Workload
 from a2lib.lab.memory import take_workspaces
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.memory.strategies import strategy_memory

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from a2lib.benchmark import Config, run
+from a2lib.experiments.workload import Config, run
 from a2lib.optim import MasterAdamW, updates
 
 pytestmark = pytest.mark.gpu

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 import torch
-
-from a2lib.benchmark import Config, run
 from a2lib.experiments.profile.handlers import command
+
+from a2lib.experiments.workload import Config, run
 from a2lib.lab import nsight, snapshot, trace
 from a2lib.lab.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from a2lib.lab import memory
-from a2lib.lab.steps import PHASES, StepConfig, TrainingStep, capture, graph_stream, timed
+from a2lib.lab.steps import PHASES, StepConfig, TrainingStep, captured, graph_stream, timed
 from a2lib.theory.transformer import Shape
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,7 @@ def run(n=5, **options):
         step = TrainingStep(config, "cuda")
         times = [timed(step), timed(step)]
         if config.capture:
-            step = capture(step)  # the third
+            step = captured(step)  # the third
             times.append(None)
         return times + [timed(step) for _ in range(n - len(times))]
 
@@ -74,7 +74,7 @@ def test_a_step_that_cannot_be_captured_is_unsupported_and_ends_its_process(pyth
     """It reads a value, for which a capture cannot wait."""
     code = """
 from a2lib.lab.failures import classify, is_lost
-from a2lib.lab.steps import StepConfig, TrainingStep, capture, graph_stream
+from a2lib.lab.steps import StepConfig, TrainingStep, captured, graph_stream
 
 config = StepConfig(context=128, batch=2, capture=True)
 with graph_stream(config):
@@ -83,7 +83,7 @@ with graph_stream(config):
     step.loss = lambda *x: plain(*x) * (1 if x[0].sum().item() else 1)
     step()
     try:
-        capture(step)
+        captured(step)
     except Exception as error:
         print(classify(error)[0], is_lost(error), flush=True)
 """

@@ -38,10 +38,10 @@ def test_a_picture_comes_back_and_is_replaced_whole(data):
 
 
 def test_what_the_readers_make_is_what_the_tables_take(data):
-    kernels = trace.read(HERE / "report.sqlite").kernels
+    kernels = trace.from_nsys(HERE / "report.sqlite").kernels
     found = snapshot.read(HERE / "cuda_memory.pickle")
     made = {
-        "strip": trace.strip_rows(kernels),
+        "strip": trace.strip_rows(kernels, 0, 10**7),
         "kernels": trace.kernel_rows(kernels),
         "memory": snapshot.timeline_rows(found),
         "largest": snapshot.largest_rows(snapshot.peak(found)),

@@ -1,31 +1,32 @@
-"""Traces that a person can add up, in both forms: which kernel belongs where, and what is said of
-files that are none."""
+"""Traces that a person can add up, from Nsight Systems and from torch.profiler: which kernel
+belongs where; and what kind of work a kernel does, by its name."""
 
-import gzip
 import re
-import shutil
-import sqlite3
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from profiles import make
 from refusals import refused
+from torch.autograd import DeviceType
 
 from a2lib.lab import trace
-from a2lib.lab.trace.classes import KINDS, kind_of, plain, shorten
-from a2lib.lab.trace.kernels import Span, attribute, covered_ns
-from a2lib.lab.trace.summary import PhaseTimes
+from a2lib.lab.kernel_names import KINDS, kind_of, plain, shorten
+from a2lib.lab.ranges import RecordedRanges, annotate, within
+from a2lib.lab.steps import StepConfig, TrainingStep
+from a2lib.lab.trace import Kernel, PhaseTimes, Span
+from a2lib.theory.transformer import Shape
 
 HERE = Path(make.__file__).parent
-BOTH = ["report.sqlite", "gpu_trace.json"]
-# name, start and duration in us, phase, range, kind. The first event is the step's, at 0.
+# name, start and duration in us, phase, part, kind. The first event is the step's, at 0.
 WANT = [
-    ("nvjet", 100, 100, "forward", "layers.0.attn.q_proj", "matmul"),
-    ("mystery", 120, 20, "", "", "other"),
-    ("void (anony", 210, 50, "forward", "layers.0.attn.attention.softmax", "softmax"),
+    ("nvjet", 100, 100, "forward", "attn.q_proj", "matmul"),
+    ("mystery", 120, 20, "forward", "forward", "other"),
+    ("void (anony", 210, 50, "forward", "attn.attention.softmax", "softmax"),
     ("Memcpy", 270, 10, "forward", "forward", "copy"),
-    ("nvjet", 500, 100, "backward", "layers.0.attn.q_proj.bwd", "matmul"),
+    ("nvjet", 500, 100, "backward", "attn.q_proj", "matmul"),
     ("nvjet", 610, 50, "backward", "backward", "matmul"),
     ("void at::na", 800, 40, "optimizer", "optimizer", "optimizer"),
     ("Memset", 960, 5, "step 0", "step 0", "copy"),
@@ -33,57 +34,82 @@ WANT = [
 ]
 
 
-@pytest.fixture(params=BOTH)
-def found(request):
-    return trace.read(HERE / request.param)
+def played_profiler():
+    """What torch.profiler's events are of the kernels of make.py."""
+    events = []
+
+    def event(name, start, length, device=DeviceType.CPU, **others):
+        at = SimpleNamespace(start=start + 0.25, end=start + length + 0.25)
+        plain = {"id": -1, "is_user_annotation": False, "device_resource_id": 0}
+        events.append(
+            SimpleNamespace(name=name, time_range=at, device_type=device, **{**plain, **others})
+        )
+
+    for name, _, start, end in make.SPANS:
+        event(name, start, end - start, is_user_annotation=True)
+        event(name, start, end - start, DeviceType.CUDA, is_user_annotation=True)
+    for name, stream, start, length, correlation, thread, launched in make.KERNELS:
+        event(name, start, length, DeviceType.CUDA, id=correlation, device_resource_id=stream)
+        if thread:
+            event("cudaLaunchKernel", launched, 5, id=correlation)
+            event("aten::something", launched, 6, id=correlation)
+    event("cudaDeviceSynchronize", *make.WAIT, id=99)
+    return SimpleNamespace(events=lambda: events)
 
 
-def test_each_kernel_is_where_its_launch_was(found):
-    assert len(found.kernels) == len(WANT)
-    for kernel, (name, start, duration, phase, range_, kind) in zip(
-        found.kernels, WANT, strict=True
+@pytest.fixture(params=["nsys", "torch"])
+def traced(request):
+    if request.param == "nsys":
+        return trace.from_nsys(HERE / "report.sqlite")
+    return trace.from_profiler(played_profiler())
+
+
+def test_each_kernel_is_where_its_launch_was(traced):
+    assert len(traced.kernels) == len(WANT)
+    for kernel, (name, start, duration, phase, part, kind) in zip(
+        traced.kernels, WANT, strict=True
     ):
         assert kernel.name.startswith(name)
         assert (kernel.start_ns, kernel.duration_ns) == (start * 1000, duration * 1000)
-        assert (kernel.phase, kernel.range, kernel.kind) == (phase, range_, kind), name
-
+        assert (kernel.phase, kernel.part, kernel.kind) == (phase, part, kind), name
     # Launched by another thread, inside the phase that the main one is in.
-    (in_backward,) = (k for k in found.kernels if k.range == "layers.0.attn.q_proj.bwd")
+    (in_backward,) = (k for k in traced.kernels if "layers.0.attn.q_proj.bwd" in k.path)
     assert in_backward.path == ("step 0", "backward", "layers.0.attn.q_proj.bwd")
-    assert in_backward.part == "attn.q_proj" and in_backward.step == "step 0"
-    assert in_backward.launch.thread != found.kernels[0].launch.thread
 
 
-def test_what_could_not_be_filed(found):
-    said = trace.coverage(found.kernels)
-    assert (said.no_launch, said.no_range, said.no_class) == (25 / 400, 20 / 400, 20 / 400)
-    assert said.unknown == ("mystery_kernel",)
+def test_what_could_not_be_filed(traced):
+    assert trace.unfiled_percent(traced.kernels) == {
+        "no_launch_percent": 100 * 25 / 400,
+        "no_range_percent": 0,
+        "no_class_percent": 100 * 20 / 400,
+    }
 
 
-def test_overlap_counts_once(found):
-    assert trace.busy(found.kernels) == (925_000, 380_000)  # 100 to 1025; 400 less 20 at once
-    assert trace.busy([]) == (0, 0)
-    assert covered_ns([(7, 8), (0, 10), (30, 31), (5, 20)]) == 21  # one within, one half within
+def test_overlap_counts_once(traced):
+    assert trace.span_ns(traced.kernels) == 925_000  # 100 to 1025
+    assert trace.busy_ns(traced.kernels) == 380_000  # 400 less 20 at once
+    # One within, one half within.
+    assert trace.union([(7, 8), (0, 10), (30, 31), (5, 20)]) == [(0, 20), (30, 31)]
 
 
-def test_each_phase_by_the_gpu_and_by_the_host(found):
-    (phases,) = trace.phase_times(found).values()
-    assert list(phases) == ["forward", "backward", "optimizer", "step"]
-    assert {step: len(kernels) for step, kernels in found.steps().items()} == {"step 0": 7}
-    # From 100 to 280, 160 of work, launched in 190 by three calls of 5; they waited 65, 135, 115.
-    assert phases["forward"] == PhaseTimes(3, 180_000, 160_000, 190_000, 15_000, 0, 115_000)
-    assert phases["backward"] == PhaseTimes(2, 160_000, 150_000, 300_000, 10_000, 0, 160_000)
+def test_each_phase_by_the_gpu_and_by_the_host(traced):
+    (phases,) = trace.phase_times(traced).values()
+    assert {step: len(kernels) for step, kernels in traced.steps().items()} == {"step 0": 8}
+    # From 100 to 280 by four kernels, 160 of them at work, launched in 190 by four calls of 5.
+    forward = PhaseTimes(4, 0.18, 0.16, 0.19, 0.02, 0, 90.0)
+    assert phases["forward"] == forward
+    assert phases["backward"] == PhaseTimes(2, 0.16, 0.15, 0.3, 0.01, 0, 160.0)
     step = phases["step"]
-    assert (step.kernels, step.span_ns, step.busy_ns) == (7, 865_000, 355_000)
-    assert (step.range_ns, step.launching_ns, step.waiting_ns) == (1_000_000, 35_000, 25_000)
+    assert (step.launches, step.ms, step.ms_busy) == (8, 0.865, 0.355)
+    assert (step.ms_range, step.ms_launching, step.ms_waiting) == (1, 0.04, 0.025)
 
 
 PATHS = [
     (("step 0", "backward", "layers.0"), "backward", "step 0", "block"),
     (("step 1",), "step 1", "step 1", "step 1"),
-    (("ProfilerStep#3", "mine", "inner"), "mine", "ProfilerStep#3", "inner"),
+    (("step 3", "mine", "inner"), "mine", "step 3", "inner"),
     # A library's own range names neither.
-    (("ProfilerStep#3", "Optimizer.step#Adam"), "ProfilerStep#3", *["ProfilerStep#3"] * 2),
+    (("step 3", "Optimizer.step#Adam"), "step 3", "step 3", "step 3"),
     (("step 0", "backward", "cub::Unique"), "backward", "step 0", "backward"),
     (("layers.3.ffn.bwd", "cub::DeviceScan"), "layers.3.ffn.bwd", "", "ffn"),
     (("thrust::sort",), "thrust::sort", "", "thrust::sort"),
@@ -93,12 +119,13 @@ PATHS = [
 
 @pytest.mark.parametrize(("path", "phase", "step", "part"), PATHS)
 def test_phase_step_and_part_are_what_the_program_says(path, phase, step, part):
-    kernel = trace.Kernel("k", 0, "7", 0, 1, Span("", (1, 1), 0, 1), path)
+    kernel = Kernel("k", "7", 0, 1, Span("", 0, 1), path)
     assert (kernel.phase, kernel.step, kernel.part) == (phase, step, part)
 
 
-def test_rows_of_a_step_keep_the_sum(found):
-    rows = trace.kernel_rows(found.kernels, least_share=0.06)
+def test_rows_of_a_step_keep_the_sum(traced, monkeypatch):
+    monkeypatch.setattr(trace, "LEAST_SHARE", 0.06)
+    rows = trace.kernel_rows(traced.kernels)
     assert sum(row["ms"] for row in rows) == pytest.approx(0.4)
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     assert sum(row["calls"] for row in rows) == 9
@@ -108,8 +135,8 @@ def test_rows_of_a_step_keep_the_sum(found):
     assert softmax["kernel"] == "softmax_warp_forward<float, float, 9, false, false>"
 
 
-def test_a_strip_has_the_window_and_the_launches(found):
-    rows = trace.strip_rows(found.kernels, start_ns=90_000, length_ns=190_000)
+def test_a_strip_has_the_window_and_the_launches(traced):
+    rows = trace.strip_rows(traced.kernels, start_ns=90_000, length_ns=190_000)
     shown = [(r["start_us"], r["duration_us"], r["stream"], r["kind"]) for r in rows]
     assert shown == [
         (10, 100, "7", "matmul"),
@@ -119,59 +146,58 @@ def test_a_strip_has_the_window_and_the_launches(found):
         (120, 50, "7", "softmax"),
         (180, 10, "7", "copy"),
     ]
-    assert len(trace.strip_rows(found.kernels, rows=3)) == 3
+    assert len(trace.strip_rows(traced.kernels, 0, 10**9, most=3)) == 3
 
 
 def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
     def kernel(start, name="nvjet"):
-        return trace.Kernel(name, 0, "7", start, 1000)
+        return Kernel(name, "7", start, start + 1000)
 
-    near = [kernel(0), kernel(2500), kernel(8000)]
-    assert [r["duration_us"] for r in trace.strip_rows(near)] == [3.5, 1]
-    between = [kernel(0), kernel(1000, "softmax"), kernel(2000)]
-    assert [r["kind"] for r in trace.strip_rows(between)] == ["matmul", "softmax", "matmul"]
-
-
-def test_the_sweep_agrees_with_looking_at_every_range():
-    spans = [Span(f"{a}-{b}", (1, 1), a, b) for a in range(0, 40, 3) for b in (a + 2, a + 9)]
-    # Ranges of one thread nest; of those above, each pair that crosses is left out.
-    crossing = [s for s in spans for o in spans if o.start_ns < s.start_ns < o.end_ns < s.end_ns]
-    spans = [s for s in spans if s not in crossing]
-    kernels = [trace.Kernel("k", 0, "7", 0, 1, Span("", (1, 1), at, at + 1)) for at in range(45)]
-    attribute(kernels, spans)
-    for kernel in kernels:
-        at = kernel.launch.start_ns
-        around = [s for s in spans if s.start_ns <= at < s.end_ns]
-        around.sort(key=lambda s: (s.start_ns, -s.end_ns))
-        assert kernel.path == tuple(s.name for s in around), at
+    near = trace.strip_rows([kernel(0), kernel(2500), kernel(8000)], 0, 10**6)
+    assert [row["duration_us"] for row in near] == [3.5, 1]
+    between = trace.strip_rows([kernel(0), kernel(1000, "softmax"), kernel(2000)], 0, 10**6)
+    assert [row["kind"] for row in between] == ["matmul", "softmax", "matmul"]
 
 
 @pytest.mark.parametrize("name", make.MADE)
 def test_the_committed_files_are_those_of_the_script(name, tmp_path):
     make.MADE[name](tmp_path / name)
     if name.endswith(".sqlite"):
-        dumps = [list(sqlite3.connect(folder / name).iterdump()) for folder in (tmp_path, HERE)]
-        assert dumps[0] == dumps[1]
+        assert trace.from_nsys(tmp_path / name) == trace.from_nsys(HERE / name)
     else:
         assert (tmp_path / name).read_bytes() == (HERE / name).read_bytes()
 
 
-def test_a_real_trace_of_a_cpu_has_operators_for_kernels():
-    found = trace.read(HERE / "cpu_trace.json.gz")
-    assert found.source == "chrome, cpu"
-    products = [k for k in found.kernels if k.kind == "matmul"]
+def test_on_a_cpu_operators_stand_for_kernels():
+    shape = Shape(d_model=8, d_ff=12, num_layers=1, num_heads=2, vocab_size=11)
+    step = TrainingStep(StepConfig(model=shape, context=6, batch=2), "cpu")
+    ranges = RecordedRanges()
+    annotate(step.model, ranges)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        with within(ranges, "step 0"):
+            step(lambda name: within(ranges, name))
+    traced = trace.from_profiler(profiler)
+    assert traced.source == "torch, cpu"
+    products = [k for k in trace.median_step(traced) if k.kind == "matmul"]
     # One block and the head: 7 + 2 + 1 products, and two for each in backward.
     assert [sum(k.phase == p for k in products) for p in ("forward", "backward")] == [10, 20]
     by_part = Counter((k.phase, k.part) for k in products)
     assert by_part["forward", "attn.attention.scores"] == 1
     assert by_part["backward", "attn.attention.scores"] == 2
     assert by_part["backward", "ffn.w2"] == 2
-    said = trace.coverage(found.kernels)
-    assert said.no_launch == said.no_class == 0
-    assert {k.kind for k in found.kernels if k.phase == "optimizer"} >= {"optimizer"}
+    assert set(trace.unfiled_percent(traced.kernels).values()) == {0}
+    assert {k.kind for k in traced.kernels if k.phase == "optimizer"} >= {"optimizer"}
+    assert set(trace.phase_times(traced)["step 0"]) == {*trace.PHASES, trace.STEP}
 
 
-ATTENTION = Path(trace.__file__).parents[2] / "attention"
+def test_a_trace_of_nothing_is_refused(tmp_path):
+    nothing = SimpleNamespace(events=lambda: [])
+    refused("no kernel and no operator", trace.from_profiler, nothing, error=trace.TraceError)
+    alone = trace.Trace("nsys", [Kernel("k", "7", 0, 1)], [], [])
+    refused("the trace names no step", trace.median_step, alone, error=trace.TraceError)
+
+
+ATTENTION = Path(trace.__file__).parents[1] / "attention"
 OUR_ATTENTION = {
     name
     for path in ATTENTION.glob("*.py")
@@ -253,54 +279,3 @@ SAME = [
 def test_names_are_the_same_from_both_profilers(nsys, torch, want):
     assert shorten(nsys) == shorten(torch) == want
     assert plain(want) == want
-
-
-def broken_sqlite(statement):
-    def write(path):
-        shutil.copy(HERE / "report.sqlite", path)
-        base = sqlite3.connect(path)
-        base.executescript(statement)
-        base.commit()
-        base.close()
-
-    return write
-
-
-def written(content):
-    return lambda path: path.write_bytes(content)
-
-
-KERNEL, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
-BROKEN = {
-    "no kernels": (broken_sqlite(f"drop table {KERNEL}"), "no kernel was traced; the tables are"),
-    "a column": (broken_sqlite(f"alter table {RUNTIME} drop column globalTid"), "lacks globalTid"),
-    "no name": (broken_sqlite("delete from StringIds"), "an event without time or name"),
-    "backwards": (broken_sqlite(f"update {KERNEL} set end = start - 1"), "ends before it starts"),
-    "cut": (written((HERE / "report.sqlite").read_bytes()[:900]), "no SQLite export of Nsight"),
-    "a report": (written(b"\x00\x01nsys-rep"), "neither an SQLite export nor JSON"),
-    "not exported": (written(b"\x00\x01nsys"), "what `nsys export --type sqlite x.nsys-rep` makes"),
-    "packed": (written(gzip.compress(b"{}")[:-9]), "neither an SQLite export nor JSON"),
-    "other JSON": (written(b'{"a": 1}'), "it lacks 'traceEvents'"),
-    "no event": (written(b'{"traceEvents": []}'), "no kernel and no operator was traced"),
-    "numbers": (written(b"[1, 2]"), "no chrome trace of torch.profiler"),
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_file_that_is_no_trace_is_one_line(what, tmp_path):
-    write, words = BROKEN[what]
-    path = tmp_path / ("x.nsys-rep" if what == "not exported" else "x")
-    write(path)
-    raised = refused(words, trace.read, path, error=trace.TraceError)
-    assert str(raised).startswith(str(path))
-    assert raised._render_traceback_() == [f"TraceError: {raised}"]
-
-
-def test_tables_that_would_be_empty_are_missing(tmp_path):
-    path = tmp_path / "x.sqlite"
-    broken_sqlite("drop table CUPTI_ACTIVITY_KIND_MEMSET; drop table NVTX_EVENTS")(path)
-    found = trace.read(path)
-    assert len(found.kernels) == 8 and not found.spans
-    assert trace.coverage(found.kernels).no_range == 370 / 395
-    broken_sqlite(f"delete from {KERNEL}")(path)  # copies and memsets are there still
-    assert {k.kind for k in trace.read(path).kernels} == {"copy"}

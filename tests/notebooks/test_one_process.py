@@ -3,8 +3,6 @@
 import pytest
 from notebook_texts import figures, rows, texts
 
-from a2lib.lab import bulk
-
 
 def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
     notebook, measured = execute("attention", seq_len=32, head_dim=16, calls=2, causal=True)
@@ -14,13 +12,6 @@ def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
     tensors = dict.fromkeys("qkv", 8 * 32 * 16 * 4)
     assert saved == tensors | {"p": 8 * 32 * 32 * 4, "mask": 32 * 32, "other": 0}
     assert figures(notebook) == 1
-
-
-def test_benchmark_stores_the_phases_of_one_configuration(execute):
-    _, measured = execute("benchmark", context=8, warmup=0, steps=2)
-    cells = {"model": "tiny", "context": 8, "warmup": 0, "status": "ok", "n": 2}
-    phases = {row["phase"] for row in rows(measured, "benchmark", **cells)}
-    assert phases == {"forward", "loss", "backward", "optimizer", "step", "wall"}
 
 
 def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
@@ -63,19 +54,3 @@ def test_compile_stores_attention_with_what_was_compiled(execute):
     assert calls == of_compile | {("eager", p): ("", "") for p in ("forward", "backward")}
     assert not list(measured.glob("compile_model/*.csv"))
     assert figures(notebook) == 1
-
-
-def test_profile_stores_shows_and_draws_a_trace(execute):
-    notebook, measured = execute("profile", context=8)
-    cells = {"status": "ok", "profiler": "torch", "n": 3}
-    found = {row["phase"]: row for row in rows(measured, "profile", **cells)}
-    assert set(found) == {"forward", "loss", "backward", "optimizer", "step"}
-    assert float(found["step"]["no_class_percent"]) <= 2
-    name = "tiny-8-4-train-step-fp32-eager-none-torch"
-    kernels = bulk.read("kernels", "cpu", name, measured.parent)
-    assert kernels.run == found["step"]["run"]
-    # Two blocks and the head: 2 * 7 + 1 linear layers, two products of attention each.
-    for phase, products in (("forward", 19), ("backward", 38)):
-        own = [row for row in kernels.rows if (row["phase"], row["kind"]) == (phase, "matmul")]
-        assert sum(row["calls"] for row in own) == products
-    assert "what takes the most time" in "".join(texts(notebook)) and figures(notebook) == 1

@@ -9,8 +9,8 @@ import torch
 from refusals import refused
 from torch import nn
 
-from a2lib.benchmark.config import Config
-from a2lib.benchmark.workload import Workload
+from a2lib.experiments.workload.config import Config
+from a2lib.experiments.workload.workload import Workload
 from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW, updates
 

@@ -1,13 +1,9 @@
-"""Small traces and a snapshot in the forms that the readers read: python make.py FOLDER.
+"""A small trace and a snapshot in the forms that the readers read: python make.py FOLDER.
 
-``report.sqlite`` and ``gpu_trace.json`` hold the same nine kernels, ``cuda_memory.pickle`` four
-allocations with notes: tables that a person can add up. They follow the formats' documentation,
-since they come from no GPU. ``cpu_trace.json.gz`` is what PyTorch wrote for a step of one block on
-a CPU, less what names the machine; it alone is not the same every time.
+``report.sqlite`` holds nine kernels, ``cuda_memory.pickle`` four allocations with notes: tables
+that a person can add up. They follow the formats' documentation, since they come from no GPU.
 """
 
-import gzip
-import json
 import pickle
 import sqlite3
 import sys
@@ -103,28 +99,6 @@ def write_nsys(path: Path) -> None:
     base.close()
 
 
-def write_chrome(path: Path) -> None:
-    events = [{"ph": "M", "name": "process_name", "pid": 7}]
-
-    def event(kind, name, thread, start, duration, **arguments):
-        place = {"pid": thread[0], "tid": thread[1], "ts": start + 5000.25, "dur": duration}
-        events.append({"ph": "X", "cat": kind, "name": name, **place, "args": arguments})
-
-    for name, thread, start, end in SPANS:
-        event("user_annotation", name, thread, start, end - start)
-        event("gpu_user_annotation", name, (0, 7), start, end - start)
-    for name, stream, start, duration, correlation, thread, launched in KERNELS:
-        kind = {"Memcpy DtoD": "gpu_memcpy", "Memset": "gpu_memset"}.get(name, "kernel")
-        numbers = {"device": 0, "stream": stream, "correlation": correlation}
-        event(kind, name, (0, stream), start, duration, **numbers)
-        if thread:
-            host = "cuda_driver" if name == NVJET else "cuda_runtime"
-            event(host, "cudaLaunchKernel", thread, launched, 5, correlation=correlation)
-            event("cpu_op", "aten::something", thread, launched, 6)
-    event("cuda_runtime", "cudaDeviceSynchronize", MAIN, *WAIT, correlation=99)
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=0))
-
-
 def frame(path: str, line: int, name: str) -> dict:
     return {"filename": path, "line": line, "name": name}
 
@@ -173,28 +147,13 @@ def write_snapshot(path: Path, notes: bool = True) -> None:
 
 MADE = {
     "report.sqlite": write_nsys,
-    "gpu_trace.json": write_chrome,
     "cuda_memory.pickle": write_snapshot,
 }
-TINY = "--num-layers 1 --d-model 8 --d-ff 12 --num-heads 2 --vocab-size 11 --context 6 --batch 2"
-STEPS = "--warmup 1 --steps 1 --device cpu --nvtx modules"
-
-
-def write_cpu_trace(path: Path) -> None:
-    from a2lib.benchmark.__main__ import main as benchmark
-
-    benchmark([*TINY.split(), *STEPS.split(), "--torch-profile", str(path)])
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    kept = ("ph", "cat", "name", "ts", "dur")
-    spans = [event for event in events if event["ph"] == "X"]
-    events = [{**{key: span[key] for key in kept}, "pid": 1, "tid": 1} for span in spans]
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode(), mtime=0))
 
 
 def main(folder: Path) -> None:
     for name, write in MADE.items():
         write(folder / name)
-    write_cpu_trace(folder / "cpu_trace.json.gz")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import pytest
 from refusals import refused_command
 
-from a2lib.benchmark import __main__ as benchmark
+from a2lib import benchmark
 from a2lib.command import Number, Whole
 from a2lib.leaderboard import __main__ as leaderboard
 from a2lib.theory import __main__ as theory
@@ -28,7 +28,7 @@ PARSERS = {
 }
 # Options whose value is a name or a path.
 TEXT = set(
-    "size mode precision attention checkpointing device nvtx torch_profile memory_history weights "
+    "size mode precision attention compile checkpointing device nvtx memory_history "
     "way optimizer activations sharding hidden schedule".split()
 )
 TAKING = [

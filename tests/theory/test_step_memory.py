@@ -10,7 +10,7 @@ from cuda_casts import as_cuda_casts
 from refusals import refused
 
 from a2lib.attention import passes
-from a2lib.benchmark import MODES as BENCHMARKED
+from a2lib.experiments.workload import MODES as BENCHMARKED
 from a2lib.lab import snapshot
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model import attention as attentions

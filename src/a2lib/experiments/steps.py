@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from a2lib.benchmark import PHASES, Config
-from a2lib.benchmark.config import least_bytes
 from a2lib.experiments.harness.parameters import ParameterError, filled
+from a2lib.experiments.workload import PHASES, Config
+from a2lib.experiments.workload.config import least_bytes
 from a2lib.lab import Section, memory
 from a2lib.theory.transformer import MODELS, SIZES, Shape, forward_flops
 
@@ -86,7 +86,7 @@ class Configuration:
         return [{**own, **dict(zip(columns, values, strict=True))} for values in found]
 
     def config(self, device: str, **others: object) -> Config:
-        """What ``a2lib.benchmark.run`` takes; raises ValueError for what can never be."""
+        """What ``workload.run`` takes; raises ValueError for what can never be."""
         sizes = {"size": self.model} if self.model in SIZES else dataclasses.asdict(self.shape)
         names = ("context", "batch", "mode", "precision", "attention", "capture")
         given = {name: getattr(self, name) for name in names}

@@ -21,8 +21,8 @@ class Section:
     """One table: ``key`` identifies a row, ``values`` are section-specific results.
 
     ``columns`` is the header of its files, in order. Where it is not ``timed``, an ``ok`` row needs
-    no ``ms``, but one of its values. ``handler`` is "module:function", what a worker calls to
-    measure it; ``notebook`` the name of the notebook that does.
+    no ``ms``, but one of its values. ``notebook`` is the name of the notebook that measures it;
+    ``handler`` is "module:function", what a worker calls where that does not hold its experiment.
     """
 
     name: str

@@ -13,7 +13,7 @@ a CUDA graph the step has no phases:
     with graph_stream(config):
         step = TrainingStep(config, "cuda")
         step()                              # makes the optimizer's state, compiles
-        replay = capture(step)
+        replay = captured(step)
         times = timed(replay)
 
 What a step does first costs more (loading kernels, cuBLAS, memory from the driver, compiling), so
@@ -228,7 +228,7 @@ class StepTimes:
 
 
 def timed(step, around: Phase = nullcontext) -> StepTimes:
-    """Run one step, a TrainingStep or what `capture` returns, and return its times.
+    """Run one step, a TrainingStep or what `captured` returns, and return its times.
 
     The phases are queued without waiting in between. `around(name)` is a context that each of them
     is in as well, and so is the whole "step".
@@ -292,7 +292,7 @@ class CapturedStep:
         return self._output
 
 
-def capture(step: TrainingStep) -> CapturedStep:
+def captured(step: TrainingStep) -> CapturedStep:
     """Capture a step that has run once, within `graph_stream`, and replay it once.
 
     Capturing runs nothing, so the replay is the step that would have come next. It must write the

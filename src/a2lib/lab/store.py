@@ -70,6 +70,7 @@ class Table(CsvFile):
         device = device_slug() if device is None else device
         check_device(device)
         self.section, self.device = _section(section, key, values), device
+        self.run = ""  # in a worker that of the sweep, which `bulk.put` asks for
         folder = measured(data_folder(device) if data is None else data)
         self.data = folder.parent
         super().__init__(

@@ -69,6 +69,7 @@ def work(job: dict, tasks: list[list[dict]], folder: Path, rank: int, ranks: int
     the rows of its keys, and the next task follows. Any other ends this process.
     """
     table, measure = job["table"], job["measure"]
+    table.run = job["run"]
     if "torch" in sys.modules:
         quote_torch()
 

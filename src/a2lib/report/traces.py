@@ -1,8 +1,7 @@
-"""Traces: a step's kernels in time (strips) and by class (step bars), and the bulk tables of them.
+"""Traces: a step's kernels in time (strips), and the bulk tables of them.
 
     strips({"Busy": picture("strip", page.rows, model="2.7B"), ...})
     kernels(page.rows)                        # every kernel of every trace, and what that is of
-    strip("report.sqlite").save("strip.png")  # a reader's own, or a chrome trace
 
 A row of a strip is a stretch of a stream: start_us, duration_us, stream ("host" for the calls that
 launch), kind (the class of the kernel), phase, part. Nothing here imports torch.
@@ -11,26 +10,24 @@ launch), kind (the class of the kernel), phase, part. Nothing here imports torch
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
-from os import PathLike
 from pathlib import Path as File
 
 import pandas as pd
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
-from a2lib.lab import bulk, trace
-from a2lib.lab.trace.classes import plain
-from a2lib.lab.trace.kernels import PHASES
-from a2lib.lab.trace.kernels import union as covered
-from a2lib.lab.trace.summary import HOST
-from a2lib.report import data, panels, plots
+from a2lib.lab import bulk, kernel_names
+from a2lib.lab.kernel_names import plain
+from a2lib.lab.trace import HOST
+from a2lib.lab.trace import union as covered
+from a2lib.report import data, panels
 from a2lib.report.page import Missing
 from a2lib.report.style import PAPER, Chart
 
 # Of svg.PAIRS, class by class; what a step is mostly made of differs in lightness too.
 _PALETTE = """#0072b2 #d55e00 #b0558a #00825f #f0ad78 #8b5a2b #808080 #86b6e6
               #a86f00 #f6cfab #444444 #b5d2f0 #dddddd"""
-KINDS = dict(zip(trace.KINDS, _PALETTE.split(), strict=True))
+KINDS = dict(zip(kernel_names.KINDS, _PALETTE.split(), strict=True))
 LEAST = 1 / 700  # of the width: what is narrower is drawn with its neighbours
 LONG_US = 10_000  # a strip from there on has its axis in ms
 LETTER = 0.0195  # of the width of a strip that a letter takes
@@ -109,19 +106,6 @@ def idle_share(rows: Iterable[dict]) -> float:
     return 1 - sum(end - start for start, end in busy) / (busy[-1][1] - busy[0][0])
 
 
-def strip(file: str | PathLike, *, start_us: float = 0, length_us: float | None = None) -> Chart:
-    """Kernels by stream against time, coloured by class, with phase, module and part above, in the
-    window that begins ``start_us`` after the file's first event. Raises as
-    ``a2lib.lab.trace.read``, and ValueError where that window is empty."""
-    found = trace.read(file).kernels
-    length = None if length_us is None else round(length_us * 1000)
-    if rows := trace.strip_rows(found, round(start_us * 1000), length):
-        return strips({"": rows})
-    end = max(kernel.end_ns for kernel in found) / 1000
-    allowed = f"allowed are windows with a kernel or a launch, before {end:g} µs"
-    raise ValueError(f"nothing ran in the window from {start_us:g} µs on; {allowed}")
-
-
 def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) -> Chart:
     """Strips one above another, each under its title, on one axis of time from each one's begin.
 
@@ -154,31 +138,6 @@ def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) ->
 
     rows = sum(heights) + 0.8 * (len(drawn) - 1)
     return Chart(draw, height=1.4 + 0.36 * rows + 0.22 * -(-len(kinds) // 3))
-
-
-def step_bar(file: str | PathLike) -> Chart:
-    """Milliseconds of a step by phase, each bar made of the classes of its kernels: the mean of the
-    steps that a file names ("step 0", or "ProfilerStep#0" by the schedule of torch.profiler); where
-    it names none, all is one. Raises as ``a2lib.lab.trace.read``."""
-    found = trace.read(file)
-    named = found.steps()
-    mine = [k for one in named.values() for k in one] or found.kernels
-    # What lies in no phase has the name of its step, which is not to be a bar for each.
-    rows = pd.DataFrame(trace.kernel_rows(mine))
-    rows["phase"] = rows["phase"].where(~rows["phase"].isin(list(named)), trace.STEP)
-    parts = rows.pivot_table(index="phase", columns="kind", values="ms", aggfunc="sum")
-    parts /= len(named) or 1
-    order = [*_present(PHASES, parts.index), *(p for p in parts.index if p not in PHASES)]
-    parts = parts.reindex(order).fillna(0.0).rename(index={"": "no range"})
-    colours = {kind: KINDS[kind] for kind in _present(KINDS, parts)}
-    said = [f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}" for ms in parts.sum(axis=1)]
-
-    def draw(figure):
-        words = "time of kernels in a step (ms)"
-        plots.stacked(figure.subplots(), parts, colours, text=said, least=2, xlabel=words)
-        legend(figure, colours)
-
-    return Chart(draw, height=1.0 + 0.42 * len(parts) + 0.22 * -(-len(colours) // 3))
 
 
 def legend(figure, colours: dict[str, str], columns: int = 3) -> None:

@@ -1,8 +1,8 @@
 """What a worker stores of strategies, at the smallest sizes."""
 
-from a2lib.benchmark.workload import Workload
 from a2lib.experiments import checkpointing
 from a2lib.experiments.checkpointing import Parameters, handlers
+from a2lib.experiments.workload.workload import Workload
 from a2lib.lab import CHECKPOINTING
 
 

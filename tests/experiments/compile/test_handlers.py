@@ -4,18 +4,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from experiments.benchmark.test_benchmark import step
 from inductor_plans import planned
 
-from a2lib.benchmark import Result
 from a2lib.experiments import compile as compiling
 from a2lib.experiments.compile import Shape, Steps, attention, model
 from a2lib.experiments.flash import peers, turns
 from a2lib.experiments.steps import Configuration
+from a2lib.experiments.workload import Result, StepTimes
 from a2lib.lab import COMPILE_ATTENTION, COMPILE_MODEL, inductor
 
 SHAPE = Shape("plain", "fp32", 16, 8, batch=2)
 TIMING = {"cpu": {"warmup_ms": 0, "rep_ms": 0.01, "min_n": 2, "max_n": 2}}
+
+
+def step(forward):
+    """A step whose forward takes so long."""
+    ms = {"forward": forward, "loss": 1.0, "backward": 2 * forward, "optimizer": 2.0}
+    return StepTimes(ms, dict.fromkeys(ms, 0.5), sum(ms.values()), 1 + sum(ms.values()))
 
 
 @pytest.fixture(autouse=True)

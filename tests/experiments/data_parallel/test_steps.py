@@ -13,8 +13,7 @@ from a2lib.experiments.data_parallel.configurations import Setting, Way
 from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.lab import bulk, read_runs
-from a2lib.lab.trace import TraceError
-from a2lib.lab.trace.kernels import Kernel, Trace
+from a2lib.lab.trace import Kernel, Trace, TraceError
 
 TINY = Setting.usual(Ranks(2, "gloo"), context=8).spec()
 
@@ -23,18 +22,18 @@ def test_the_window_of_a_replay_ends_backward_with_its_last_product():
     """20 ms of products, an all-reduce until 24, the optimizer from there to 60."""
     ms = 10**6
     kernels = [
-        Kernel("nvjet_tst", 0, "7", 0, 20 * ms),
-        Kernel("ncclDevKernel_AllReduce", 0, "9", 18 * ms, 6 * ms),
-        Kernel("multi_tensor_apply_kernel<FusedAdam>", 0, "7", 24 * ms, 36 * ms),
+        Kernel("nvjet_tst", "7", 0, 20 * ms),
+        Kernel("ncclDevKernel_AllReduce", "9", 18 * ms, 24 * ms),
+        Kernel("multi_tensor_apply_kernel<FusedAdam>", "7", 24 * ms, 60 * ms),
     ]
-    found = Trace("chrome", kernels, [])
+    found = Trace("torch", kernels, [], [])
     rows = traces.averaging(found, captured=True)
     assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
         ("matmul", 0, 15_000),
         ("communication", 13_000, 6_000),
         ("optimizer", 19_000, 11_000),
     ]
-    without = Trace("chrome", kernels[1:], [])
+    without = Trace("torch", kernels[1:], [], [])
     refused("no product was traced", traces.averaging, without, captured=True, error=TraceError)
     refused("no kernel of a backward", traces.averaging, found, error=TraceError)
 

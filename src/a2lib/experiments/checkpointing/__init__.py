@@ -5,11 +5,11 @@ notebooks/checkpointing.ipynb call. ``handlers`` is how a worker measures it.
 import dataclasses
 from dataclasses import dataclass
 
-from a2lib.benchmark import Config
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Plot, Table, Task, parameters
 from a2lib.experiments.harness.parameters import WithSweep, names, parameter
 from a2lib.experiments.steps import MODELS, Configuration, refusals, refuse
+from a2lib.experiments.workload import Config
 from a2lib.lab import CHECKPOINTING
 from a2lib.theory.memory.checkpointing import plan as plan_of
 

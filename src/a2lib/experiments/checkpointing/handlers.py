@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import torch
 
-from a2lib.benchmark.ranges import Ranges, Stopwatch
-from a2lib.benchmark.result import StepTimes
-from a2lib.benchmark.run import float32_products
-from a2lib.benchmark.workload import Workload
 from a2lib.experiments.checkpointing import WARMUP, Setting
 from a2lib.experiments.harness.worker import Job, Row, free_memory
+from a2lib.experiments.workload.ranges import Ranges, Stopwatch
+from a2lib.experiments.workload.result import StepTimes
+from a2lib.experiments.workload.run import float32_products
+from a2lib.experiments.workload.workload import Workload
 from a2lib.lab import CHECKPOINTING, Timing
 from a2lib.lab.failures import detached
 from a2lib.lab.memory import allocated_bytes, take_workspaces

@@ -82,7 +82,7 @@ def lines(device: str, *which: tuple[str, str]) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one model, in each of the ``ways`` that ``a2lib.benchmark`` can compile it; once
+    """The steps of one model, in each of the ``ways`` that ``workload`` can compile it; once
     more from the cache that this filled, unless not ``cached``."""
 
     plain: Configuration

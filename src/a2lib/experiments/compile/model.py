@@ -1,4 +1,4 @@
-"""A model's steps, compiled and eager, through ``a2lib.benchmark``: what a worker does.
+"""A model's steps, compiled and eager, through ``a2lib.experiments.workload``: what a worker does.
 
 Each way has two runs, in turns: eager, then compiled from an empty cache, then eager and compiled
 again, from the cache that the first run filled; or the first alone, of as many steps, where that
@@ -8,16 +8,16 @@ samples; the first step of each run is what compiling took, phase by phase.
 
 import contextlib
 import dataclasses
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from a2lib.benchmark import PHASES, Result, run
-from a2lib.experiments.benchmark.handlers import summarised
 from a2lib.experiments.compile import STEPS, WARMUP, Steps
 from a2lib.experiments.compile.attention import counts
-from a2lib.experiments.harness.worker import Job
+from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.steps import Configuration
-from a2lib.lab import inductor
+from a2lib.experiments.workload import PHASES, Result, run
+from a2lib.lab import Timing, inductor
 
 RUNS = ("cold", "warm")
 
@@ -57,6 +57,17 @@ def _in_turns(job: Job, steps: Steps, ways: list[str]) -> None:
             row = {**key, **summarised(job, together, phase), **made.get(phase, {})}
             firsts = [one.warmup[0].time_of(phase) for one in both]
             job.put(row | dict(zip(("ms_cold", "ms_warm"), firsts, strict=False)))
+
+
+def summarised(job: Job, result: Result, phase: str) -> Row:
+    """Return the values of a row: of the measured steps of `result`, which ended well."""
+    samples = [step.time_of(phase) for step in result.steps]
+    row: Row = {"status": "ok", **Timing.from_samples(samples).row(job.store.section)}
+    if len(samples) == 1:
+        row |= {"ms_p20": None, "ms_p80": None}
+    if result.device == "cuda" and phase != "wall":
+        row["ms_host"] = statistics.median(step.host_of(phase) for step in result.steps)
+    return row | {"peak_bytes": result.memory.get("peak_allocated_bytes")}
 
 
 def _run(job: Job, configuration: Configuration, folder: Path, measured: int):

@@ -1,9 +1,7 @@
 """A step as rank 0's GPU saw it, by torch.profiler: what ran beside what."""
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -12,9 +10,8 @@ from a2lib.experiments.data_parallel.configurations import BEST_MB, Way, unusual
 from a2lib.experiments.data_parallel.training import Training, replayed, wrap
 from a2lib.experiments.harness.ranks import RankJob
 from a2lib.lab import synchronize, trace
-from a2lib.lab.trace.classes import COMMUNICATION, MATMUL
-from a2lib.lab.trace.kernels import Kernel, Trace
-from a2lib.lab.trace.summary import HOST
+from a2lib.lab.kernel_names import COMMUNICATION, MATMUL
+from a2lib.lab.trace import HOST, Kernel, Trace
 
 ROWS = 1500
 # Of averaged gradients, by whether the step is captured.
@@ -113,10 +110,7 @@ def record(
         synchronize(training.device)
     if profiler is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="a2lib-trace-") as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return trace.read(path)
+    return trace.from_profiler(profiler)
 
 
 def last_backward(found: Trace) -> list[Kernel]:
@@ -124,11 +118,11 @@ def last_backward(found: Trace) -> list[Kernel]:
     backward = [k for k in found.kernels if k.phase == "backward" and k.kind != COMMUNICATION]
     if not backward:
         raise trace.TraceError("no kernel of a backward was traced")
-    begun = max(span.start_ns for span in found.spans if span.name == "backward")
+    begun = max(span.start_ns for span in found.ranges if span.name == "backward")
     return [k for k in backward if k.launch is None or k.launch.start_ns >= begun] or backward
 
 
 def strip(found: Trace, start_ns: int, length_ns: int) -> list[dict[str, object]]:
     """Rows of the bulk table ``strip`` from a moment on, without those of the host."""
-    rows = trace.strip_rows(found.kernels, max(0, start_ns), length_ns, rows=100 * ROWS)
+    rows = trace.strip_rows(found.kernels, max(0, start_ns), length_ns, most=100 * ROWS)
     return [row for row in rows if row["stream"] != HOST][:ROWS]

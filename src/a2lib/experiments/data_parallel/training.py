@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from a2lib.benchmark.workload import Workload
 from a2lib.experiments.data_parallel.configurations import PEERS, UPDATING, Way
 from a2lib.experiments.harness import RankJob
 from a2lib.experiments.steps import Configuration
+from a2lib.experiments.workload.workload import Workload
 from a2lib.lab.clock import Mark
 from a2lib.lab.graphs import CudaGraphs
 from a2lib.optim import MasterAdamW

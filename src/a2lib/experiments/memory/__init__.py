@@ -5,11 +5,11 @@ notebooks/memory.ipynb call. ``handlers`` is how a worker measures it.
 import dataclasses
 from dataclasses import dataclass
 
-from a2lib.benchmark import PHASES
 from a2lib.experiments import step_parameters
 from a2lib.experiments.harness import Experiment, Run, Table, Task, parameters, view
 from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH, Configuration
+from a2lib.experiments.workload import PHASES
 from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
 from a2lib.lab.snapshot import CATEGORIES
 from a2lib.theory.memory.saved import block_saved_bytes

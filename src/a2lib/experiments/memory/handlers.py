@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from a2lib.benchmark.workload import Workload
 from a2lib.experiments import ceilings
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.memory import BLOCK, STEPS, counted, phases, picture
 from a2lib.experiments.steps import Configuration
+from a2lib.experiments.workload.workload import Workload
 from a2lib.lab import MEMORY, snapshot, synchronize
 from a2lib.lab.failures import classify, is_lost, note
 from a2lib.lab.memory import clear, requested_bytes

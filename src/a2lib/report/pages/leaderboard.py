@@ -4,7 +4,7 @@ import dataclasses
 
 import pandas as pd
 
-from a2lib.lab.trace.classes import kind_of
+from a2lib.lab.kernel_names import kind_of
 from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart

@@ -41,7 +41,7 @@ class Config:
 
     A size by name, of which single hyperparameters may be replaced; ``shape`` is what results.
     Raises ValueError, in one line that names the allowed values, for what can never be;
-    ``a2lib.benchmark.check_here`` does so for what cannot be on this machine.
+    ``a2lib.experiments.workload.check_here`` does so for what cannot be on this machine.
     """
 
     size: str = _option("small", f"a model by name: {', '.join(SIZES)}")

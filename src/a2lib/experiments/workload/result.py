@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from a2lib.benchmark.config import Config
+from a2lib.experiments.workload.config import Config
 from a2lib.lab.runs import versions
 from a2lib.theory.transformer import forward_flops, parameter_count, step_flops
 

@@ -1,9 +1,9 @@
 """What kind of work a kernel does, by its name.
 
 The first rule that matches counts. Names are those of PyTorch, cuBLAS, cuDNN, Triton and NCCL on
-Hopper as their sources and public traces have them; a trace says by ``coverage`` how much of its
-time no rule knows. A name shows what a kernel is, not what it is for: a softmax or a norm written
-out is elementwise and reductions, and only its range tells.
+Hopper as their sources and public traces have them; a trace says by ``unfiled_percent`` how much of
+its time no rule knows. A name shows what a kernel is, not what it is for: a softmax or a norm
+written out is elementwise and reductions, and only its range tells.
 """
 
 import functools

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-from a2lib.benchmark.result import StepTimes
+from a2lib.experiments.workload.result import StepTimes
 from a2lib.lab import synchronize
 from a2lib.lab.clock import Mark
 

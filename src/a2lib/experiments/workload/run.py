@@ -5,9 +5,9 @@ import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from a2lib.benchmark.config import PRECISIONS, Config
-from a2lib.benchmark.ranges import Ranges, RecordFunctions, Stopwatch
-from a2lib.benchmark.result import Result
+from a2lib.experiments.workload.config import PRECISIONS, Config
+from a2lib.experiments.workload.ranges import Ranges, RecordFunctions, Stopwatch
+from a2lib.experiments.workload.result import Result
 from a2lib.lab import synchronize
 from a2lib.lab.failures import classify
 from a2lib.lab.memory import free_memory
@@ -117,7 +117,7 @@ def _run_steps(
 ) -> None:
     import torch
 
-    from a2lib.benchmark.workload import CapturedSteps, Workload
+    from a2lib.experiments.workload.workload import CapturedSteps, Workload
     from a2lib.lab.graphs import CudaGraphs
 
     with contextlib.ExitStack() as stack:

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from a2lib.benchmark.config import Config
-from a2lib.benchmark.ranges import Stopwatch, annotate
-from a2lib.benchmark.result import StepTimes
 from a2lib.errors import UnsupportedError
+from a2lib.experiments.workload.config import Config
+from a2lib.experiments.workload.ranges import Stopwatch, annotate
+from a2lib.experiments.workload.result import StepTimes
 from a2lib.lab.failures import classify
 from a2lib.lab.graphs import CudaGraphs
 from a2lib.model import Linear, TransformerLM, cross_entropy

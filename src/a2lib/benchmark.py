@@ -1,0 +1,184 @@
+"""Time a training step of the course's Transformer: `python -m a2lib.benchmark --help`."""
+
+import contextlib
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+
+from a2lib.command import Parser, Whole, add_name, add_number, output
+from a2lib.lab import ranges, steps
+from a2lib.lab.device import device_kind
+from a2lib.lab.failures import classify
+from a2lib.lab.memory import available_bytes
+from a2lib.theory.products import check_name
+from a2lib.theory.transformer import MODELS, named_size, parameter_count
+
+PROGRAM = "python -m a2lib.benchmark"
+DESCRIPTION = """\
+Build the course's Transformer, give it a random batch, and time its steps: --warmup of them, then
+--steps that count. A step has the phases of its --mode. The device is idle when it begins and when
+it ends; within it nothing waits. "step" and the phases are by the device's clock (CUDA events; on a
+CPU the host's), "wall" is the host's.
+"""
+EPILOG = """\
+Ends with 0 where it is measured, out of memory or unsupported, which are results; with 2 for an
+option that cannot be, with 130 where it is interrupted.
+
+examples
+  python -m a2lib.benchmark --size tiny --context 32                 # without a GPU, in seconds
+  python -m a2lib.benchmark --size medium --mode forward-backward --warmup 0
+  python -m a2lib.benchmark --precision bf16 --attention flash --compile blocks --capture
+  nsys profile --capture-range=cudaProfilerApi -o report python -m a2lib.benchmark --nvtx modules
+"""
+SHAPE = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
+RANGES = ("none", "phases", "modules")
+
+
+def parser() -> Parser:
+    """Return the command's parser."""
+    made = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
+    add_name(made, "--size", f"{', '.join(MODELS)}", "small")
+    for name in SHAPE:
+        option = f"--{name.replace('_', '-')}"
+        add_number(made, option, Whole(1, 2**22), "in place of the size's own")
+    add_number(made, "--context", Whole(1, 2**20), "tokens in a sequence", 512)
+    add_number(made, "--batch", Whole(1, 2**16), "sequences in a batch", 4)
+    add_name(made, "--mode", ", ".join(steps.PHASES), "train-step")
+    add_number(made, "--warmup", Whole(0, 10**5), "steps before those that count", 5)
+    add_number(made, "--steps", Whole(1, 10**5), "steps that count", 10)
+    add_name(made, "--precision", ", ".join(steps.PRECISIONS), "fp32")
+    add_name(made, "--attention", "eager, flash (this library's), or one of PyTorch's", "eager")
+    add_name(made, "--compile", "torch.compile: none, each of the blocks, the model", "none")
+    words = "replay the step from a CUDA graph: the GPU's own time"
+    made.add_argument("--capture", action="store_true", help=words)
+    add_name(made, "--checkpointing", "none, block, segments:k, nested:k, selective:ops", "none")
+    words = "NVTX ranges, and the profiler on for the steps that count: none, phases, modules"
+    add_name(made, "--nvtx", words, "none")
+    words = "write the history of allocations, for pytorch.org/memory_viz; not for timing"
+    made.add_argument("--memory-history", metavar="FILE", help=words)
+    add_number(made, "--seed", Whole(0, 2**63 - 1), "of weights and batch", 0)
+    made.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+    return made
+
+
+def parse(arguments: Sequence[str] | None):
+    """Return the options and the step that they describe; SystemExit where it cannot be here."""
+    command = parser()
+    options = command.parse_args(arguments)
+    from a2lib.model import causal_attention
+    from a2lib.model.checkpointing import strategy
+
+    fields = {field.name for field in dataclasses.fields(steps.StepConfig)}
+    asked = {name: value for name, value in vars(options).items() if name in fields}
+    replaced = {name: getattr(options, name) for name in SHAPE if getattr(options, name)}
+    try:
+        shape = dataclasses.replace(named_size(options.size, MODELS), **replaced)
+        config = steps.StepConfig(model=shape, **asked)
+        causal_attention(config.attention)
+        strategy(config.checkpointing, shape.num_layers)
+        check_name("nvtx", options.nvtx, RANGES)
+    except ValueError as error:
+        command.error(str(error))
+    is_plain = config.compile == config.checkpointing == "none" and not config.capture
+    if options.nvtx == "modules" and not is_plain:
+        command.error("nvtx 'modules' is for a plain step; allowed here are none and phases")
+    if device_kind() == "cuda":
+        return options, config
+    needs = {"precision tf32": config.precision == "tf32", "capture": config.capture}
+    needs |= {"nvtx": options.nvtx != "none", "memory-history": bool(options.memory_history)}
+    for name, is_asked in needs.items():
+        if is_asked:
+            command.error(f"{name} needs a GPU; leave it out here")
+    least = 16 * parameter_count(shape)  # weights, gradients and two moments
+    if least > available_bytes():  # which would swap, or kill the process
+        command.error(f"a step takes {least / 1e9:.0f} GB at least; allowed is what fits")
+    return options, config
+
+
+def measure(options, config: steps.StepConfig, warmup: list, counted: list) -> None:
+    """Run the steps, and put their times into the two lists as they are taken."""
+    import torch
+
+    device, nvtx = device_kind(), torch.cuda.nvtx
+
+    def ranges_of(number: int) -> steps.Phase:
+        if options.nvtx == "none":
+            return contextlib.nullcontext
+        return lambda name: ranges.within(nvtx, f"step {number}" if name == "step" else name)
+
+    with steps.graph_stream(config), contextlib.ExitStack() as stack:
+        step = steps.TrainingStep(config, device, options.seed)
+        if options.nvtx == "modules":
+            ranges.annotate(step.model, nvtx)
+        for _ in range(max(options.warmup, config.capture)):  # a capture needs one before
+            warmup.append(steps.timed(step))
+        if config.capture:
+            step = steps.captured(step)
+        if options.nvtx != "none":
+            stack.enter_context(torch.cuda.profiler.profile())
+        for number in range(options.steps):
+            counted.append(steps.timed(step, ranges_of(number)))
+
+
+def table(config: steps.StepConfig, counted: list[steps.StepTimes]) -> str:
+    """Return the statistics of each phase, in ms, a line each."""
+    lines = [f"{parameter_count(config.shape):,} parameters, {config}"]
+    lines += [f"{'ms':<10}{'mean':>11}{'std':>11}{'median':>11}{'min':>11}{'max':>11}"]
+    for name in counted[0].ms if counted else ():
+        ms = [times.ms[name] for times in counted]
+        deviation = statistics.stdev(ms) if len(ms) > 1 else 0.0
+        cells = (statistics.fmean(ms), deviation, statistics.median(ms), min(ms), max(ms))
+        lines.append(f"{name:<10}" + "".join(f"{cell:11.3f}" for cell in cells))
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options, config = parse(arguments)
+    warmup: list[steps.StepTimes] = []
+    counted: list[steps.StepTimes] = []
+    status, note = "ok", ""
+    try:
+        with _memory_history(options.memory_history):
+            measure(options, config, warmup, counted)
+    except KeyboardInterrupt:
+        status = "interrupted"
+    except Exception as error:
+        status, note = classify(error)
+        if status == "error":
+            raise
+    answer = {"status": status, "note": note, "config": dataclasses.asdict(config)}
+    answer["warmup"] = [dataclasses.asdict(times) for times in warmup]
+    answer["steps"] = [dataclasses.asdict(times) for times in counted]
+    import torch
+
+    peak = answer["peak_bytes"] = torch.cuda.max_memory_allocated()  # 0 on a CPU
+    with output():
+        if options.json:
+            print(json.dumps(answer))
+        else:
+            print(table(config, counted))
+            print(f"{status} {note}", f"peak memory {peak / 1e9:.2f} GB" if peak else "")
+    return 130 if status == "interrupted" else 0
+
+
+@contextlib.contextmanager
+def _memory_history(path: str | None):
+    """Record every allocation within the context, and write them to `path`."""
+    if path is None:
+        yield
+        return
+    import torch
+
+    torch.cuda.memory._record_memory_history(max_entries=10**6, stacks="python")
+    try:
+        yield
+    finally:
+        torch.cuda.memory._dump_snapshot(path)
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

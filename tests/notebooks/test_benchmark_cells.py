@@ -1,0 +1,93 @@
+"""The cells of notebooks/benchmark.ipynb at the smallest size: the rows that they yield."""
+
+import pytest
+from notebook_cells import load_cells
+from refusals import refused
+
+from a2lib import lab
+from a2lib.model import ATTENTIONS
+from a2lib.theory.transformer import MODELS, TINY
+
+
+@pytest.fixture
+def cells(tmp_path, monkeypatch):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    return lambda **parameters: load_cells("benchmark", **parameters)
+
+
+def columns(table, row):
+    """The columns of a row that the table has, beside what a sweep adds."""
+    assert set(row) <= set(table.columns), set(row) - set(table.columns)
+    return {column for column, value in row.items() if value is not None}
+
+
+def test_every_phase_of_a_case_has_its_row(cells):
+    ns = cells(context="8", steps=2, warmup=1)
+    (keys,) = ns.tasks
+    rows = list(ns.measure(keys))
+    phases = ["forward", "loss", "backward", "optimizer", "step", "wall"]
+    assert [row["phase"] for row in rows] == phases
+    for row in rows:
+        values = {"ms", "ms_mean", "ms_std", "ms_min", "ms_p20", "ms_p80", "n"}
+        assert columns(ns.times, row) == {*ns.times.key, *values}
+        assert (row["model"], row["context"], row["warmup"], row["n"]) == ("tiny", 8, 1, 2)
+    assert rows[4]["ms"] <= rows[5]["ms"]
+
+
+def test_an_attention_and_a_size_of_the_readers_are_measured(cells):
+    ns = cells(context="8", steps=1, warmup=0)
+    calls = []
+
+    def mine(q, k, v):
+        calls.append(q.shape)
+        return v
+
+    ns.ATTENTION["mine"], ns.SHAPES["wide"] = mine, TINY
+    case = {**ns.asked[0], "attention": "mine", "model": "wide"}
+    try:
+        (row,) = ns.measure([{**case, "warmup": 0, "phase": "step"}])
+    finally:
+        ATTENTIONS.pop("mine", None)
+        MODELS.pop("wide", None)
+    assert row["attention"] == "mine" and row["ms"] > 0 and calls
+
+
+def test_every_step_of_a_process_has_its_rows(cells, monkeypatch):
+    ns = cells(sweep="warmup")
+    keys = [key for key in ns.single_tasks[0] if key["phase"] in ("forward", "wall")]
+    rows = list(ns.measure_steps(keys))
+    assert [row["step_number"] for row in rows] == [n for n in range(10) for _ in range(2)]
+    assert columns(ns.single, rows[0]) == {*ns.single.key, "ms", "n"}
+
+
+def test_energy_is_blank_where_no_driver_tells_it(cells):
+    ns = cells(sweep="power")
+    (row,) = ns.measure_power(ns.power_tasks[0])
+    assert columns(ns.powers, row) >= {*ns.powers.key, "ms", "ms_mean", "n"}
+    (row,) = ns.measure_power(ns.load_tasks[1])
+    assert row["weights"] == "zero" and columns(ns.loads, row) >= {*ns.loads.key, "ms_mean"}
+
+
+@pytest.mark.slow
+def test_a_first_step_is_taken_apart_in_processes_that_have_not_imported_torch(cells):
+    ns = cells(sweep="first")
+    run = lab.start("benchmark", vars(ns))
+    options = {"whole": True, "fresh": True}
+    assert lab.sweep(ns.firsts, ns.first_tasks, ns.measure_first, run, **options) == 0
+    rows = ns.firsts.rows()
+    assert {row["status"] for row in rows} == {"ok"}, rows
+    parts = {
+        prepared: [row["part"] for row in rows if row["prepared"] == prepared]
+        for prepared in ("nothing", "block")
+    }
+    assert set(parts["nothing"]) == {"import", "first", "second", "steady"}
+    assert set(parts["block"]) == {*parts["nothing"], "block_first", "block_second"}
+
+
+def test_what_cannot_be_is_refused(cells):
+    for words, parameters in {
+        "mode = 'x': allowed: all, inference": {"mode": "x"},
+        "need a GPU": {"capture": True},
+        "sweep = 'tables': ": {"sweep": "tables"},
+    }.items():
+        refused(words, cells, **parameters, error=lab.ParameterError)

@@ -2,62 +2,69 @@
 
 import collections
 import itertools
+import sys
 
 import pytest
 import torch
-from a2lib.experiments.profile.handlers import command
 
-from a2lib.experiments.workload import Config, run
-from a2lib.lab import nsight, snapshot, trace
+from a2lib.lab import nsight, ranges, snapshot, trace
 from a2lib.lab.saved import saved_for_backward
+from a2lib.lab.steps import StepConfig, TrainingStep, timed
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
 from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.transformer import Shape, state_bytes
 
 pytestmark = pytest.mark.gpu
-SMALL = {"num_layers": 2, "context": 128, "batch": 2, "warmup": 2, "steps": 2, "device": "cuda"}
-
 IN_A_BLOCK = [f"attn.{name}_proj" for name in ("q", "k", "v", "output")] + [
     f"ffn.w{i}" for i in (1, 2, 3)
 ]
 
 
-def check(found):
-    """What must hold of a trace of SMALL, whoever wrote it."""
-    assert list(found.steps()) == ["step 0", "step 1"]
-    said = trace.coverage(found.kernels)
-    assert said.no_launch == 0, said
+def check(traced):
+    """What must hold of a trace of two steps of two blocks, whoever recorded it."""
+    assert list(traced.steps()) == ["step 0", "step 1"]
+    unfiled = trace.unfiled_percent(traced.kernels)
+    assert unfiled["no_launch_percent"] == 0 and unfiled["no_class_percent"] < 1, unfiled
     # After each step, outside of its range and its clock, the host reads the loss.
-    outside = [k.name for k in found.kernels if not k.path]
-    assert len(outside) == SMALL["steps"] and all("DtoH" in name for name in outside), outside
-    assert said.no_class < 0.01, said.unknown
+    outside = [k.name for k in traced.kernels if not k.path]
+    assert len(outside) == 2 and all("DtoH" in name for name in outside), outside
     linears = {f"layers.{i}.{name}" for i in range(2) for name in IN_A_BLOCK} | {"lm_head"}
-    for kernels in found.steps().values():
+    for kernels in traced.steps().values():
         # cuBLAS may take several kernels for a product, and some to sum its parts.
-        here = [k for k in kernels if k.kind == "matmul"]
-        launched = collections.Counter(k.range for k in here)
+        products = [k for k in kernels if k.kind == "matmul"]
+        launched = collections.Counter(k.path[-1] for k in products)
         assert all(launched[name] >= 1 for name in linears), launched
         assert all(launched[f"{name}.bwd"] >= 2 for name in linears), launched
-        in_backward = [k for k in here if k.phase == "backward"]
-        assert all(k.range.endswith(".bwd") for k in in_backward)
+        in_backward = [k for k in products if k.phase == "backward"]
+        assert all(k.path[-1].endswith(".bwd") for k in in_backward)
+    for phases in trace.phase_times(traced).values():
+        assert set(phases) == {*trace.PHASES, trace.STEP}
+        for times in phases.values():
+            assert 0 < times.ms_busy <= times.ms and times.ms_launching > 0
+    assert traced.waits
 
 
-def test_a_trace_by_torch_profiler(tmp_path):
-    path = tmp_path / "trace.json.gz"
-    run(Config(**SMALL, nvtx="modules", torch_profile=str(path)))
-    found = trace.read(path)
-    assert found.source == "chrome"
-    check(found)
+def test_a_trace_by_torch_profiler():
+    config = StepConfig(model=Shape(768, 3072, 2, 12), context=128, batch=2)
+    step, recorded = TrainingStep(config, "cuda"), ranges.RecordedRanges()
+    ranges.annotate(step.model, recorded)
+    timed(step)
+    with torch.profiler.profile() as profiler:
+        for number in range(2):
+            names = {"step": f"step {number}"}
+            timed(step, lambda name, names=names: ranges.within(recorded, names.get(name, name)))
+    traced = trace.from_profiler(profiler)
+    assert traced.source == "torch"
+    check(traced)
 
 
 @pytest.mark.skipif(nsight.find() is None, reason="needs Nsight Systems")
 def test_a_trace_by_nsight_systems(tmp_path):
-    config = Config(**SMALL, nvtx="modules", cuda_profiler=True)
-    path, printed = nsight.record(command(config), tmp_path / "report", timeout_s=300)
+    options = "--num-layers=2 --context=128 --batch=2 --warmup=2 --steps=2 --nvtx=modules --json"
+    command = [sys.executable, "-m", "a2lib.benchmark", *options.split()]
+    path, printed = nsight.record(command, tmp_path / "report", timeout_s=300)
     assert '"status": "ok"' in printed
-    found = trace.read(path)
-    assert found.source == "nsys" and found.waits
-    check(found)
+    check(trace.from_nsys(path))
 
 
 def test_the_recorded_peak_is_the_allocators(tmp_path):

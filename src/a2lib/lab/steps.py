@@ -22,6 +22,7 @@ the steps that count come after some of warm-up, and what studies first steps ta
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import time
@@ -272,9 +273,17 @@ def graph_stream(config: StepConfig) -> AbstractContextManager:
         return nullcontext()
     import torch
 
-    stream = torch.cuda.Stream(priority=-1 if config.mode == "overlapped-step" else 0)
+    stream = _side_stream(-1 if config.mode == "overlapped-step" else 0)
     stream.wait_stream(torch.cuda.current_stream())
     return torch.cuda.stream(stream)
+
+
+@functools.cache
+def _side_stream(priority: int):
+    """Return the one stream of this priority: cuBLAS keeps a workspace for each it has seen."""
+    import torch
+
+    return torch.cuda.Stream(priority=priority)
 
 
 class CapturedStep:

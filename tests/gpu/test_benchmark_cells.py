@@ -1,0 +1,44 @@
+"""The cells of notebooks/benchmark.ipynb that no CPU reaches: captures, first steps, energy."""
+
+import pytest
+from notebook_cells import load_cells
+
+from a2lib import lab
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+TINY = {"model": "tiny", "context": 128}
+
+
+@pytest.fixture
+def cells(tmp_path, monkeypatch):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    return load_cells("benchmark", sweep="all", steps=2)
+
+
+def test_a_captured_case_has_the_whole_step_alone(cells):
+    case = {**cells.PLAIN, **TINY, "capture": True, "warmup": 3}
+    rows = list(cells.measure([{**case, "phase": phase} for phase in cells.phases(case)]))
+    assert [row["phase"] for row in rows] == ["step", "wall"]
+    assert all(row["ms"] > 0 and row["peak_bytes"] > 0 for row in rows)
+
+
+def test_every_preparation_of_a_first_step_has_its_parts(cells):
+    tasks = [
+        [{**key, **TINY} for key in task]
+        for task in cells.first_tasks
+        if task[0]["model"] == "small" and task[0]["repeat"] == 0
+    ]
+    run = lab.start("benchmark", vars(cells))
+    lab.sweep(cells.firsts, tasks, cells.measure_first, run, whole=True, fresh=True)
+    rows = cells.firsts.rows()
+    assert [(row["prepared"], row["note"]) for row in rows if row["status"] != "ok"] == []
+    assert {(row["compile"], row["prepared"]) for row in rows} == {
+        *(("none", name) for name in ("nothing", "product", "block", "memory", "modules")),
+        *(("blocks", name) for name in ("nothing", "cached")),
+    }
+    assert {row["part"] for row in rows} >= {"context", "product", "block_first", "memory"}
+
+
+def test_the_energy_of_a_step(cells):
+    (row,) = cells.measure_power([{**cells.power_tasks[0][0], **TINY}])
+    assert row["ms"] > 0 and row["joules"] > 0 and row["power_limit_w"] > 0

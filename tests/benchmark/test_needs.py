@@ -15,22 +15,22 @@ from a2lib.benchmark import __main__ as command
 from a2lib.benchmark import run
 from a2lib.benchmark.config import least_bytes
 from a2lib.lab import memory
-from a2lib.theory.memory.step import peak
-from a2lib.theory.memory.tensors import MODES, StepMemory
+from a2lib.theory.memory.step import MODES, StepMemory, peak
 from a2lib.theory.transformer import state_bytes
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_step_takes_every_tensor_of_it(tiny, mode, device):
+def test_a_step_takes_what_its_fullest_moment_holds(tiny, mode, device):
     for precision, attention, *counted in (
         ("fp32", "eager", "fp32", "eager"),
         ("tf32", "sdpa_flash", "fp32", "flash"),
         ("bf16", "flash", "bf16", "flash"),
     ):
         config = tiny(mode=mode, precision=precision, attention=attention)
-        step = StepMemory(config.shape, 2, 6, mode, *counted, cuda=device == "cuda")
-        assert least_bytes(config, device) == peak(step).total
+        step = StepMemory(config.shape, 2, 6, mode, *counted)
+        scores = step.sizes["scores"] if (device, attention) == ("cpu", "eager") else 0
+        assert least_bytes(config, device) == peak(step).total - scores
 
 
 UNCOUNTED = {"compile": True, "compile_blocks": True, "checkpointing": "block"}

@@ -84,10 +84,11 @@ def written(arguments, path, capsys):
     return line
 
 
-def test_a_full_device_is_a_line(tiny_arguments, capsys, tmp_path):
+def test_a_full_device_is_a_line(tiny_arguments, calls, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**12)
     path = tmp_path / "full"
     path.symlink_to("/dev/full")
-    line = written(tiny_arguments(f"--memory-history={path}"), path, capsys)
+    line = written(tiny_arguments("--device=cuda", f"--memory-history={path}"), path, capsys)
     assert line.endswith("No space left on device")
 
 

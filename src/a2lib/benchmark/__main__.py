@@ -56,7 +56,7 @@ examples
   python -c "from a2lib.report import traces; traces.strip('trace.json.gz').save('a.png')"
     python -m a2lib.benchmark --size small --context 256 --steps 3 --nvtx modules \\
       --torch-profile trace.json.gz
-  where the memory goes, also for pytorch.org/memory_viz
+  where the memory goes, for pytorch.org/memory_viz
     python -m a2lib.benchmark --size 2.7B --context 128 --steps 1 --memory-history memory.pickle
 """
 

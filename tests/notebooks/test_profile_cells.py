@@ -1,9 +1,14 @@
 """The cells of notebooks/profile.ipynb at the smallest size, through a worker."""
 
+import json
+from dataclasses import asdict
+
 from notebook_cells import load_cells
 
-from a2lib import lab
-from a2lib.lab import bulk
+from a2lib import benchmark, lab
+from a2lib.lab import bulk, nsight, start_run
+from a2lib.lab.steps import StepTimes
+from a2lib.paths import ROOT
 
 
 def test_a_trace_is_rows_and_pictures(tmp_path, monkeypatch):
@@ -30,3 +35,33 @@ def test_a_trace_is_rows_and_pictures(tmp_path, monkeypatch):
     for phase in ("forward", "backward"):
         strip = bulk.read("strip", "cpu", f"{name}-{phase}", tmp_path).rows
         assert {row["phase"] for row in strip} == {phase}
+
+
+def test_nsight_systems_traces_the_same_step_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """A stand-in gives a report of three phases of one step."""
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    ns = load_cells("profile", context="8", mode="train-step", precision="bf16")
+    commands = []
+
+    def record(command, report, timeout_s):
+        commands.append(command)
+        assert "." not in report.name
+        phases = ("forward", "loss", "backward", "optimizer", "step", "wall")
+        times = asdict(StepTimes(dict.fromkeys(phases, 2.0), {}, None))
+        said = json.dumps({"status": "ok", "note": "", "steps": [times] * 3})
+        return ROOT / "tests" / "profiles" / "report.sqlite", f"Generating report\n{said}\n"
+
+    monkeypatch.setattr(nsight, "record", record)
+    ns.traces.run = start_run(command="", parameters={}, device="cpu", data=tmp_path)
+    case = {**ns.asked[0], "profiler": "nsys"}
+    keys = [{**case, "phase": phase} for phase in ("forward", "loss", "step")]
+    forward, loss, step = ns.measure(keys)
+    assert (forward["ms"], forward["ms_traced"], forward["ms_range"]) == (0.18, 2, 0.19)
+    assert loss["status"] == "error" and "no loss" in loss["note"]
+    assert "CUPTI events were lost" in step["note"]
+    [[_, flag, module, *options]] = commands
+    assert (flag, module) == ("-m", "a2lib.benchmark")
+    monkeypatch.setattr(benchmark, "device_kind", lambda: "cuda")
+    asked, config = benchmark.parse(options)
+    assert (config.context, config.precision, config.mode) == (8, "bf16", "train-step")
+    assert (asked.nvtx, asked.warmup, asked.steps, asked.json) == ("modules", 3, 3, True)

@@ -109,7 +109,7 @@ IMPORT_ALL = f"""
 import importlib, pkgutil
 for part in {LIBRARY}:
     package = importlib.import_module("a2lib." + part)
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), package.__name__ + "."):
         importlib.import_module(module.name)
 
 absent = {ABSENT}

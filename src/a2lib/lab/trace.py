@@ -140,15 +140,17 @@ def from_profiler(profiler) -> Trace:
         start, end = event.time_range.start, event.time_range.end
         return Span(event.name, round(1000 * start), round(1000 * end))
 
-    on_host = [e for e in profiler.events() if e.device_type == DeviceType.CPU]
-    on_device = [e for e in profiler.events() if e.device_type != DeviceType.CPU]
-    ranges = [span(e) for e in on_host if e.is_user_annotation]
+    events = profiler.events()
+    ranges = [e for e in events if e.is_user_annotation and e.device_type == DeviceType.CPU]
+    # A range is on the device once more, as long as its kernels.
+    others = [e for e in events if not e.is_user_annotation]
+    on_host = [e for e in others if e.device_type == DeviceType.CPU]
     # Operators have correlation ids of their own, which a call of CUDA may have too.
     calls = {e.id: span(e) for e in on_host if e.name.startswith("cu")}
     waits = [call for call in calls.values() if "Synchronize" in call.name]
     kernels = []
-    for event in on_device:
-        if not event.is_user_annotation:  # a range once more, as long as its kernels
+    for event in others:
+        if event.device_type != DeviceType.CPU:
             ran = span(event)
             stream, launch = str(event.device_resource_id), calls.get(event.id)
             kernels.append(Kernel(ran.name, stream, ran.start_ns, ran.end_ns, launch))
@@ -159,7 +161,7 @@ def from_profiler(profiler) -> Trace:
             if event.name.startswith("aten::") and _computes_itself(event):
                 ran = span(event)
                 kernels.append(Kernel(ran.name, str(event.thread), ran.start_ns, ran.end_ns, ran))
-    return _complete(Trace(source, kernels, ranges, waits))
+    return _complete(Trace(source, kernels, [span(e) for e in ranges], waits))
 
 
 def _computes_itself(operator) -> bool:
@@ -210,7 +212,7 @@ def from_nsys(path: Path | str) -> Trace:
         # Ranges that are pushed and popped have the type 59.
         columns, pushed = "text, textId, start, end", "eventType = 59 and end is not null"
         ranges = [
-            Span(text or words[text_id], start, end)
+            Span(text or words.get(text_id, ""), start, end)
             for text, text_id, start, end in select("NVTX_EVENTS", columns, pushed)
         ]
         notes = [str(text) for (text,) in select("DIAGNOSTIC_EVENT", "text", "text is not null")]

@@ -5,8 +5,7 @@ from notebook_cells import load_cells
 from refusals import refused
 
 from a2lib import lab
-from a2lib.model import ATTENTIONS
-from a2lib.theory.transformer import MODELS, TINY
+from a2lib.theory.transformer import Shape
 
 
 @pytest.fixture
@@ -34,22 +33,20 @@ def test_every_phase_of_a_case_has_its_row(cells):
     assert rows[4]["ms"] <= rows[5]["ms"]
 
 
-def test_an_attention_and_a_size_of_the_readers_are_measured(cells):
-    ns = cells(context="8", steps=1, warmup=0)
-    calls = []
-
+def test_an_attention_and_a_size_of_the_readers_are_measured_in_a_worker(cells):
     def mine(q, k, v):
-        calls.append(q.shape)
-        return v
+        import torch
 
-    ns.ATTENTION["mine"], ns.SHAPES["wide"] = mine, TINY
-    case = {**ns.asked[0], "attention": "mine", "model": "wide"}
-    try:
-        (row,) = ns.measure([{**case, "warmup": 0, "phase": "step"}])
-    finally:
-        ATTENTIONS.pop("mine", None)
-        MODELS.pop("wide", None)
-    assert row["attention"] == "mine" and row["ms"] > 0 and calls
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    ns = cells(context="8", steps=1, warmup=0)
+    ns.ATTENTION["mine"], ns.sizes["wide"] = mine, Shape(16, 16, 1, 2, vocab_size=11)
+    case = {**ns.asked[0], "attention": "mine", "model": "wide", "warmup": 0}
+    tasks = [[{**case, "phase": phase} for phase in ns.phases(case)]]
+    run = lab.start("benchmark", vars(ns))
+    assert lab.sweep(ns.times, tasks, ns.measure, run, whole=True) == 0
+    rows = ns.times.rows()
+    assert [(row["attention"], row["status"]) for row in rows] == [("mine", "ok")] * 6, rows
 
 
 def test_every_step_of_a_process_has_its_rows(cells, monkeypatch):

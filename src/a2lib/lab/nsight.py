@@ -2,7 +2,7 @@
 what the hardware counted while kernels ran: bytes by level of memory, shares of pipelines.
 
     path, printed = record([sys.executable, "-m", "module"], Path("report"))
-    a2lib.lab.trace.read(path)
+    a2lib.lab.trace.from_nsys(path)
     counted([sys.executable, "-m", "module", "arguments"])   # one dict per kernel, in order
 
 The command marks what is traced or counted with ``torch.cuda.profiler.start()`` and ``stop()``.

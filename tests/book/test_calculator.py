@@ -16,7 +16,7 @@ from a2lib.theory import __main__ as command
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import ACTIVATIONS, ATTENTIONS, OPTIMIZERS, Job
 from a2lib.theory.layouts import SCHEDULES, SHARDINGS, STRATEGIES, Layout, evaluate, flops_share
-from a2lib.theory.memory.tensors import PRECISIONS
+from a2lib.theory.memory.step import PRECISIONS
 from a2lib.theory.planner import largest_batch
 from a2lib.theory.transformer import PUBLISHED, SIZES, GroupedShape, parameter_count
 

@@ -1,9 +1,4 @@
-"""The memory of plain attention on a GPU: tensors as counted, blocks as simulated."""
-
-import dataclasses
-import json
-import subprocess
-import sys
+"""The memory of plain attention on a GPU: tensors as counted."""
 
 import pytest
 import torch
@@ -12,7 +7,6 @@ from a2lib.attention import attention_reference
 from a2lib.experiments.attention import handlers
 from a2lib.experiments.passes import Shape, one_pass
 from a2lib.theory.eager import PASSES, by_hand_saved
-from a2lib.theory.memory.allocator import Allocator
 
 pytestmark = pytest.mark.gpu
 SIZES = (1024, 64), (2048, 16), (4096, 128)
@@ -44,62 +38,6 @@ def test_autograd_saves_what_is_counted(shape):
     for name, expected in counted.items():
         qkv = handlers.inputs_of(shape, "cuda", 0, "forward")[:3]
         assert handlers.saved_bytes(handlers.ATTENTIONS[name], qkv, shape.causal) == expected
-
-
-# Shape by shape what the first backward reserves for large tensors, and what is left of it.
-RESERVED = """
-import json, sys, time, torch
-from a2lib.attention import attention_reference
-from a2lib.experiments.attention import handlers
-from a2lib.experiments.passes import Shape, one_pass
-
-def large():
-    return torch.cuda.memory_stats()["reserved_bytes.large_pool.current"]
-
-def backward(shape):
-    *qkv, do = handlers.inputs_of(shape, "cuda", 0, "backward")
-    def attend(q, k, v):
-        return attention_reference(q, k, v, shape.causal)
-    one_pass(attend, qkv, do, "backward")()
-
-handlers.prepare()
-handlers.take_workspaces("cuda")
-found = []
-for values in json.loads(sys.argv[1]):
-    handlers.free_memory("cuda")
-    before = large()
-    backward(Shape(**values))
-    taken = large() - before
-    for _ in range(20):  # autograd's thread lets go of its last tensor when it comes to it
-        handlers.free_memory("cuda")
-        if large() == before:
-            break
-        time.sleep(0.1)
-    found.append((taken, large() - before))
-print(json.dumps(found))
-"""
-
-
-def test_blocks_are_those_simulated():
-    """In a process of its own: a test before may have left a small tensor in a large segment, whose
-    rest then serves what comes."""
-    asked = json.dumps([dataclasses.asdict(shape) for shape in SHAPES])
-    command = [sys.executable, "-c", RESERVED, asked]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    simulated = []
-    for shape in SHAPES:
-        device, live = Allocator(10**15), {}
-        for moment in shape.eager.history("backward"):
-            for name in live.keys() - moment.keys():
-                device.free(name)
-            for name, size in moment.items():
-                if name not in live:
-                    device.allocate(name, size)
-            live = moment
-        simulated.append([device.reserved, 0])
-    assert dict(zip(map(str, SHAPES), json.loads(done.stdout), strict=True)) == dict(
-        zip(map(str, SHAPES), simulated, strict=True)
-    )
 
 
 def test_counting_what_is_saved_leaves_nothing():

@@ -1,4 +1,4 @@
-"""The count of a step's tensors against a GPU's own statistics, and its blocks."""
+"""The count of a step's tensors against a GPU's own statistics, and what a block keeps."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from a2lib.experiments.memory import counted, handlers
 from a2lib.experiments.steps import MODELS, Configuration
 from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Table, start_run
 from a2lib.theory.memory.saved import block_saved_bytes
-from a2lib.theory.memory.step import asked, replay
+from a2lib.theory.memory.step import asked
 from a2lib.theory.transformer import Shape
 
 pytestmark = pytest.mark.gpu
@@ -53,8 +53,6 @@ def test_the_peak_is_the_counted_one(measured, no_garbage, case):
             step = int(row["step_number"])
             more = int(row["tensor_bytes"]) - asked(counted(case, step))
             assert abs(more) <= 2**20, (step, more)
-            blocks = replay(counted(case, step), steps=step + 1).peak
-            assert int(row["allocated_bytes"]) == pytest.approx(blocks, rel=0.01)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -9,13 +9,21 @@ import torch
 from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
-from a2lib.lab import snapshot as memory
+from a2lib.lab.tape import Tape
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.model.checkpointing import KEPT, strategy
+from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory import checkpointing
-from a2lib.theory.memory.checkpointing import ATTENTION, BLOCK, FFN, BlockBytes, cost, plan
+from a2lib.theory.memory.checkpointing import (
+    ATTENTION,
+    BLOCK,
+    FFN,
+    BlockBytes,
+    cost,
+    plan,
+    repeated,
+)
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.strategy_time import repeated_work
 from a2lib.theory.transformer import Shape, block_parameter_count
 
 # Input 1, saved 10, at most 25 while it goes backward, gradients 3.
@@ -82,7 +90,7 @@ def blocks(layers):
     return torch.nn.ModuleList(TransformerBlock(*sizes, rope) for _ in range(layers))
 
 
-def measured(path, layers, run, fresh):
+def measured(layers, run, fresh):
     """Bytes after forward and the peak of backward, above the weights, on the CPU; ``run`` is what
     calls the blocks.
 
@@ -94,22 +102,24 @@ def measured(path, layers, run, fresh):
     if not fresh:
         for p in modules.parameters():
             p.grad = torch.zeros_like(p)
-    with memory.Recorder(path, "cpu") as recorder:
+    weights = [*modules.parameters(), *modules.buffers()]
+    gradients = [p.grad for p in modules.parameters()]
+    with Tape() as tape:
+        tape.hold("weights", [*weights, *gradients, x, weight])
+        standing = tape.now
         y = (x + 0).requires_grad_()
         y = run(modules, y)
-        with recorder.phase("after"):
-            pass
-        with recorder.phase("backward"):
-            loss = (y * weight).sum()
-            del y
-            loss.backward()
-    found = memory.read(path)
-    return memory.peak(found, "after").total, memory.peak(found, "backward").total
+        after = tape.now
+        tape.peak = 0
+        loss = (y * weight).sum()
+        del y
+        loss.backward()
+    return after - standing, tape.peak - standing
 
 
-def unit(path, run, gradients, fresh):
+def unit(run, gradients, fresh):
     """The bytes of one block, or half, from one and two of them; and those of the last output."""
-    (one, peak), (two, _) = (measured(path, n, run, fresh) for n in (1, 2))
+    (one, peak), (two, _) = (measured(n, run, fresh) for n in (1, 2))
     u = BATCH * CONTEXT * SHAPE.d_model * 4
     return BlockBytes(u, two - one, peak, gradients), one - (two - one)
 
@@ -119,15 +129,15 @@ def of_half(name):
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
-def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
+def test_the_model_has_the_bytes_of_the_plan(fresh):
     """Of whole blocks, of halves, and of operations that are kept."""
-    path, n = tmp_path / "x", SHAPE.num_layers
+    n = SHAPE.num_layers
     gradients = 4 * block_parameter_count(SHAPE)
-    block, output = unit(path, strategy("none", 2), gradients, fresh)
+    block, output = unit(strategy("none", 2), gradients, fresh)
     of_ffn = 4 * (3 * SHAPE.d_model * SHAPE.d_ff + SHAPE.d_model)
     halves = {
-        ATTENTION: unit(path, of_half("_attention"), gradients - of_ffn, fresh)[0],
-        FFN: unit(path, of_half("_ffn"), of_ffn, fresh)[0],
+        ATTENTION: unit(of_half("_attention"), gradients - of_ffn, fresh)[0],
+        FFN: unit(of_half("_ffn"), of_ffn, fresh)[0],
     }
     want = {name: cost(plan(name, n), block, fresh_gradients=fresh) for name in MODEL}
     want["half"] = cost(plan("half", n), UNIT, halves=halves, fresh_gradients=fresh)
@@ -136,8 +146,16 @@ def test_the_model_has_the_bytes_of_the_plan(tmp_path, fresh):
         peak = checkpointing.selective_peak(ops, replace(STEP, fresh=fresh), block)
         want[f"selective:{ops}"] = n * checkpointing.selective_kept(ops, STEP), peak
     for name, (kept, peak) in want.items():
-        found = measured(path, n, strategy(name, n), fresh)
+        found = measured(n, strategy(name, n), fresh)
         assert found == (kept + output, peak), name
+
+
+def repeated_flops(name):
+    runs, tokens = repeated(name, STEP), BATCH * CONTEXT
+    sizes = BATCH, SHAPE.num_heads, CONTEXT, CONTEXT, SHAPE.head_dim
+    scores = attention_flops(*sizes, False, "forward")
+    linear = 2 * tokens * SHAPE.block_matrices
+    return SHAPE.num_layers * (runs["linear"] * linear + runs["attention"] * scores)
 
 
 def test_recomputed_operations_are_those_of_the_model():
@@ -148,5 +166,5 @@ def test_recomputed_operations_are_those_of_the_model():
             strategy(name, SHAPE.num_layers)(modules, x).sum().backward()
         counts[name] = counter.get_total_flops()
         again = counts[name] - counts["none"]
-        assert again == repeated_work(name, STEP).operations, name
+        assert again == pytest.approx(repeated_flops(name)), name
         assert (again > 0) == (name not in ("none", "selective:products"))

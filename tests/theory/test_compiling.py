@@ -10,9 +10,8 @@ from refusals import refused
 from a2lib.attention import attention_reference
 from a2lib.lab.inductor import read
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.theory.attention import EAGER
-from a2lib.theory.compiling import PASSES, WRITTEN, attention_kernels, moves
-from a2lib.theory.step_kernels import compiled_step, eager_step, fused_step
+from a2lib.theory.eager import PASSES, WRITTEN, attention_kernels, moves
+from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
 from a2lib.theory.transformer import Shape
 
 B, N, D = 2, 64, 16
@@ -36,7 +35,7 @@ def test_bytes_are_those_that_inductor_counts(written, dtype):
         kernels = attention_kernels("compile", written, pass_, B, N, D, dtype.itemsize)
         graph = read(code)
         assert graph.backward == (pass_ == "backward")
-        assert graph.called + graph.library == len(kernels)
+        assert graph.called + graph.library == sum(kernel.count for kernel in kernels)
         assert graph.attentions == (written == "heads")
         if written != "causal":
             assert bytes_ == moved(kernels)
@@ -62,11 +61,6 @@ def test_a_compiled_model_moves_little_more_than_its_closed_form():
     assert sum(g.attentions for g in found) == 0  # its mask is filled in
     assert moved(steps[fused_step]) < moved(steps[compiled_step]) <= counted
     assert counted < 1.5 * moved(steps[compiled_step]) < moved(steps[eager_step])
-    launches = sum(g.called + g.library for g in found)
-    planned_launches, eager = (
-        sum(k.count for k in steps[step]) for step in (compiled_step, eager_step)
-    )
-    assert planned_launches <= launches < 1.5 * planned_launches < eager
 
 
 def test_matrices_by_value():
@@ -79,11 +73,11 @@ def test_matrices_by_value():
 def test_eager_with_a_mask_by_hand(pass_, matrices, masks):
     """Matrices read and written, and how often the mask passes, a byte an element."""
     kernels = attention_kernels("eager", "causal", pass_, 1, N, D, 4)
-    assert len(kernels) == len(EAGER[pass_]) == 9
-    products = [k for k in kernels if k.flops]
-    assert len(products) == {"forward": 2, "backward": 4}[pass_]
-    assert {k.flops for k in products} == {2 * N * N * D}
-    assert moved(kernels) == 4 * N * N * matrices + N * N * masks + 2 * len(products) * N * D * 4
+    (products,) = (k for k in kernels if k.flops)
+    assert products.count == {"forward": 2, "backward": 4}[pass_]
+    assert products.flops == 2 * N * N * D
+    tensors = 2 * products.count * N * D * 4
+    assert moved(kernels) == 4 * N * N * matrices + N * N * masks + tensors
     assert moves("eager", "causal", pass_) == matrices
 
 

@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory import planner
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import OPTIMIZERS, Job, score_bytes
+from a2lib.theory.jobs import OPTIMIZERS, Job
 from a2lib.theory.layout_time import block_flops
 from a2lib.theory.layouts import Layout, evaluate, memory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.step_kernels import eager_step
+from a2lib.theory.step_floor import eager_step, score_bytes
 from a2lib.theory.transformer import SIZES, GroupedShape, Shape, forward_flops_by_part
 
 TOY = replace(plan_toys.TOY, fp32=100.0)

@@ -5,8 +5,7 @@ from refusals import refused
 
 from a2lib.theory import sharding
 from a2lib.theory.collectives import run_all_reduce
-from a2lib.theory.memory.step import WORKSPACE, StepMemory, asked
-from a2lib.theory.memory.tape import OPTIMIZER
+from a2lib.theory.memory.step import OPTIMIZER, WORKSPACE, StepMemory, asked
 from a2lib.theory.sharding import MOMENTS, UPDATE_BYTES, Held, pipelined_s, sent
 from a2lib.theory.transformer import Shape, parameter_count
 

@@ -277,33 +277,3 @@ def keys_per_chunk(
 def n_chunks_of(chunk_keys: int, n_queries: int, n_keys: int, causal: bool) -> int:
     """Chunks that some query sees a key of."""
     return -(-(min(n_queries, n_keys) if causal else n_keys) // chunk_keys)
-
-
-# Eager attention with a causal mask, kernel by kernel: what it reads and makes, and the tensors
-# whose last use it is, apart by commas. All but these few are N x N matrices.
-VECTORS = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
-OF_MASK = ("mask", "queries", "keys")
-EAGER = {
-    "forward": (
-        ("q k^T", "q,k", "q k^T", ""),
-        ("times scale", "q k^T", "scores", "q k^T"),
-        ("indices of queries", "", "queries", ""),
-        ("indices of keys", "", "keys", ""),
-        ("compare", "queries,keys", "mask", "keys"),
-        ("copy to mask", "scores", "masked scores", ""),
-        ("mask", "masked scores,mask", "masked scores", "scores"),
-        ("softmax", "masked scores", "p", ""),
-        ("p v", "p,v", "o", ""),
-    ),
-    "backward": (
-        ("p^T do", "p,do", "dv", ""),
-        ("do v^T", "do,v", "dp", ""),
-        ("dp times p", "dp,p", "dp p", ""),
-        ("softmax backward", "dp p,p", "ds", "dp,dp p"),
-        ("copy to mask", "ds", "masked ds", ""),
-        ("mask", "masked ds,mask", "masked ds", "ds"),
-        ("times scale", "masked ds", "scaled ds", "ds,masked ds"),
-        ("ds k", "scaled ds,k", "dq", ""),
-        ("ds^T q", "scaled ds,q", "dk", ""),
-    ),
-}

@@ -15,9 +15,6 @@ import numpy as np
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.latency import Line
-from a2lib.theory.memory.tape import GRADIENTS
-from a2lib.theory.memory.tensors import StepMemory
-from a2lib.theory.products import WIDE
 from a2lib.theory.transformer import Shape
 
 
@@ -49,11 +46,15 @@ def gradients(shape: Shape) -> list[Gradient]:
     Shares are by multiply-adds of the products with weights, of which gradients of norms and of the
     embedding have none; attention's own products, a few percent, are left out.
     """
-    events = StepMemory(shape, 1, 1, "forward-backward").events()
-    made = [one for one in events if one.made and one.category == GRADIENTS]
-    works = [0 if "ln" in one.name or "embed" in one.name else one.bytes for one in made]
-    whole = sum(works)
-    return [Gradient(one.bytes // WIDE, n / whole) for one, n in zip(made, works, strict=True)]
+    d, f = shape.d_model, shape.d_ff
+    queries, keys = d * shape.q_width, d * shape.kv_width
+    # (elements, whether a product makes it)
+    block = [(d * f, True), (d * f, True), (d * f, True), (d, False)]  # w2, w3, w1, norm
+    block += [(queries, True), (keys, True), (keys, True), (queries, True), (d, False)]
+    table = shape.vocab_size * d
+    made = [(table, True), (d, False), *(shape.num_layers * block), (table, False)]
+    whole = sum(elements for elements, product in made if product)
+    return [Gradient(elements, elements / whole if product else 0.0) for elements, product in made]
 
 
 def fill(sizes: Sequence[float], bucket: float) -> Iterator[list[int]]:

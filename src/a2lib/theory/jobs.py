@@ -1,11 +1,11 @@
 """What a plan is for: a model, its batch, a device, and what the training computes with."""
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from a2lib.theory.devices import Device
 from a2lib.theory.memory.saved import block_saved
-from a2lib.theory.memory.tensors import ATTENTIONS, PRECISIONS, StepMemory
+from a2lib.theory.memory.step import ATTENTIONS, PRECISIONS
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
@@ -24,7 +24,7 @@ class Job:
     """What is to be trained on what: at most ``devices`` of ``device``, which may be used but for
     the share ``headroom`` of their memory; ``batch`` sequences of ``context`` tokens a step.
 
-    ``precision`` and ``attention`` are as in tensors.py, ``optimizer`` one of ``OPTIMIZERS``,
+    ``precision`` and ``attention`` are as in step.py, ``optimizer`` one of ``OPTIMIZERS``,
     ``efficiency`` the share of the maker's peak at which products run, and ``activations`` what a
     block keeps: as this library's does, or as fused kernels on a residual stream in the width of
     computation, as in Megatron-LM. ``frozen`` is the share of each matrix that is not trained.
@@ -120,16 +120,3 @@ class Job:
     def scores(self) -> int:
         """Scores that a token of one block has, if attention forms them in memory."""
         return self.shape.num_heads * self.context if self.attention == "eager" else 0
-
-
-@cache
-def score_bytes(precision: str) -> tuple[int, int]:
-    """Bytes that eager attention's kernels move for each score, forward and backward: what is left
-    of two heads' bytes if those of one are taken away."""
-
-    def moved(heads: int, phase: str) -> int:
-        kernels = StepMemory(Shape(4, 1, 1, heads, 1), 1, 1, precision=precision).kernels()
-        which = "attention", phase
-        return sum(k.read + k.written for k in kernels if (k.part, k.phase) == which)
-
-    return tuple(moved(2, phase) - moved(1, phase) for phase in ("forward", "backward"))

@@ -10,10 +10,11 @@ from typing import NamedTuple, Self
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.collectives import all_gather_s
-from a2lib.theory.jobs import Job, score_bytes
+from a2lib.theory.jobs import Job
 from a2lib.theory.other_axes import ring_attention_bytes
 from a2lib.theory.products import matmul_flops
 from a2lib.theory.stages import Layout, Stage, inside, shards, stages, tables, tokens, weights
+from a2lib.theory.step_floor import score_bytes
 
 
 class Seconds(NamedTuple):

@@ -13,7 +13,7 @@ from a2lib.theory import layouts, transformer
 from a2lib.theory.devices import DEVICES, named_device
 from a2lib.theory.jobs import ACTIVATIONS, ATTENTIONS, EFFICIENCY, OPTIMIZERS, Job
 from a2lib.theory.layouts import ASSUMPTIONS, HIDDEN, Layout, Plan, evaluate, flops_share
-from a2lib.theory.memory.tensors import PRECISIONS
+from a2lib.theory.memory.step import PRECISIONS
 from a2lib.theory.planner import MOST_COUNTED, largest_batch, search
 from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size
 

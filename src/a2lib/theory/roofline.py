@@ -3,8 +3,8 @@
 A kernel takes at least its operations over a measured ceiling, and at least its bytes over a
 measured bandwidth (the roofline of Williams, Waterman and Patterson, 2009). The difference of a
 measured time to the floor of its own list is what launches, caches and tiles cost; that of two
-lists is what fusing can save. ``step_kernels.py`` has the lists of a training step,
-``compiling.py`` those of attention alone.
+lists is what fusing can save. ``step_floor.py`` has the lists of a training step, ``eager.py``
+those of attention alone.
 """
 
 from collections.abc import Iterable

@@ -24,9 +24,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
-from a2lib.theory.memory.step import WORKSPACE, peak
-from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS
-from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.memory.step import (
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER,
+    PARAMETERS,
+    WORKSPACE,
+    StepMemory,
+    peak,
+)
 from a2lib.theory.products import check_name, check_sizes
 
 REST = "rest"

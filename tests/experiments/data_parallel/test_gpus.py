@@ -9,7 +9,7 @@ from a2lib.experiments import ddp, fsdp, sharded_optimizer
 from a2lib.experiments.data_parallel.configurations import BEST_MB, SENT_DTYPES, Setting, Way, tasks
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.lab import DDP, FSDP, FSDP_MEMORY, SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY, bulk
-from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.sharding import Held
 from a2lib.theory.transformer import Shape
 

@@ -13,7 +13,7 @@ from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH as STEP_BATCH
 from a2lib.experiments.steps import MODELS, MODES, TOO_LARGE, Configuration, refuse
 from a2lib.lab import COMPILE_ATTENTION, COMPILE_MODEL
-from a2lib.theory.compiling import IMPLEMENTATIONS, PASSES, WRITTEN
+from a2lib.theory.eager import IMPLEMENTATIONS, PASSES, WRITTEN
 
 BATCH = 8
 # The handout's grid; the CPU's shows that everything works.
@@ -34,7 +34,7 @@ BLOCKS = ("none", "blocks")  # the ways to compile any model
 @dataclass(frozen=True)
 class Shape:
     """One shape of attention over ``batch`` sequences without heads, ``written`` as
-    ``theory.compiling`` says."""
+    ``theory.eager`` says."""
 
     written: str
     dtype: str

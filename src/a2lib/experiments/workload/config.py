@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from a2lib.theory import roofline
-from a2lib.theory.memory.step import peak
-from a2lib.theory.memory.tensors import MODES as COUNTED
-from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.memory.step import MODES as COUNTED
+from a2lib.theory.memory.step import StepMemory, peak
 from a2lib.theory.products import check_name
 from a2lib.theory.roofline import NARROW
 from a2lib.theory.transformer import SIZES, Shape, named_size, parameter_count
@@ -209,7 +208,7 @@ def _check(field: dataclasses.Field, value: Any) -> None:
 def least_bytes(config: Config, device: str = "cpu") -> int:
     """Bytes of tensors at the peak of a step, never more than there will be.
 
-    Eager steps without checkpoints: every tensor, as ``a2lib.theory.memory.step`` has them, an
+    Eager steps without checkpoints: the fullest moment that ``a2lib.theory.memory.step`` has, an
     attention that keeps no scores as ``flash``. Others: weights, gradients and the optimizer's
     state, or the weights and the logits.
     """
@@ -222,9 +221,10 @@ def least_bytes(config: Config, device: str = "cpu") -> int:
             config.mode,
             config.precision if config.precision == "bf16" else "fp32",
             "eager" if config.attention == "eager" else "flash",
-            cuda=device == "cuda",
         )
-        return peak(step).total
+        # A CPU makes one tensor of the scores' size less.
+        less = step.sizes["scores"] if device == "cpu" and step.attention == "eager" else 0
+        return peak(step).total - less
     narrow = config.precision == NARROW
     element = 2 if narrow else 4
     weights = element * parameter_count(config.shape)

@@ -21,7 +21,7 @@ statistics is the same sum). Times are the host's: it allocates ahead of the GPU
 from a2lib.lab.snapshot.reading import Snapshot, SnapshotError, read
 from a2lib.lab.snapshot.recording import Recorder
 from a2lib.lab.snapshot.timeline import largest_rows, line_rows, peak, timeline_rows
-from a2lib.theory.memory.tape import CATEGORIES
+from a2lib.theory.memory.step import CATEGORIES
 
 __all__ = [
     "CATEGORIES",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from a2lib.errors import OneLine
-from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, SAVED, TEMPORARIES
+from a2lib.theory.memory.step import GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, SAVED, TEMPORARIES
 
 NOTES = "a2lib"  # key of the recorder's notes in the pickle's dictionary
 # What belongs to what, most certain first: a tensor that is known by its address; then what was

@@ -14,7 +14,7 @@ from typing import Self
 
 from a2lib.lab.saved import follow
 from a2lib.lab.snapshot.reading import NOTES
-from a2lib.theory.memory.tape import GRADIENTS, OPTIMIZER, PARAMETERS, SAVED
+from a2lib.theory.memory.step import GRADIENTS, OPTIMIZER, PARAMETERS, SAVED
 from a2lib.theory.products import check_name
 
 MAX_ENTRIES = 1_000_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from a2lib.lab.snapshot.reading import Allocation, Snapshot
-from a2lib.theory.memory.tape import CATEGORIES
+from a2lib.theory.memory.step import CATEGORIES
 
 POINTS = 1500
 LARGEST = 20

@@ -10,7 +10,7 @@ from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.plots import label, lines, reference, stacks
 from a2lib.report.style import INK, Chart, Look, Looks, chart
-from a2lib.theory.eager import PASSES, Eager
+from a2lib.theory.eager import Eager, attention_kernels, longest
 from a2lib.theory.roofline import floor
 
 BATCH = 8
@@ -24,8 +24,33 @@ KINDS = {
     "waits for the backward": "#0072b2",
     "temporary": "#d55e00",
 }
-KIND_OF = dict.fromkeys("q k v o do dq dk dv queries keys".split(), "inputs and output")
-KIND_OF |= dict.fromkeys(("p", "mask"), "waits for the backward")
+# What lives during each kernel of causal attention beside q, k, v, o and do: matrices that wait for
+# the backward, temporary ones, and gradients of q's size.
+MOMENTS = {
+    "forward": [
+        ("q k^T", 0, 1, 0),
+        ("times scale", 0, 2, 0),
+        ("indices of queries", 0, 1, 0),
+        ("indices of keys", 0, 1, 0),
+        ("compare", 0, 1, 0),
+        ("copy to mask", 0, 2, 0),
+        ("mask", 0, 2, 0),
+        ("softmax", 1, 1, 0),
+        ("p v", 1, 1, 0),
+    ],
+    "backward": [
+        ("p^T do", 1, 0, 1),
+        ("do v^T", 1, 1, 1),
+        ("dp times p", 1, 2, 1),
+        ("softmax backward", 1, 3, 1),
+        ("copy to mask", 1, 2, 1),
+        ("mask", 1, 2, 1),
+        ("times scale", 1, 2, 1),
+        ("ds k", 1, 1, 2),
+        ("ds^T q", 1, 1, 3),
+    ],
+}
+BEFORE_MASK = ("q k^T", "times scale", "indices of queries", "indices of keys")
 PARTS = {
     "matrix multiplies": "#0072b2",
     "reading and writing matrices": "#d55e00",
@@ -61,9 +86,29 @@ def _theory(pass_, n, d, causal, rate, bandwidth) -> dict:
     held = sum(one.inputs(pass_).values())
     found = {"matrix": one.matrix, "held": held, "added": one.peak(pass_)}
     if rate and bandwidth:
-        least = floor(one.kernels(pass_), rate * 1e12, bandwidth * 1e12)
+        written = "causal" if causal else "plain"
+        kernels = attention_kernels("eager", written, pass_, one.batch, one.n, one.d, 4)
+        least = floor(kernels, rate * 1e12, bandwidth * 1e12)
         found |= {"multiplies": least["products"].ms, "floor": least["total"].ms}
     return found
+
+
+def limits(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
+    """The rows with ``counted_len``, the longest sequence by the closed form of what is allocated:
+    blocks, or tensors alone where segments expand."""
+    counted = [
+        longest(
+            int(r.batch),
+            int(r.head_dim),
+            bool(r.causal),
+            int(r.room_bytes),
+            r.pass_,
+            step=int(r.fails_len - r.fits_len),
+            how="blocks" if r.allocator == "blocks" else "tensors",
+        )
+        for r in rows.rename(columns={"pass": "pass_"}).itertuples()
+    ]
+    return rows.assign(counted_len=counted)
 
 
 def saved(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -74,23 +119,25 @@ def saved(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 
 def over_time(one: Eager) -> Chart:
-    """What lives during each kernel of a forward and a backward, by kind, GB."""
+    """What lives during each kernel of a causal forward and backward, by kind, GB."""
     bars = []
-    for pass_ in PASSES:
-        given = one.inputs(pass_) | ({"do": one.tensor} if pass_ == "forward" else {})
-        for kernel, live in one.moments(pass_):
-            sums = dict.fromkeys(KINDS, 0.0)
-            for name, size in (given | live).items():
-                sums[KIND_OF.get(name, "temporary")] += size / 1e9
-            bars.append({"kernel": kernel} | sums)
+    for pass_, kernels in MOMENTS.items():
+        inputs = 4 if pass_ == "forward" else 5  # q, k, v, do; and the output
+        for kernel, waiting, temporary, gradients in kernels:
+            output = 1 if kernel == "p v" else 0
+            tensors = (inputs + output + gradients) * one.tensor
+            mask = 0 if pass_ == "forward" and kernel in BEFORE_MASK else one.mask
+            sizes = (tensors, waiting * one.matrix + mask, temporary * one.matrix)
+            bars.append({"kernel": kernel} | dict(zip(KINDS, np.array(sizes) / 1e9, strict=True)))
     frame = pd.DataFrame(bars).set_index("kernel")
     most = int(frame.sum(axis=1).to_numpy().argmax())
     said = ["" if i != most else f"{x:.1f} GB" for i, x in enumerate(frame.sum(axis=1))]
     bold = {"ha": "right", "va": "center", "fontweight": "bold"}
 
     def passes(ax):
-        ax.axhline(len(one.moments("forward")) - 0.5, color=INK, linewidth=0.8)
-        for y, words in ((0, "forward"), (len(one.moments("forward")), "backward")):
+        border = len(MOMENTS["forward"])
+        ax.axhline(border - 0.5, color=INK, linewidth=0.8)
+        for y, words in ((0, "forward"), (border, "backward")):
             label(ax, words, (1, y), (-2, 0), xycoords=("axes fraction", "data"), **bold)
 
     height = 0.9 + 0.25 * len(bars)

@@ -11,7 +11,7 @@ from a2lib.report.plots import ROOM, bars, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.theory.roofline import floor
-from a2lib.theory.step_kernels import eager_step, fused_step
+from a2lib.theory.step_floor import eager_step, fused_step
 from a2lib.theory.transformer import SIZES, forward_flops, step_flops
 
 TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "xl (2025)"}

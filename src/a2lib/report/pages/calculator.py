@@ -18,10 +18,11 @@ from a2lib.report.plots import reference, stacks
 from a2lib.report.style import Chart
 from a2lib.theory import layouts
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job, score_bytes
+from a2lib.theory.jobs import ATTENTIONS, OPTIMIZERS, Job
 from a2lib.theory.layouts import Layout, evaluate
-from a2lib.theory.memory.tensors import PRECISIONS
+from a2lib.theory.memory.step import PRECISIONS
 from a2lib.theory.products import NARROW, WIDE
+from a2lib.theory.step_floor import score_bytes
 from a2lib.theory.transformer import PRESETS, SIZES, Shape
 
 EXAMPLE = Job(SIZES["8B"], DEVICES["H200"], 8, 32, 2048)

@@ -9,10 +9,11 @@ from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.plots import label
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import gb
-from a2lib.theory.memory.checkpointing import BlockBytes
-from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.memory.strategies import FFN, HALVES, block_bytes, block_moments, strategy_memory
-from a2lib.theory.strategy_time import forward_work, milliseconds, repeated_work
+from a2lib.theory.attention import attention_flops
+from a2lib.theory.memory.checkpointing import BlockBytes, block_bytes, repeated, strategy_peak
+from a2lib.theory.memory.step import StepMemory, block_peaks
+from a2lib.theory.products import matmul_flops
+from a2lib.theory.step_floor import eager_step
 from a2lib.theory.transformer import SIZES, state_bytes
 
 SINGLE = ("block", "segments:2", "segments:4", "segments:8", "segments:16")  # one level of k blocks
@@ -36,19 +37,6 @@ SETTINGS = {
     "fp32, eager": StepMemory(SIZES["2.7B"], 4, 2048),
     "bf16, Flash": StepMemory(SIZES["2.7B"], 4, 2048, precision="bf16", attention="flash"),
 }
-KERNELS = {
-    "w2": "multiplies with w2",
-    "widen w2's": "w2's gradient to fp32",
-    "gate": "gate times value",
-    "w1 w3": "multiplies with w1 and w3",
-    "output": "multiplies with the output matrix",
-    "do v^T": "multiply for dP",
-    "softmax": "softmax",
-    "flash": "FlashAttention",
-    "rope": "RoPE",
-    "q k v": "multiplies with q, k and v",
-    "norm": "norm",
-}
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -64,7 +52,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     base = found[found["strategy"] == "block"].set_index(key)[["ms", "ms_forward"]]
     base = found[key].join(base, on=key)
     found["ms_expected"] = [
-        row.ms + _beyond(r, row.ms_forward, rate) if rate else None
+        row.ms + _beyond_one_block(r, row.ms_forward, rate * 1e12) if rate else None
         for r, row in zip(found.itertuples(), base.itertuples(), strict=True)
     ]
     return found
@@ -73,29 +61,68 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 def _step(row) -> StepMemory:
     shape = dataclasses.replace(SIZES[row.model], num_layers=int(row.layers))
     precision = "bf16" if row.precision == "bf16" else "fp32"  # TF32 changes no byte
-    how = {"precision": precision, "attention": row.attention, "fresh": row.gradients == "fresh"}
-    return StepMemory(shape, int(row.batch), int(row.context), **how)
+    return StepMemory(
+        shape,
+        int(row.batch),
+        int(row.context),
+        precision=precision,
+        attention=row.attention,
+        fresh=row.gradients == "fresh",
+    )
 
 
 def _theory(row) -> dict:
     step = _step(row)
     state = state_bytes(step.shape)
-    _, peak = strategy_memory(step, row.strategy)
+    linear, attention, head = _forward_flops(step)
+    again = repeated(row.strategy, step)
+    flops = again["linear"] * linear + again["attention"] * attention
     return {
         "held": state.total - (state.gradients if step.fresh else 0),
-        "peak": peak,
-        "again": repeated_work(row.strategy, step).operations / forward_work(step).operations,
+        "peak": strategy_peak(step, row.strategy),
+        "again": flops / (linear + attention + head),
     }
 
 
-def _beyond(row, ms_forward: float, rate: float) -> float:
-    """What a strategy computes again more than one block at a time does, in ms."""
+def _forward_flops(step: StepMemory) -> tuple[int, int, int]:
+    """Operations of a forward: of the blocks' linear layers, of attention, which is eager with
+    every score, else with half of them, and of the head."""
+    s, tokens = step.shape, step.batch * step.context
+    linear = s.num_layers * 2 * tokens * s.block_matrices
+    causal = step.attention != "eager"
+    sizes = step.batch, s.num_heads, step.context, step.context, s.head_dim
+    attention = s.num_layers * attention_flops(*sizes, causal, "forward")
+    return linear, attention, matmul_flops(tokens, s.vocab_size, s.d_model)
+
+
+def _beyond_one_block(row, ms_forward: float, bytes_per_s: float) -> float:
+    """What a strategy computes again more than one block at a time does, in ms.
+
+    What stands between products takes the time of its bytes, eager attention with its products
+    among it, and products that of the rest of the measured forward.
+    """
     step = _step(row)
-    this, block = (
-        milliseconds(repeated_work(s, step), forward_work(step), ms_forward, rate * 1e12)
-        for s in (row.strategy, "block")
-    )
-    return this - block
+    linear, attention, head = _forward_flops(step)
+    forward = [
+        kernel
+        for kernel in eager_step(step.shape, step.batch, step.context, step.precision)
+        if kernel.phase == "forward"
+    ]
+    ms = {"attention": 0.0, "elementwise": 0.0}
+    for kernel in forward:
+        if kernel.part in ms:
+            moved = kernel.count * (kernel.read + kernel.written)
+            ms[kernel.part] += 1e3 * moved / bytes_per_s
+    if step.attention == "flash":
+        ms_products = ms_forward - ms["elementwise"]
+        ms["attention"] = ms_products * attention / (linear + attention + head)
+    else:
+        ms_products = ms_forward - ms["elementwise"] - ms["attention"]
+        attention = 0
+    ms["linear"] = ms_products * linear / (linear + attention + head)
+    ms["rest"] = ms["elementwise"]
+    this, block = (repeated(strategy, step) for strategy in (row.strategy, "block"))
+    return sum((this[part] - block[part]) * ms[part] for part in this)
 
 
 @chart(height=3.4)
@@ -129,21 +156,16 @@ def backward(figure, block: BlockBytes, blocks: int):
     ax.set(xlabel="blocks gone backward", ylabel="GB beyond what stays", xlim=(1, blocks))
 
 
-def units_and_moments() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tables in GB of one block of the 2.7B model, batch 4, 2,048 tokens: I, A, G and M by setting;
-    and what is alive at each kernel of its backward, gradients kept, a column a setting."""
-    units, alive = [], {}
+def units() -> pd.DataFrame:
+    """Return a table in GB of one block of the 2.7B model, batch 4, 2,048 tokens: I, A, G and M by
+    setting, and of M what is left of A, and what is temporary."""
+    lines = []
     for setting, fresh in SETTINGS.items():
-        step = dataclasses.replace(fresh, fresh=False)
-        kept, halves = block_bytes(step)
-        sizes = kept.input, kept.saved, kept.gradients, kept.peak, block_bytes(fresh)[0].peak
-        units.append([setting, *(gb(s, 3) for s in sizes)])
-        for m in block_moments(step):
-            saved = halves[HALVES[0]].saved if m.half == FFN else 0
-            key = ("FFN" if m.half == FFN else m.half, KERNELS[m.kernel])
-            alive.setdefault(key, {})[setting] = gb(m.bytes + saved, 3)
-    order = sorted(alive, key=lambda key: (key[0] != "FFN", list(KERNELS.values()).index(key[1])))
-    lines = pd.DataFrame([[*key, *map(alive[key].get, SETTINGS)] for key in order])
-    lines.columns = ["half", "kernel", *SETTINGS]
-    names = ["setting", "I", "A", "G", "M, kept gradients", "M, fresh"]
-    return pd.DataFrame(units, columns=names), lines
+        kept = dataclasses.replace(fresh, fresh=False)
+        block = block_bytes(kept)[0]
+        fullest = max(block_peaks(kept), key=lambda half: half.total)
+        sizes = [block.input, block.saved, block.gradients, block.peak]
+        sizes += [fullest.saved, fullest.temporary, block_bytes(fresh)[0].peak]
+        lines.append([setting, *(gb(size, 3) for size in sizes)])
+    names = ["setting", "I", "A", "G", "M, kept gradients", "of it saved", "temporary", "M, fresh"]
+    return pd.DataFrame(lines, columns=names)

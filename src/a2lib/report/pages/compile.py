@@ -7,7 +7,7 @@ from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import label, lines, reference
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.traces import kernels
-from a2lib.theory.compiling import attention_kernels, moves
+from a2lib.theory.eager import attention_kernels, moves
 from a2lib.theory.roofline import floor
 
 LENGTHS = (256, 1024, 4096, 8192, 16384)

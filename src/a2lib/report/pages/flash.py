@@ -9,7 +9,6 @@ from a2lib.report.page import one, pick
 from a2lib.report.style import COLOURS, DIM, Look, Looks, chart
 from a2lib.report.units import count, ms, percent
 from a2lib.theory import attention
-from a2lib.theory.memory.allocator import ROUND, SMALL
 
 PART = "compiled_backward"  # its forward is ours, which makes it no peer
 LOOKS = Looks(
@@ -37,6 +36,7 @@ TILES = {
     64: {"forward": (64, 128), "backward": (128, 128)},
     128: {"forward": (128, 128), "backward": (64, 128)},
 }
+SMALL, ROUND = 2**20, 2 * 2**20  # of PyTorch's allocator: the rest that it keeps, and its segments
 HOPPER = ("nvidia-h200", "nvidia-h100-80gb-hbm3")  # whose kernels are those for Hopper
 THEIRS = "triton_forward_compiled_backward"  # of the published writeup
 
@@ -47,7 +47,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ``called``, the time as called; ``kind``, one head, board or paper; ``tflops``, by the papers'
     count; ``peer`` and ``best``, the fastest of the other implementations at the same shape and its
     ms; ``expected``, bytes of the tensors that a tiled implementation allocates, ``rounded``, by
-    how much more their blocks can be in PyTorch's allocator (``theory.memory.allocator``), and
+    how much more their blocks can be in PyTorch's allocator, and
     ``matrices``, what the peak has beyond them in N x N matrices.
     """
     found = by_graph(rows).assign(called=rows["ms"], name=rows["implementation"].map(LOOKS.label))

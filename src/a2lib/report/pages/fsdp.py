@@ -8,7 +8,7 @@ from a2lib.lab import bulk
 from a2lib.report.plots import inside, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory import fsdp as theory
-from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.sharding import REST, Held
 from a2lib.theory.transformer import SIZES
 

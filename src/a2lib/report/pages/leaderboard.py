@@ -13,7 +13,7 @@ from a2lib.report.units import percent
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.keeping import CHUNK, block_always, block_results, working_bytes
 from a2lib.theory.roofline import floor
-from a2lib.theory.step_kernels import fused_step
+from a2lib.theory.step_floor import fused_step
 from a2lib.theory.transformer import SIZES, forward_flops_by_part, parameter_count, step_flops
 
 WAYS = {

@@ -1,6 +1,5 @@
 """Memory: peaks of steps beside their count, what a block keeps, and who asked for it."""
 
-import functools
 import re
 
 import numpy as np
@@ -14,9 +13,8 @@ from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.jobs import Job
 from a2lib.theory.layouts import Layout, evaluate
-from a2lib.theory.memory.allocator import OutOfMemory
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.memory.step import StepMemory, asked, peak, replay
+from a2lib.theory.memory.step import StepMemory, asked, peak
 from a2lib.theory.transformer import SIZES, block_parameter_count, state_bytes
 
 BATCH, MODEL = 4, "2.7B"
@@ -51,16 +49,11 @@ def step(
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """The rows with, in bytes: ``state``, 16 a parameter; ``capacity``, all that the driver gives.
     Of whole second steps ``counted``, tensors and workspaces at the peak, and ``planned`` (train
-    steps); of those that ran out ``wanted`` and ``wanted_counted``, the segment that there was no
-    room for, by PyTorch's message and by the count."""
+    steps); of those that ran out ``wanted``, what there was no room for, by PyTorch's message."""
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
     whole = (rows["phase"] == "step") & (rows["step_number"] == 1)
-    beside = (rows["driver_bytes"] - rows["reserved_bytes"]).median()
     given = rows["note"].map(lambda note: _said("total capacity of", note)).min()
-    found = [
-        _theory(r, given - beside) if w else {}
-        for r, w in zip(rows.itertuples(), whole, strict=True)
-    ]
+    found = [_theory(r) if w else {} for r, w in zip(rows.itertuples(), whole, strict=True)]
     state = rows["model"].map({m: state_bytes(s).total for m, s in SIZES.items()})
     return rows.assign(state=state, capacity=given).join(pd.DataFrame(found, index=rows.index))
 
@@ -71,7 +64,7 @@ def _said(words: str, note: str) -> float:
     return float(found[1]) * UNIT[found[2]] if found else np.nan
 
 
-def _theory(row, room: float) -> dict:
+def _theory(row) -> dict:
     one = step(row.context, row.mode, row.precision, row.attention, row.model)
     found = {"counted": asked(one)}
     if row.mode == "train-step":
@@ -79,13 +72,8 @@ def _theory(row, room: float) -> dict:
             one.shape, DEVICES["H200"], 1, BATCH, one.context, 0.0, one.precision, one.attention
         )
         found["planned"] = evaluate(job, Layout(sharding="none")).memory_bytes
-    if row.status == "oom" and room == room:
-        found["wanted"], found["wanted_counted"] = _said("Tried to allocate", row.note), np.nan
-        try:
-            replay(one, capacity=int(room))
-        except OutOfMemory as end:
-            unit = UNIT["GiB" if end.wanted > 2**30 else "MiB"]
-            found["wanted_counted"] = round(end.wanted / unit, 2) * unit
+    if row.status == "oom":
+        found["wanted"] = _said("Tried to allocate", row.note)
     return found
 
 
@@ -218,19 +206,17 @@ def trade(figure, contexts: tuple[int, ...]):
     ax.set(xlim=(0, shape.num_layers), ylim=(0, None))
 
 
-@functools.lru_cache(maxsize=64)
-def written_out(one: StepMemory) -> int:
-    """The peak where softmax and SiLU are written as formulas: autograd then keeps the exponentials
-    beside the probabilities (which autocast keeps in 16 bits alone), and the sigmoid beside the
-    SiLU."""
-    now = most = sum(one.standing().values())
-    kept = ("a/prob", "f/silu") if one.precision == "fp32" else ("f/silu",)
-    for event in one.events():
-        twice = one.mode != "inference" and event.name.endswith(kept)
-        size = event.bytes * (2 if twice else 1)
-        now += size if event.made else -size
-        most = max(most, now)
-    return most
+class WrittenOut(StepMemory):
+    """A step whose softmax and SiLU are written as formulas: a block keeps the exponentials beside
+    the probabilities, which autocast keeps in 16 bits alone, and the sigmoid beside the SiLU."""
+
+    @property
+    def saved(self) -> dict[str, int]:
+        kept = dict(super().saved)
+        kept["0f/sigmoid"] = kept["0f/silu"]
+        if self.precision == "fp32":
+            kept["0a/exponentials"] = kept["0a/prob"]
+        return kept
 
 
 def published() -> pd.DataFrame:
@@ -241,7 +227,7 @@ def published() -> pd.DataFrame:
     return rows.assign(
         printed_bytes=rows["printed"] * rows["unit"].map(UNIT),
         counted=[peak(one).total for one in every],
-        written=[written_out(one) for one in every],
+        written=[peak(WrittenOut(**vars(one))).total for one in every],
     )
 
 

@@ -15,7 +15,7 @@ from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.units import digits, percent
 from a2lib.theory.roofline import floor
-from a2lib.theory.step_kernels import compiled_step, eager_step, fused_step
+from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
 from a2lib.theory.transformer import SIZES
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
@@ -41,19 +41,18 @@ NO_CALL = re.compile(r"split_k_kernel|reduce")
 # Name and part of what clears memory, or whose name is not there beside a product.
 CLEARS = re.compile(r"^Memset|^rest (.*(_proj|ffn\.w|lm_head)|ln)")
 INSIDE = "attn.attention."
-TURNED, NORM = "a|b|even|odd|interleave|values|o", "square|mean|shifted|root|normal|norm|y0|x1"
-# What a block does between its matrix multiplies: the ranges that launch it; the names of its
-# kernels, each that of the tensor that it makes in theory/memory/operations.py; what Inductor's
-# names have that hold it, the first of them counts.
+# What a block does between its matrix multiplies: the ranges that launch it; its name in
+# theory/step_floor.py, eager or compiled; what Inductor's names have that hold it, the first of
+# them counts.
 BETWEEN = {
     "masked": (
         (INSIDE + "scores", INSIDE + "softmax"),
-        r"softmax|scores|rows|columns|mask|masked|prob",
+        r"masked|between",
         r"softmax",
     ),
-    "gate": (("ffn",), r"gate|silu|product", r"silu"),
-    "rope": (("attn", INSIDE + "values"), f"rope|{TURNED}", r"flip|neg_stack|transpose"),
-    "norms": (("ln1", "ln2", "block"), f"residual and norm|{NORM}", r"rsqrt|add"),
+    "gate": (("ffn",), "gate", r"silu"),
+    "rope": (("attn", INSIDE + "values"), "rope", r"flip|neg_stack|transpose"),
+    "norms": (("ln1", "ln2", "block"), "norms|residual and norm", r"rsqrt|add"),
 }
 PER_SCORE = 5  # compare, subtract, exponential, add, divide
 
@@ -149,9 +148,9 @@ def _fused(kernel: str) -> str:
 
 
 def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
-    """Of a phase by count: ``counted`` kernels, ``counted_matmuls``; the bytes between matrix
-    multiplies, in all (``moved``) and of BETWEEN; and the floors of both by what the GPU reaches,
-    in ms. Of a forward: operations and bytes of the softmax and of the two multiplies around it."""
+    """Of a phase by count: ``counted_matmuls``; the bytes between matrix multiplies, in all
+    (``moved``) and of BETWEEN; and the floors of both by what the GPU reaches, in ms. Of a forward:
+    operations and bytes of the softmax and of the two multiplies around it."""
     way = (row.precision, row.attention, row.compile)
     if row.model not in SIZES or way not in WAYS:
         return {}
@@ -162,7 +161,6 @@ def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
     step = [k for k in WAYS[way][1](shape, batch, context, row.precision) if k.phase in phases]
     matmuls, rest = ([k for k in step if bool(k.flops) is one] for one in (True, False))
     found = {
-        "counted": sum(k.count for k in step),
         "counted_matmuls": sum(k.count for k in matmuls),
         "moved": sum(k.count * (k.read + k.written) for k in rest),
     }
@@ -174,13 +172,12 @@ def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
         for what, (_, names, _) in BETWEEN.items():
             own = [k for k in rest if k.count >= shape.num_layers and re.fullmatch(names, k.name)]
             found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
-        softmax, multiplies = (  # of eager attention
-            [k for k in step if k.name in names] for names in (("prob",), ("qk", "heads"))
-        )
-        for what, own in {"softmax": softmax, "multiply": multiplies}.items():
-            found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
+        multiplies = [k for k in step if k.name == "scores"]  # of eager attention
+        found["multiply_bytes"] = sum(k.count * (k.read + k.written) for k in multiplies)
         found["multiply_flops"] = sum(k.count * k.flops for k in multiplies)
-        found["softmax_flops"] = PER_SCORE * found["softmax_bytes"] / 8  # scores read and written
+        scores = shape.num_layers * batch * shape.num_heads * context**2 if multiplies else 0
+        found["softmax_bytes"] = 8 * scores  # read and written, in fp32 in either precision
+        found["softmax_flops"] = PER_SCORE * scores
     return found
 
 

@@ -8,7 +8,7 @@ from a2lib.report.pages import collectives
 from a2lib.report.plots import name_lanes, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory.latency import Line, fit
-from a2lib.theory.memory.tensors import StepMemory
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.sharding import CHUNKS, UPDATE_BYTES, Held, pipelined_s
 from a2lib.theory.transformer import SIZES, parameter_count
 

@@ -45,8 +45,9 @@ blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their loga
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from a2lib.theory.memory.tensors import StepMemory
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.memory.step import LOSS, StepMemory, block_peaks, head_saved
+from a2lib.theory.products import WIDE, check_name, check_sizes
+from a2lib.theory.transformer import block_parameter_count
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
 PARTS = {BLOCK: 1, ATTENTION: 0.5, FFN: 0.5}  # of a block
@@ -54,9 +55,10 @@ PARTS = {BLOCK: 1, ATTENTION: 0.5, FFN: 0.5}  # of a block
 PLANS = {"none": "", "half": "", "block": "", "segments": "k", "nested": "k", "recursive": ""}
 PLANS |= {"chain": ""}
 STRATEGIES = PLANS | {"selective": "ops"}
-# What those operations make (operations.py); eager attention is no one operation.
-LINEAR = ("q0", "k0", "v0", "out", "gate", "value", "down")
-OPS = {"linear": LINEAR, "products": (*LINEAR, "qk", "heads"), "attention": ("o", "lse")}
+LINEAR = ("q", "k", "v", "output", "w1", "w3", "w2")
+# The operations that are kept: linear layers, every product, or attention where it is one operation
+# and not several, as eager attention is.
+OPS = ("linear", "products", "attention")
 
 Plan = Sequence  # of BLOCK, ATTENTION, FFN, or a tuple: a checkpoint around a plan
 
@@ -217,27 +219,122 @@ class _Play:
             self.held -= held - (input_ if owned and i == 0 else 0)
 
 
+def block_bytes(step: StepMemory) -> tuple[BlockBytes, dict[str, BlockBytes]]:
+    """Return I, A, M and G of a block of a step, and of its halves by name."""
+    saved, entry = step.saved, step.sizes["stream"]
+    s = step.shape
+    kept = {
+        ATTENTION: sum(n for name, n in saved.items() if name.startswith(("x0", "0a/"))),
+        FFN: sum(n for name, n in saved.items() if name.startswith(("y0", "0f/"))),
+    }
+    of_ffn = WIDE * (3 * s.d_model * s.d_ff + s.d_model)
+    whole = WIDE * block_parameter_count(s)
+    gradients = {ATTENTION: whole - of_ffn, FFN: of_ffn}
+    most = {ATTENTION: 0, FFN: 0}
+    for half in block_peaks(step):
+        own = half.total
+        if half.name == FFN:
+            own -= kept[ATTENTION]
+        elif step.fresh:
+            own -= of_ffn
+        most[half.name] = max(most[half.name], own)
+    halves = {
+        half: BlockBytes(entry, kept[half], max(most[half], kept[half]), gradients[half])
+        for half in (ATTENTION, FFN)
+    }
+    peak = max(half.total for half in block_peaks(step))
+    return BlockBytes(entry, sum(kept.values()), peak, whole), halves
+
+
+def strategy_peak(step: StepMemory, strategy: str) -> int:
+    """Return the bytes at the peak of a forward and backward, beyond what is there between steps,
+    under a strategy of ``a2lib.model.checkpointing``: of the blocks, of the head, or of the end of
+    the backward, whichever is highest. Errors as ``parsed``."""
+    block, halves = block_bytes(step)
+    layers = step.shape.num_layers
+    name, ops = parsed(strategy, layers)
+    if name == "selective":
+        kept = layers * selective_kept(ops, step)
+        highest = selective_peak(ops, step, block)
+    else:
+        found = cost(plan(strategy, layers), block, halves=halves, fresh_gradients=step.fresh)
+        kept, highest = found.kept, found.peak
+    row = WIDE * step.shape.d_model
+    table = row * step.shape.vocab_size
+    above = LOSS + (table + row if step.fresh else 0)
+    head = head_saved(step) + 3 * step.sizes["logits"] + LOSS
+    end = table + step.sizes["stream"] + above + (layers * block.gradients if step.fresh else 0)
+    return max(highest + above, kept + head, end)
+
+
 def selective_kept(ops: str, step: StepMemory) -> int:
-    """Bytes that one block keeps after forward under ``selective:ops``.
+    """Return the bytes that one block keeps after forward under ``selective:ops``.
 
     Its input, in float32, and the kept results, whether backward wants them or not (w2's and
     output's do nothing for it). Raises ValueError for other ops.
     """
     check_name("ops", ops, OPS)
-    kept = () if (ops, step.attention) == ("attention", "eager") else OPS[ops]
-    events = step.of_a_block("forward").events()
-    made = {event.name.rpartition("/")[2]: event.bytes for event in events if event.made}
-    return step.sizes["stream"] + sum(made.get(name, 0) for name in kept)
+    s, rows = step.shape, step.batch * step.context
+    sizes = {
+        "q": s.q_width,
+        "k": s.kv_width,
+        "v": s.kv_width,
+        "output": s.d_model,
+        "w1": s.d_ff,
+        "w3": s.d_ff,
+        "w2": s.d_model,
+        "heads": s.q_width,
+        "scores": s.num_heads * step.context,
+    }
+    kept = step.sizes["stream"]
+    if ops == "attention":
+        if step.attention == "flash":
+            kept += rows * (step.width * s.q_width + WIDE * s.num_heads)
+        return kept
+    names = [*LINEAR]
+    if ops == "products" and step.attention == "eager":
+        names += ["scores", "heads"]
+    return kept + step.width * rows * sum(sizes[name] for name in names)
 
 
 def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:
-    """Most bytes of the backward of all blocks under ``selective:ops``; errors as
+    """Return the most bytes of the backward of all blocks under ``selective:ops``; errors as
     ``selective_kept``, ``block`` as for ``cost``.
 
     The results that a block kept are those that it saves, used up as it is computed again. One is
     left beside it: w2's, since what is computed again ends before it.
     """
-    left = step.sizes["stream"] // (2 if step.precision == "bf16" else 1)
+    left = step.width * step.batch * step.context * step.shape.d_model
     others = step.shape.num_layers - 1
     waiting = max(others * selective_kept(ops, step), others * block.gradients * step.fresh)
     return waiting + block.peak + (0 if ops == "attention" else left)
+
+
+def repeated(strategy: str, step: StepMemory) -> dict[str, float]:
+    """Return how often the backward of a step runs each part of its blocks' forward again under a
+    strategy of ``a2lib.model.checkpointing``: "linear" layers, "attention" (its two products), and
+    "rest", what stands between them, in forwards of all blocks, with the share of a forward's
+    linear layers that early stop leaves out taken off. Raises ValueError as ``parsed``.
+
+    ``half`` ends before the last product of either half, any other checkpoint around blocks before
+    that of the FFN.
+    """
+    s = step.shape
+    layers = s.num_layers
+    name, ops = parsed(strategy, layers)
+    linear = s.block_matrices
+    if name == "selective":
+        again = {"linear": 1.0 - s.d_model * s.d_ff / linear, "attention": 1.0, "rest": 1.0}
+        if ops in ("linear", "products"):
+            again["linear"] = 0.0
+        if (ops, step.attention) in (("products", "eager"), ("attention", "flash")):
+            again["attention"] = 0.0
+        return again
+    if name == "half":
+        runs = 1.0
+        cut = s.d_model * (s.d_ff + s.q_width) / linear
+    else:
+        found = cost(plan(strategy, layers), BlockBytes(1, 1, 1))
+        runs = found.runs / layers
+        cut = found.cut / layers * s.d_model * s.d_ff / linear
+    return {"linear": runs - cut, "attention": runs, "rest": runs}

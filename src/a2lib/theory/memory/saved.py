@@ -1,9 +1,8 @@
 """What one block of the Transformer keeps for its backward, tensor by tensor, as exact integers.
 
-The block of ``a2lib.model`` (``operations.py``): RMSNorm written out (square, mean, root, two
-products), RoPE, fused SiLU. What several operations keep counts once. Parameters, RoPE's tables and
-weights that are only views of parameters do not count, 16-bit copies of weights under autocast do.
-In elements, with
+The block of ``a2lib.model``: RMSNorm written out (square, mean, root, two products), RoPE, fused
+SiLU. What several operations keep counts once. Parameters, RoPE's tables and weights that are only
+views of parameters do not count, 16-bit copies of weights under autocast do. In elements, with
 
     u = B T D    g = B T F    s = B H T T    rows = B T    P = 4 D D + 3 D F
 
@@ -26,48 +25,88 @@ alone), and eager's softmax runs in float32 and is copied for its product: 4 s +
 float32 has 4 s. That is why half the bytes a number does not halve the memory.
 """
 
-from a2lib.theory.memory.tape import SAVED
-from a2lib.theory.memory.tensors import StepMemory
-from a2lib.theory.products import check_name
+from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
 from a2lib.theory.transformer import Shape
 
 ATTENTIONS = ("eager", "flash", "sdpa_flash")
-# Of PyTorch's FlashAttention bytes of two tensors: seed and offset, and one that is not used.
-RANDOM_STATE = {"0a/seed": 16, "0a/unused": 8}
+PRECISIONS = ("fp32", "bf16")
 MULTIPLE = 8  # of the head size, to which PyTorch's FlashAttention pads
 
 
 def block_saved(
     shape: Shape, batch: int, context: int, attention: str = "eager", precision: str = "fp32"
 ) -> dict[str, int]:
-    """Name -> bytes of what a block of ``shape`` keeps, in the order of its forward: names are
-    those of ``operations.py`` for the first block, "0a/" and "0f/" before what is made in either
-    half; ".16" ends those of copies of weights, ".x" of a layer's own copies of its input.
+    """Return name -> bytes of what a block of ``shape`` keeps, in the order of its forward.
 
-    ``attention`` is of ``ATTENTIONS``; ``precision`` is fp32 (TF32 multiplies the same tensors) or
-    bf16, CUDA's autocast. ``sdpa_flash`` is PyTorch's FlashAttention, which takes 16 bits alone and
-    heads of multiples of 8. Raises ValueError, in one line, for anything else.
+    Names of the half that attends begin with "0a/", those of the FFN with "0f/", but for the input
+    of either, "x0" and "y0"; ".16" ends those of copies of weights, ".x" those of a layer's own
+    copies of its input. ``attention`` is of ``ATTENTIONS``; ``precision`` is fp32 (TF32 multiplies
+    the same tensors) or bf16, CUDA's autocast. ``sdpa_flash`` is PyTorch's FlashAttention, which
+    takes 16 bits alone and heads of multiples of 8. Raises ValueError, in one line, for anything
+    else.
     """
+    check_sizes(batch=batch, context=context)
     check_name("attention", attention, ATTENTIONS)
-    own = "eager" if attention == "eager" else "flash"
-    step = StepMemory(shape, batch, context, "forward", precision, own)
+    check_name("precision", precision, PRECISIONS)
     if attention == "sdpa_flash" and (precision != "bf16" or shape.head_dim % MULTIPLE):
         raise ValueError(
             f"sdpa_flash with precision {precision!r} and head_dim {shape.head_dim}: allowed are "
             f"bf16 and multiples of {MULTIPLE}"
         )
-    kept = {
-        one.name: one.bytes
-        for one in step.of_a_block("forward").events()
-        if one.made and one.category == SAVED and one.name.startswith(("x0", "y0", "0a/", "0f/"))
-    }
+    narrow = precision == "bf16"
+    width = NARROW if narrow else WIDE
+    rows = batch * context
+    stream = rows * shape.d_model
+    queries, keys = rows * shape.q_width, rows * shape.kv_width
+    hidden = rows * shape.d_ff
+    scores = batch * shape.num_heads * context**2
+
+    def norm(half: str, x: str) -> dict[str, int]:
+        kept = {
+            x: WIDE * stream,
+            f"{half}/root": WIDE * rows,
+            f"{half}/normal": WIDE * stream,
+        }
+        if not narrow:
+            kept[f"{half}/norm"] = WIDE * stream
+        return kept
+
+    def copies(weight: str, outputs: int, inputs: bool = True) -> dict[str, int]:
+        """Of a linear layer's weight and input; the input of some is in 16 bits as it is."""
+        if not narrow:
+            return {}
+        kept = {f"{weight}.16": NARROW * shape.d_model * outputs}
+        if inputs:
+            kept[f"{weight}.x"] = NARROW * stream
+        return kept
+
+    saved = norm("0a", "x0")
+    saved |= copies("0a/attn.q_proj", shape.q_width)
+    saved |= copies("0a/attn.k_proj", shape.kv_width)
+    saved |= copies("0a/attn.v_proj", shape.kv_width)
+    if attention != "eager":  # which saves a copy of v
+        saved["0a/v0"] = width * keys
+    saved |= {"0a/q": width * queries, "0a/k": width * keys}
+    if attention == "eager":
+        saved |= {"0a/mask": context**2, "0a/prob": WIDE * scores}
+        if narrow:
+            saved["0a/prob16"] = NARROW * scores
+        saved |= {"0a/values": width * keys, "0a/o": width * queries}
+    else:
+        saved |= {"0a/o": width * queries, "0a/lse": WIDE * rows * shape.num_heads}
     if attention == "sdpa_flash":  # its result head by head, beside that which is multiplied
-        kept |= {"0a/heads": kept["0a/o"], **RANDOM_STATE}
-    return kept
+        saved |= {"0a/heads": width * queries, "0a/seed": 16, "0a/unused": 8}
+    saved |= copies("0a/attn.output_proj", shape.q_width, inputs=False)
+    saved |= norm("0f", "y0")
+    saved |= copies("0f/ffn.w1", shape.d_ff)
+    saved |= copies("0f/ffn.w3", shape.d_ff)
+    for name in ("gate", "value", "silu", "product"):
+        saved[f"0f/{name}"] = width * hidden
+    return saved | copies("0f/ffn.w2", shape.d_ff, inputs=False)
 
 
 def block_saved_bytes(
     shape: Shape, batch: int, context: int, attention: str = "eager", precision: str = "fp32"
 ) -> int:
-    """The sum of ``block_saved``; errors as there."""
+    """Return the sum of ``block_saved``; errors as there."""
     return sum(block_saved(shape, batch, context, attention, precision).values())

@@ -1,105 +1,306 @@
-"""What a training step takes: the peak of its tensors, and of the allocator's blocks for them.
+"""What a training step takes at its fullest moments, by closed forms.
 
     step = StepMemory(SIZES["2.7B"], batch=4, context=512)
     peak(step).total                   # of tensors; .by_category
     asked(step)                        # with cuBLAS's workspaces
-    replay(step).peak                  # what torch.cuda.max_memory_allocated() says of that step
-    replay(step, capacity=80 * 10**9)  # OutOfMemory if that is too few
 
-``StepMemory`` is of ``tensors.py``, which has every tensor; beyond them a GPU holds cuBLAS's
-workspaces, and what is left of a block that is not worth splitting (``allocator.py``). Steps with
-checkpoints are those of ``strategies.py``.
+The step is that of ``a2lib.benchmark``: this library's eager model and fused AdamW on CUDA. While
+it runs, what blocks have saved goes as their gradients come, so memory is fullest at one of a few
+moments: at the gradient of the logits, at the softmax's gradient or in the FFN of the first or the
+last block that goes backward, or when all gradients are there. ``peak`` writes each down and takes
+the largest. A block in the middle is never the fullest, since what is held changes by the same
+bytes from block to block. What is left out are a few small tensors of moments that come close;
+``a2lib.lab.tape`` counts every tensor of a step that PyTorch runs.
 """
 
-import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 
-from a2lib.theory.memory.allocator import Allocator
-from a2lib.theory.memory.operations import FIRST_PRODUCTS
-from a2lib.theory.memory.tape import OTHER
-from a2lib.theory.memory.tensors import StepMemory
-from a2lib.theory.products import check_name
+from a2lib.theory.memory.saved import PRECISIONS, block_saved
+from a2lib.theory.products import INDEX, NARROW, WIDE, check_name, check_sizes
+from a2lib.theory.transformer import Shape, block_parameter_count
 
+ATTENTIONS = ("eager", "flash")
+MODES = ("inference", "forward", "forward-backward", "train-step")
+PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
+SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
+CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
 WORKSPACE = 32 * 2**20  # of cuBLAS for one thread and stream, on Hopper
+LOSS = 2 * WIDE  # the loss and its gradient
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """One step of a model of ``shape``: ``mode`` of ``MODES``, ``attention`` of ``ATTENTIONS``,
+    ``precision`` as ``saved.py`` has it.
+
+    ``first`` is the first step of a process, which makes the optimizer's state. Gradients are made
+    by each backward and dropped with the step, or, if not ``fresh``, there already: a backward adds
+    to them. Raises ValueError, in one line, for other names and sizes.
+    """
+
+    shape: Shape
+    batch: int = 4
+    context: int = 512
+    mode: str = "train-step"
+    precision: str = "fp32"
+    attention: str = "eager"
+    first: bool = False
+    fresh: bool = True
+
+    def __post_init__(self) -> None:
+        check_sizes(batch=self.batch, context=self.context)
+        check_name("mode", self.mode, MODES)
+        check_name("precision", self.precision, PRECISIONS)
+        check_name("attention", self.attention, ATTENTIONS)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes in float32 of the residual ``stream``, (B, T, D), the FFN's ``hidden``, (B, T, F),
+        the ``scores``, (B, H, T, T), the ``logits``, (B, T, V)."""
+        rows = WIDE * self.batch * self.context
+        return {
+            "stream": rows * self.shape.d_model,
+            "hidden": rows * self.shape.d_ff,
+            "scores": rows * self.shape.num_heads * self.context,
+            "logits": rows * self.shape.vocab_size,
+        }
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that is multiplied."""
+        return NARROW if self.precision == "bf16" else WIDE
+
+    @property
+    def saved(self) -> dict[str, int]:
+        """Name -> bytes of what a block keeps."""
+        return block_saved(self.shape, self.batch, self.context, self.attention, self.precision)
+
+    def parameters(self) -> dict[str, int]:
+        """Name -> bytes of each parameter, in the order of the state dict."""
+        s = self.shape
+        row = WIDE * s.d_model
+        block = {
+            "ln1": row,
+            "attn.q_proj": row * s.q_width,
+            "attn.k_proj": row * s.kv_width,
+            "attn.v_proj": row * s.kv_width,
+            "attn.output_proj": row * s.q_width,
+            "ln2": row,
+            "ffn.w1": row * s.d_ff,
+            "ffn.w2": row * s.d_ff,
+            "ffn.w3": row * s.d_ff,
+        }
+        sizes = {"token_embeddings": row * s.vocab_size}
+        for i in range(s.num_layers):
+            sizes |= {f"layers.{i}.{name}": size for name, size in block.items()}
+        return sizes | {"ln_final": row, "lm_head": row * s.vocab_size}
+
+    def standing(self) -> dict[str, int]:
+        """Bytes by category that are there when the step begins: parameters with RoPE's two tables,
+        the optimizer's state (two moments, and a counter for each tensor), the batch and its
+        targets."""
+        sizes = self.parameters().values()
+        held = dict.fromkeys(CATEGORIES, 0)
+        held[PARAMETERS] = sum(sizes) + WIDE * self.context * self.shape.head_dim
+        held[OTHER] = 2 * self.batch * self.context * INDEX
+        if self.mode == "train-step" and not self.first:
+            held[OPTIMIZER] = optimizer_bytes(self)
+        if "backward" in self.mode or self.mode == "train-step":
+            held[GRADIENTS] = 0 if self.fresh or self.first else sum(sizes)
+        return held
+
+
+def optimizer_bytes(step: StepMemory) -> int:
+    """Return the bytes of AdamW's state: two moments, and a counter of 4 bytes a tensor."""
+    sizes = step.parameters().values()
+    return 2 * sum(sizes) + WIDE * len(sizes)
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The first moment of most bytes: its phase, bytes by category, and the tensors that the step
-    has made and not dropped, name -> bytes. To be read only: who asks again gets the same."""
+    """A moment of a step: its phase, "loss" up to the gradient of the logits, and bytes by
+    category."""
 
     phase: str
     by_category: dict[str, int]
-    made: dict[str, int]
 
     @property
     def total(self) -> int:
         return sum(self.by_category.values())
 
 
-@lru_cache(maxsize=512)
-def peak(step: StepMemory, phase: str | None = None) -> Peak:
-    """The peak of what tensors hold, of the whole step or of one phase. Raises ValueError, naming
-    those there are, for a phase that the step does not have."""
-    events = step.events()
-    totals = list(accumulate(e.bytes if e.made else -e.bytes for e in events))
-    allowed = (i for i, e in enumerate(events) if e.made and phase in (None, e.phase))
-    at = max(allowed, key=totals.__getitem__, default=None)
-    if at is None:
-        check_name("phase", phase, dict.fromkeys(e.phase for e in events if e.phase))
-    now, live = step.standing(), {}
-    for event in events[: at + 1]:
-        now[event.category] += event.bytes if event.made else -event.bytes
-        if event.made:
-            live[event.name] = event.bytes
-        else:
-            del live[event.name]
-    return Peak(event.phase, now, live)
+def peak(step: StepMemory) -> Peak:
+    """Return the fullest moment of a step."""
+    return max(moments(step), key=lambda moment: moment.total)
 
 
-@lru_cache(maxsize=512)
 def asked(step: StepMemory) -> int:
-    """Bytes that a GPU's allocator has been asked for at the peak: those of tensors and of cuBLAS's
-    workspaces, one for each thread that has multiplied by then, whatever the precision: the
-    backward's comes behind the gradient of the logits, which may be the peak of a first step. A
-    process that has captured a step keeps as many for the capture's stream."""
-    threads = ["forward"] if step.mode in ("inference", "forward") else ["forward", "backward"]
-    multiplied = set() if step.first else set(threads)
-    total, most = sum(step.standing().values()), 0
-    for event in step.events():
-        if event.made and event.name in FIRST_PRODUCTS:
-            multiplied.add(event.phase)
-        total += event.bytes if event.made else -event.bytes
-        most = max(most, total + len(multiplied) * WORKSPACE)
-    return most
+    """Return the bytes that a GPU's allocator has been asked for at the peak: those of tensors, and
+    of cuBLAS's workspaces, one for each thread that multiplies, forward and backward.
 
-
-def replay(step: StepMemory, steps: int = 2, capacity: int = 2**62) -> Allocator:
-    """A run of so many steps, block by block: the model is built, then each step is played.
-
-    The allocator's ``peak`` is that of the last step, cuBLAS's workspaces among it. Raises
-    allocator.OutOfMemory, with the segment ``wanted``, where ``capacity`` bytes are too few.
+    A process that has captured a step keeps as many for the capture's stream.
     """
-    device = Allocator(capacity)
-    for name, size in step.parameters().items():
-        device.allocate(name, size)
-    for size in step.parameters().values():
-        if size > 4 * step.shape.d_model:  # drawn in a tensor of its own, then copied
-            device.allocate("drawn", size)
-            device.free("drawn")
-    device.allocate("tables", 4 * step.context * step.shape.head_dim)
-    device.allocate("batch", step.standing()[OTHER])
-    multiplied: set[str] = set()  # the phases whose threads have their workspaces
-    for number in range(steps):
-        device.peak = device.allocated
-        for event in dataclasses.replace(step, first=number == 0).events():
-            if not event.made:
-                device.free(event.name)
-                continue
-            device.allocate(event.name, event.bytes)
-            if event.name in FIRST_PRODUCTS and event.phase not in multiplied:
-                multiplied.add(event.phase)
-                device.allocate(f"workspace of {event.phase}", WORKSPACE)
-    return device
+    if step.mode in ("inference", "forward"):
+        return peak(step).total + WORKSPACE
+    if not step.first:
+        return peak(step).total + 2 * WORKSPACE
+    # Backward's comes with its first product, behind the gradient of the logits.
+    return max(
+        moment.total + (1 if moment.phase in ("forward", "loss") else 2) * WORKSPACE
+        for moment in moments(step)
+    )
+
+
+def moments(step: StepMemory) -> Iterator[Peak]:
+    """Yield the moments of a step at one of which most is held."""
+    standing = step.standing()
+
+    def held(phase: str, **more: int) -> Peak:
+        names = {"saved": SAVED, "temporary": TEMPORARIES, "gradients": GRADIENTS}
+        return Peak(phase, standing | {names[n]: standing[names[n]] + more[n] for n in more})
+
+    if step.mode == "inference":
+        for size in forward_alone(step):
+            yield held("forward", temporary=size)
+        return
+    layers, block = step.shape.num_layers, sum(step.saved.values())
+    logits, stream = step.sizes["logits"], step.sizes["stream"]
+    waiting = (layers - 1) * block
+    attention = attention_forward(step)
+    yield held("forward", saved=waiting, temporary=attention)
+    head = head_saved(step)
+    norm = stream if step.precision == "bf16" else 0  # the head's input, which is cast
+    result = norm + logits * step.width // WIDE
+    yield held("forward", saved=layers * block + head, temporary=result)
+    if step.mode == "forward":
+        return
+    yield held("loss", saved=layers * block + head + logits, temporary=2 * logits + LOSS)
+    row = WIDE * step.shape.d_model
+    table = row * step.shape.vocab_size
+    gradients = WIDE * block_parameter_count(step.shape) if step.fresh else 0
+    above = (table + row if step.fresh else 0) + LOSS
+    for half in block_peaks(step):
+        # Of the first block that goes backward, and of the last.
+        yield held(
+            "backward",
+            saved=waiting + half.saved,
+            temporary=half.temporary,
+            gradients=above + half.gradients,
+        )
+        yield held(
+            "backward",
+            saved=half.saved,
+            temporary=half.temporary,
+            gradients=above + half.gradients + (layers - 1) * gradients,
+        )
+    end = table + above + layers * gradients
+    yield held("backward", temporary=stream, gradients=end)
+    if step.mode == "train-step" and step.first:
+        whole = sum(step.parameters().values())
+        yield Peak(
+            "optimizer", standing | {OPTIMIZER: optimizer_bytes(step), GRADIENTS: whole + WIDE}
+        )
+
+
+def head_saved(step: StepMemory) -> int:
+    """Return the bytes that the last norm and the head keep: the norm's input, its root, that
+    normalised, and what is multiplied."""
+    stream, rows = step.sizes["stream"], step.batch * step.context
+    kept = 2 * stream + WIDE * rows + step.width * rows * step.shape.d_model
+    if step.precision == "bf16":
+        kept += NARROW * step.shape.vocab_size * step.shape.d_model
+    return kept
+
+
+def forward_alone(step: StepMemory) -> Iterator[int]:
+    """Yield the bytes of a forward that keeps nothing, where most are held: while its last block
+    attends, at the end of its FFN, and with the logits. Autocast's copies of weights stay."""
+    s, stream = step.shape, step.sizes["stream"]
+    scores, logits = step.sizes["scores"], step.sizes["logits"]
+    narrow, hidden = (step.sizes[name] * step.width // WIDE for name in ("stream", "hidden"))
+    copies = block = head = 0
+    if step.precision == "bf16":
+        block = NARROW * s.block_matrices
+        copies = (s.num_layers - 1) * block
+        head = NARROW * s.vocab_size * s.d_model
+    if step.attention == "flash":
+        yield copies + 2 * stream + 4 * narrow
+    elif step.precision == "bf16":  # the scores in either width, and what the softmax makes of them
+        three = NARROW * s.d_model * (s.q_width + 2 * s.kv_width)
+        yield copies + three + 2 * stream + 3 * narrow + 5 * scores // 2 + INDEX * step.context
+    else:
+        yield 7 * stream + 2 * scores + INDEX * step.context
+    if step.precision == "bf16":
+        yield copies + block + 3 * stream + narrow + 3 * hidden
+        yield copies + block - NARROW * s.d_model * s.d_ff + 3 * stream + 4 * hidden
+    else:
+        yield 3 * stream + 4 * hidden
+    yield copies + block + head + 2 * stream + (narrow if head else 0) + logits * step.width // WIDE
+
+
+def attention_forward(step: StepMemory) -> int:
+    """Return the bytes of a block's attention, in a forward that keeps what its backward needs,
+    while its softmax or its last product runs."""
+    stream, scores, rows = step.sizes["stream"], step.sizes["scores"], step.batch * step.context
+    narrow = stream * step.width // WIDE
+    mask = step.context**2 + INDEX * step.context
+    if step.attention == "flash":
+        return 3 * stream + WIDE * rows + 4 * narrow
+    if step.precision == "fp32":
+        return 8 * stream + WIDE * rows + 2 * scores + mask
+    s = step.shape
+    copies = NARROW * s.d_model * (s.q_width + 2 * s.kv_width)
+    return 3 * stream + WIDE * rows + copies + 6 * narrow + 5 * scores // 2 + mask
+
+
+@dataclass(frozen=True)
+class Half:
+    """A half of a block at the fullest moment of its backward: what is left of what the block has
+    ``saved``, ``temporary`` tensors, and the block's finished ``gradients``, in bytes."""
+
+    name: str
+    saved: int
+    temporary: int
+    gradients: int
+
+    @property
+    def total(self) -> int:
+        return self.saved + self.temporary + self.gradients
+
+
+def block_peaks(step: StepMemory) -> list[Half]:
+    """Return the moments of one block's backward at which most is held, the FFN's before
+    attention's.
+
+    The FFN's are the product with w2, whose gradient is made beside that of its input, and the
+    gate, which has three gradients of the FFN's width. Eager attention's is the softmax's gradient:
+    CUDA's kernel makes a third tensor of the scores' size, beside the gradient that comes in and
+    the one that goes out. At the end the gradients of all the block's parameters are there.
+    """
+    saved = step.saved
+    attention = sum(n for name, n in saved.items() if name.startswith(("x0", "0a/")))
+    ffn = sum(saved.values()) - attention
+    stream, hidden = step.sizes["stream"], step.sizes["hidden"] * step.width // WIDE
+    narrow = stream * step.width // WIDE
+    s, fresh = step.shape, int(step.fresh)
+    w2 = WIDE * s.d_model * s.d_ff
+    # While w2's gradient is made its 16-bit copies are there, and go with what they were made of.
+    copy = w2 // 2 if step.precision == "bf16" else 0
+    made = w2 if step.precision == "bf16" else w2 + hidden
+    halves = [
+        Half("ffn", attention + ffn, stream + made - fresh * w2, fresh * w2),
+        Half("ffn", attention + ffn - hidden - copy, stream + 3 * hidden, fresh * w2),
+    ]
+    output = WIDE * s.d_model * s.q_width
+    done = fresh * (3 * w2 + WIDE * s.d_model + output)
+    if step.attention == "eager":
+        used = saved["0a/o"] + saved["0a/values"] + saved.get("0a/prob16", 0)
+        used += saved.get("0a/attn.output_proj.16", 0)
+        three = 3 * step.sizes["scores"]
+        halves.append(Half("attention", attention - used, three + stream + narrow, done))
+    else:  # gradients of q, k, v and of the result
+        used = saved.get("0a/attn.output_proj.16", 0)
+        halves.append(Half("attention", attention - used, stream + 4 * narrow, done))
+    gradients = fresh * WIDE * block_parameter_count(s)
+    return [*halves, Half("attention", stream, 3 * stream, gradients)]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from allocations import recorded
 from profiles import make
 from refusals import refused
 
@@ -39,13 +40,13 @@ def test_a_picture_comes_back_and_is_replaced_whole(data):
 
 def test_what_the_readers_make_is_what_the_tables_take(data):
     kernels = trace.from_nsys(HERE / "report.sqlite").kernels
-    found = snapshot.read(HERE / "cuda_memory.pickle")
+    recording = recorded()
     made = {
         "strip": trace.strip_rows(kernels, 0, 10**7),
         "kernels": trace.kernel_rows(kernels),
-        "memory": snapshot.timeline_rows(found),
-        "largest": snapshot.largest_rows(snapshot.peak(found)),
-        "lines": snapshot.line_rows(found, "step 0"),
+        "memory": snapshot.timeline_rows(recording, "step 0"),
+        "largest": snapshot.largest_rows(snapshot.peak(recording, "step 0")),
+        "lines": snapshot.line_rows(recording, "step 0"),
         "gathers": gathers.table([gathers.Moment(n, "root", "forward", ms) for n, ms in STEP]),
         "saved": saved_rows([Saved("attn", (2, 3), "float32", 24, ["MmBackward0.self"])]),
     }

@@ -1,10 +1,9 @@
-"""A small trace and a snapshot in the forms that the readers read: python make.py FOLDER.
+"""A small trace in the form that the reader reads: python make.py FOLDER.
 
-``report.sqlite`` holds nine kernels, ``cuda_memory.pickle`` four allocations with notes: tables
-that a person can add up. They follow the formats' documentation, since they come from no GPU.
+``report.sqlite`` holds nine kernels, a table that a person can add up. It follows the format's
+documentation, since it comes from no GPU.
 """
 
-import pickle
 import sqlite3
 import sys
 from pathlib import Path
@@ -99,55 +98,8 @@ def write_nsys(path: Path) -> None:
     base.close()
 
 
-def frame(path: str, line: int, name: str) -> dict:
-    return {"filename": path, "line": line, "name": name}
-
-
-def snapshot(notes: bool = True) -> dict:
-    """Weights of 1000 bytes from before the history; 400 for a moment of the forward, 600 that
-    backward needs, then 300 at the address of the 400: 2000 at the most, 1300 at the end."""
-    inside = [
-        frame("??", 0, "CUDACachingAllocator::allocate(unsigned long)"),
-        frame("/x/torch/nn/functional.py", 5, "linear"),
-        frame("/home/someone/model/layers.py", 40, "forward"),
-    ]
-    table = [
-        ("segment_alloc", 0, 4096, 9, []), ("alloc", 1024, 400, 10, inside),
-        ("alloc", 2048, 600, 20, inside), ("free_requested", 1024, 400, 30, []),
-        ("free_completed", 1024, 400, 30, []), ("alloc", 1024, 300, 40, []),
-        ("free_requested", 2048, 600, 50, []), ("free_completed", 2048, 600, 51, []),
-    ]  # fmt: skip
-    trace = [
-        {"action": action, "addr": address, "size": size, "stream": 0, "time_us": time,
-         "frames": frames}
-        for action, address, size, time, frames in table
-    ]  # fmt: skip
-
-    def block(address, size, state, requested):
-        held = {"address": address, "size": size, "state": state, "requested_size": requested}
-        return {**held, "frames": []}
-
-    blocks = [block(0, 1024, "active_allocated", 1000), block(1024, 512, "active_allocated", 300),
-              block(1536, 512, "inactive", 0), block(2048, 2048, "inactive", 0)]  # fmt: skip
-    segments = [{"device": 0, "address": 0, "total_size": 4096, "stream": 0, "blocks": blocks}]
-    found = {"segments": segments, "device_traces": [trace, []]}
-    if notes:
-        found["a2lib"] = {
-            "phases": [["step 0/forward", 5, 35], ["step 0/backward", 36, 60], ["step 0", 5, 61]],
-            "owners": [["parameters", 0, "w", 6], ["saved for backward", 2048, "ffn", 34],
-                       ["gradients", 1024, "w", 59], ["parameters", 0, "w", 59]],
-            "max_entries": 100,
-        }  # fmt: skip
-    return found
-
-
-def write_snapshot(path: Path, notes: bool = True) -> None:
-    path.write_bytes(pickle.dumps(snapshot(notes), protocol=4))
-
-
 MADE = {
     "report.sqlite": write_nsys,
-    "cuda_memory.pickle": write_snapshot,
 }
 
 

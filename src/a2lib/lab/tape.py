@@ -60,6 +60,11 @@ class Tape(TorchDispatchMode):
             if tensor is not None:
                 self._see(tensor, name).name = name
 
+    def restart(self) -> None:
+        """Look for the peak anew, from what there is now."""
+        self.peak = 0
+        self._look()
+
     def at_peak(self) -> dict[str, int]:
         """Bytes at the first moment of most bytes, by name, the most first."""
         sizes = Counter()

@@ -11,9 +11,16 @@ from a2lib.experiments.harness.parameters import WithSweep, parameter
 from a2lib.experiments.steps import BATCH, Configuration
 from a2lib.experiments.workload import PHASES
 from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, StoreError, bulk
-from a2lib.lab.snapshot import CATEGORIES
 from a2lib.theory.memory.saved import block_saved_bytes
-from a2lib.theory.memory.step import ATTENTIONS, MODES, PRECISIONS, StepMemory, asked, peak
+from a2lib.theory.memory.step import (
+    ATTENTIONS,
+    CATEGORIES,
+    MODES,
+    PRECISIONS,
+    StepMemory,
+    asked,
+    peak,
+)
 
 SWEEPS = ("table", "recordings", "blocks", "sizes", "all")
 STEPS = (0, 1)  # the first makes the optimizer's state, the second is as all later ones

@@ -7,25 +7,22 @@ takes its own and none finds another's.
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from a2lib.experiments import ceilings
 from a2lib.experiments.harness.worker import Job, Row
-from a2lib.experiments.memory import BLOCK, STEPS, counted, phases, picture
+from a2lib.experiments.memory import BLOCK, STEPS, counted, picture
 from a2lib.experiments.steps import Configuration
 from a2lib.experiments.workload.workload import Workload
 from a2lib.lab import MEMORY, snapshot, synchronize
 from a2lib.lab.failures import classify, is_lost, note
 from a2lib.lab.memory import clear, requested_bytes
 from a2lib.lab.saved import saved_for_backward, saved_rows
+from a2lib.lab.tape import Tape
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.model.transformer import ROPE_THETA
-from a2lib.paths import build_dir
 from a2lib.theory.memory.step import peak
 
 POINTS = 2000  # of a timeline; a picture of it takes fewer
@@ -109,10 +106,25 @@ def _steps(case: Configuration, job: Job, meter: Peaks) -> None:
 
 
 def _counted_on_cpu(case: Configuration, job: Job) -> dict[tuple[int, str], Row]:
-    recorded, found = _record(case, job), {}
-    for number, phase in itertools.product(STEPS, phases(case)):
-        name = f"step {number}" if phase == "step" else f"step {number}/{phase}"
-        found[number, phase] = {"tensor_bytes": snapshot.peak(recorded, name).total}
+    workload = Workload(case.config(job.device, seed=job.seed), job.device)
+    found: dict[tuple[int, str], Row] = {}
+    with Tape() as tape:
+        tape.hold("model", [*workload.model.parameters(), *workload.model.buffers()])
+        for number in STEPS:
+            peaks = {}
+
+            @contextlib.contextmanager
+            def phase(name: str, peaks: dict = peaks) -> Iterator[None]:
+                tape.restart()
+                yield
+                peaks[name] = tape.peak
+
+            result = workload.work(phase)
+            del result
+            workload.drop_gradients()
+            peaks["step"] = max(peaks.values())
+            for name, peak_bytes in peaks.items():
+                found[number, name] = {"tensor_bytes": peak_bytes}
     return found
 
 
@@ -122,6 +134,8 @@ def recording(job: Job) -> None:
     case = Configuration(**job.spec)
     if _too_large(job, case):
         return
+    if job.device == "cpu":
+        return job.refuse("unsupported", "the history of allocations is a GPU's")
     found = _record(case, job)
     for key in job.keys:
         number = key["step_number"]
@@ -129,7 +143,7 @@ def recording(job: Job) -> None:
         most = snapshot.peak(found, name)
         about = {**case.key(MEMORY), "step_number": number, "peak phase": most.phase}
         tables = {
-            "memory": snapshot.timeline_rows(found, points=POINTS, phase=name),
+            "memory": snapshot.timeline_rows(found, name, POINTS),
             "lines": snapshot.line_rows(found, name, LINES),
             "largest": snapshot.largest_rows(most, LINES),
         }
@@ -141,16 +155,12 @@ def recording(job: Job) -> None:
         job.put({**key, "status": "ok", **row})
 
 
-def _record(case: Configuration, job: Job) -> snapshot.Snapshot:
+def _record(case: Configuration, job: Job) -> snapshot.Recording:
     """Two steps of what is built under the recorder."""
     clear(job.device)
-    folder = build_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder) as place:
-        path = Path(place) / "memory.pickle"
-        with snapshot.Recorder(path, job.device) as recorder:
-            (_block_steps if case.mode == BLOCK else _model_steps)(case, job, recorder)
-        return snapshot.read(path)
+    with snapshot.Recorder() as recorder:
+        (_block_steps if case.mode == BLOCK else _model_steps)(case, job, recorder)
+    return recorder.recording
 
 
 def _model_steps(case: Configuration, job: Job, recorder: snapshot.Recorder) -> None:

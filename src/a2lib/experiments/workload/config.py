@@ -120,8 +120,8 @@ class Config:
     )
     memory_history: str | None = _option(
         None,
-        "write the history of allocations to this file, a pickle for a2lib.lab.snapshot and "
-        "for pytorch.org/memory_viz; the times of such a run are not for publishing",
+        "write the history of a GPU's allocations to this file, a pickle for "
+        "pytorch.org/memory_viz; the times of such a run are not for publishing",
     )
 
     def __post_init__(self) -> None:

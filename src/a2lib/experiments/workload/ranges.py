@@ -11,7 +11,7 @@ between parts (sums of gradients that meet, RoPE) is in the range of the module 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 from a2lib.experiments.workload.result import StepTimes
 from a2lib.lab import synchronize
@@ -38,17 +38,14 @@ class RecordFunctions:
 
 class Ranges:
     """``with ranges("forward"):`` pushes and pops by ``nvtx``, which is ``torch.cuda.nvtx``, a
-    ``RecordFunctions``, or None, which does nothing.
+    ``RecordFunctions``, or None, which does nothing."""
 
-    ``phase(name)``, if given, is a context that every range is in as well (``Recorder.phase``).
-    """
-
-    def __init__(self, nvtx=None, phase: Callable[[str], AbstractContextManager] = nullcontext):
-        self._nvtx, self._phase = nvtx, phase
+    def __init__(self, nvtx=None):
+        self._nvtx = nvtx
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        with self._phase(name), ExitStack() as stack:
+        with ExitStack() as stack:
             if self._nvtx is not None:
                 self._nvtx.range_push(name)
                 stack.callback(self._nvtx.range_pop)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from a2lib.experiments.workload.result import Result
 from a2lib.lab import synchronize
 from a2lib.lab.failures import classify
 from a2lib.lab.memory import free_memory
-from a2lib.lab.snapshot import Recorder
 
 NOTE_LENGTH = 300
 
@@ -43,6 +43,7 @@ def check_here(config: Config) -> str:
             ),
             "capture": (config.capture, "to leave it out"),
             "cuda_profiler": (config.cuda_profiler, "to leave it out"),
+            "memory_history": (config.memory_history is not None, "to leave it out"),
         }
         for option, (asked, instead) in needs.items():
             if asked:
@@ -73,11 +74,10 @@ def run(
     result.device_name = torch.cuda.get_device_name() if result.device == "cuda" else "cpu"
     try:
         with float32_products(config.precision), contextlib.ExitStack() as stack:
-            recorder = None
             if config.memory_history is not None:
                 # Before the model is built, or its parameters would have no event.
-                recorder = stack.enter_context(Recorder(config.memory_history, result.device))
-            _measure(config, result, recorder, before_step or (lambda step: None))
+                stack.enter_context(_memory_history(config.memory_history))
+            _measure(config, result, before_step or (lambda step: None))
     finally:
         # The next run in this process has the memory, and no graph of this one.
         if config.compile or config.compile_blocks:
@@ -88,19 +88,34 @@ def run(
     return result
 
 
-def _measure(
-    config: Config, result: Result, recorder: Recorder | None, before_step: Callable
-) -> None:
-    """Fill ``result``. Once it has returned only the recorder holds the model."""
+@contextlib.contextmanager
+def _memory_history(path: str) -> Iterator[None]:
+    """Write the history of a GPU's allocations to ``path``, for pytorch.org/memory_viz."""
+    from torch.cuda import memory
+
+    memory._record_memory_history(max_entries=1_000_000, stacks="python")
+    try:
+        yield
+    finally:
+        snapshot = memory._snapshot()
+        memory._record_memory_history(enabled=None)
+        try:
+            Path(path).write_bytes(pickle.dumps(snapshot))
+        except OSError as error:  # that of a full device does not say which file
+            raise OSError(error.errno, error.strerror, path) from error
+
+
+def _measure(config: Config, result: Result, before_step: Callable) -> None:
+    """Fill ``result``. Once it has returned nothing holds the model."""
     import torch
 
     nvtx = None
     if config.nvtx != "none":
         nvtx = torch.cuda.nvtx if config.torch_profile is None else RecordFunctions()
-    ranges = Ranges(nvtx, recorder.phase if recorder else contextlib.nullcontext)
+    ranges = Ranges(nvtx)
     stopwatch = Stopwatch(result.device, ranges)
     try:
-        _run_steps(config, result, stopwatch, nvtx, recorder, before_step)
+        _run_steps(config, result, stopwatch, nvtx, before_step)
     except KeyboardInterrupt:
         result.status, result.note = "interrupted", f"in {stopwatch.where}"
         raise
@@ -112,9 +127,7 @@ def _measure(
         result.status, result.note = status, f"in {stopwatch.where}: {text}"[:NOTE_LENGTH]
 
 
-def _run_steps(
-    config, result: Result, stopwatch: Stopwatch, nvtx, recorder, before_step: Callable
-) -> None:
+def _run_steps(config, result: Result, stopwatch: Stopwatch, nvtx, before_step: Callable) -> None:
     import torch
 
     from a2lib.experiments.workload.workload import CapturedSteps, Workload
@@ -127,9 +140,6 @@ def _run_steps(
             stack.enter_context(graphs.on_stream())
         with stopwatch.ranges("build"):
             workload = Workload(config, result.device, nvtx)
-        if recorder is not None:
-            whole = not (config.compile or config.compile_blocks)
-            recorder.watch(workload.model, workload.optimizer, modules=whole)
         for i in range(config.warmup - config.capture):
             result.warmup.append(workload.step(stopwatch, f"warmup {i}"))
         if config.capture:

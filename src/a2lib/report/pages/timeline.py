@@ -1,16 +1,13 @@
 """Memory of a step by category, in the order in which it is asked for.
 
-    memory("memory.pickle").save("memory.png")     # also a pickle of torch.cuda's _dump_snapshot
+    memory(rows).save("memory.png")     # of a bulk table ``memory``
 
-A file is read as ``a2lib.lab.snapshot`` reads it, or rows of a bulk table are taken. What lies
-between two points is one tensor more or less, not time: the CPU asks ahead of the GPU, and while it
-waits it asks for nothing. Nothing here imports torch.
+What lies between two points is one tensor more or less, not time: the CPU asks ahead of the GPU,
+and while it waits it asks for nothing. Nothing here imports torch.
 """
 
 from collections.abc import Iterable, Sequence
-from os import PathLike
 
-from a2lib.lab import snapshot
 from a2lib.report import panels, plots
 from a2lib.report.style import DIM, INK, Chart
 from a2lib.report.traces import LETTER, legend
@@ -26,18 +23,17 @@ CATEGORIES = {
 }
 CORNERS = 1600  # of all areas of a figure together
 
-Source = str | PathLike | Sequence[dict]
+Rows = Sequence[dict]
 
 
-def memory(source: Source | dict[str, Source], *, shared: bool = True) -> Chart:
+def memory(source: Rows | dict[str, Rows], *, shared: bool = True) -> Chart:
     """Bytes by category, stacked, with the phases above and the peak marked; a panel below another
     for each of several sources by title, on one scale if ``shared``.
 
-    The peak is that of the source, also where lines are thinned. Raises as
-    ``a2lib.lab.snapshot.read``.
+    The peak is that of the source, also where lines are thinned.
     """
     named = source if isinstance(source, dict) else {"": source}
-    panels_ = {title: _rows(one) for title, one in named.items()}
+    panels_ = {title: list(rows) for title, rows in named.items()}
     if not all(panels_.values()):
         return panels.empty()
     most = max(total(row) for rows in panels_.values() for row in rows)
@@ -55,12 +51,6 @@ def memory(source: Source | dict[str, Source], *, shared: bool = True) -> Chart:
         legend(figure, {c: CATEGORIES[c] for c in reversed(names)}, columns=2)
 
     return Chart(draw, height=2.1 * len(panels_) + 0.5 + 0.22 * -(-len(names) // 2))
-
-
-def _rows(source: Source) -> list[dict]:
-    if isinstance(source, str | PathLike):
-        return snapshot.timeline_rows(snapshot.read(source))
-    return list(source)
 
 
 def total(row: dict) -> int:

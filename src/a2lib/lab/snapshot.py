@@ -1,0 +1,410 @@
+"""Where a step's memory goes: every allocation of a GPU, by category and phase.
+
+    with Recorder() as recorder:                        # before the model is built
+        model = build()
+        recorder.watch(model, optimizer)
+        with recorder.phase("step 0"):
+            with recorder.phase("forward"): ...
+    recording = recorder.recording
+    timeline_rows(recording, "step 0")      # the bytes of each category over time
+    largest_rows(peak(recording, "step 0")) # what was alive at the peak, with the line that made it
+    line_rows(recording, "step 0")          # the largest of what each line of code asked for
+
+The history is PyTorch's own (``torch.cuda.memory._snapshot``); the recorder adds what belongs to
+whom. Sizes are those that tensors asked for; the allocator rounds them up (``requested_bytes`` of
+its statistics is the same sum). Times are the host's: it allocates ahead of the GPU. Recording
+slows a process for good: take no times in it. For a picture of any program's own, PyTorch has
+``torch.cuda.memory._dump_snapshot`` and pytorch.org/memory_viz.
+"""
+
+import contextlib
+import math
+import re
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import NamedTuple, Self
+
+from a2lib.lab.saved import follow
+from a2lib.theory.memory.step import (
+    CATEGORIES,
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER,
+    PARAMETERS,
+    SAVED,
+    TEMPORARIES,
+)
+
+MAX_ENTRIES = 1_000_000
+SAVING = ("forward", "loss")  # phases that build a graph
+POINTS = 1500
+LARGEST = 20
+# What belongs to what, most certain first: a tensor that is known by its address; then what was
+# freed in the phase that allocated it; then the rest (inputs, workspaces, what nobody named).
+OWNED = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED)
+
+
+class Phase(NamedTuple):
+    """A stretch of the recording, in Unix microseconds; "step 0/forward" lies inside "step 0"."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+class Owner(NamedTuple):
+    """Whose the storage at an address was at some time."""
+
+    category: str
+    address: int
+    name: str
+    time_us: float
+
+
+@dataclass
+class Allocation:
+    """Bytes from ``start_us`` to ``end_us``: -inf where they were there before the recording, inf
+    where they are there at its end. ``first`` and ``last`` are the numbers of those events, which
+    tell the order within one microsecond.
+
+    ``phase`` is that of the allocation, "" where unknown; ``name`` of a parameter, or of the module
+    that saved it. ``line`` is the line of code nearest to the allocation outside of PyTorch, as
+    ``model/layers.py:140 forward``; "" in backward's own thread, which runs no Python.
+    """
+
+    address: int
+    bytes: int
+    start_us: float = -math.inf
+    end_us: float = math.inf
+    category: str = OTHER
+    phase: str = ""
+    name: str = ""
+    line: str = ""
+    first: int = -1
+    last: float = math.inf
+
+
+@dataclass(frozen=True)
+class Recording:
+    """``allocations`` in the order in which they were made. ``unexplained_bytes`` is how much more
+    (or less) the allocator's blocks hold at the end than the allocations do: 0, unless the history
+    lost its beginning."""
+
+    allocations: list[Allocation]
+    phases: list[Phase]
+    unexplained_bytes: int
+
+    def phase_at(self, time_us: float) -> str:
+        """Return the innermost phase at that time; "" outside of all."""
+        inside = [p for p in self.phases if p.start_us <= time_us <= p.end_us]
+        return min(inside, key=lambda p: p.end_us - p.start_us).name if inside else ""
+
+
+class Recorder:
+    """Record the allocations of this process's GPU from ``with`` to its end, as ``recording``.
+
+    Enter it before the model is built. ``watch`` names a model's parameters and an optimizer's
+    state; ``phase(name)`` brackets a stretch of the step, and what autograd saves in one of
+    ``SAVING`` is known as saved for backward. What a checkpoint computes again in backward is
+    temporary, as it is freed there.
+    """
+
+    def __init__(self) -> None:
+        self.recording: Recording | None = None
+        self._phases: list[Phase] = []
+        self._owners: list[Owner] = []
+        self._model = self._optimizer = None
+        self._modules: list[str] = []  # inside of which the forward is
+        self._inside: list[str] = []  # phases that are open
+        self._kept: list[tuple[str, weakref.ref]] = []
+
+    def __enter__(self) -> Self:
+        from torch.cuda import memory
+
+        memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
+        return self
+
+    def __exit__(self, *failure) -> None:
+        from torch.cuda import memory
+
+        snapshot = memory._snapshot()
+        memory._record_memory_history(enabled=None)
+        self._model = self._optimizer = None  # a run gives its memory back
+        self.recording = read(snapshot, self._phases, self._owners)
+
+    def watch(self, model, optimizer=None) -> None:
+        """Know what this model and this optimizer hold, from now on at the end of every phase; what
+        is saved has the name of its module, by hooks on each."""
+        self._model, self._optimizer = model, optimizer
+        follow(model, self._modules)
+        self._look()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        from torch.autograd.graph import saved_tensors_hooks
+
+        self._inside.append(name)
+        path, start = "/".join(self._inside), _now()
+        try:
+            with contextlib.ExitStack() as stack:
+                if self._model is not None and name in SAVING:
+                    stack.enter_context(saved_tensors_hooks(self._saved, lambda tensor: tensor))
+                yield
+                self._look()
+        finally:
+            self._inside.pop()
+            self._phases.append(Phase(path, start, _now()))
+
+    def _saved(self, tensor):
+        # Looked at when the phase ends: holding the tensor would change what is measured.
+        name = self._modules[-1] if self._modules else ""
+        self._kept.append((name, weakref.ref(tensor.untyped_storage())))
+        # Without its graph: where no backward comes, a result that its own operation keeps would
+        # never be freed.
+        return tensor.detach()
+
+    def _own(self, category: str, name: str, storage) -> None:
+        if storage.nbytes():
+            self._owners.append(Owner(category, storage.data_ptr(), name, _now()))
+
+    def _look(self) -> None:
+        if self._model is None:
+            return
+        for name, reference in self._kept:
+            storage = reference()
+            if storage is not None:
+                self._own(SAVED, name, storage)
+        self._kept.clear()
+        tensors = [*self._model.named_parameters(), *self._model.named_buffers()]
+        for name, tensor in tensors:
+            self._own(PARAMETERS, name, tensor.untyped_storage())
+            if tensor.grad is not None:
+                self._own(GRADIENTS, name, tensor.grad.untyped_storage())
+        if self._optimizer is None:
+            return
+        names = {tensor: name for name, tensor in tensors}
+        for parameter, state in self._optimizer.state.items():
+            for key, tensor in state.items():
+                if hasattr(tensor, "untyped_storage"):
+                    name = f"{names.get(parameter, '')} {key}".strip()
+                    self._own(OPTIMIZER, name, tensor.untyped_storage())
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def read(snapshot: dict, phases: Iterable[Phase] = (), owners: Iterable[Owner] = ()) -> Recording:
+    """Return the allocations in what ``torch.cuda.memory._snapshot`` gives, of the device with the
+    most events, with the categories that ``owners`` tell. Raises ValueError, in one line, for a
+    history that is empty or lost its beginning."""
+    traces = snapshot["device_traces"]
+    device = max(range(len(traces)), key=lambda i: len(traces[i]), default=None)
+    if device is None or not traces[device]:
+        raise ValueError("no allocation was recorded on a GPU; allowed is what ran on one")
+    events = traces[device]
+    if len(events) >= MAX_ENTRIES:
+        raise ValueError(f"the history is full ({MAX_ENTRIES} entries) and has lost its beginning")
+    blocks = [
+        block
+        for segment in snapshot["segments"]
+        if segment.get("device", device) == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
+    allocations, held = _replay(events, blocks)
+    unexplained = sum(block["requested_size"] for block in blocks) - held
+    recording = Recording(allocations, list(phases), unexplained)
+    _categorise(recording, owners)
+    return recording
+
+
+def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], int]:
+    """Return the allocations, and the bytes of those without an end."""
+    made: list[Allocation] = []
+    before: list[Allocation] = []
+    alive: dict[int, Allocation] = {}
+    for number, event in enumerate(events):
+        address = event["addr"]
+        if event["action"] == "alloc":
+            allocation = Allocation(address, event["size"], float(event["time_us"]))
+            allocation.first = number
+            allocation.line = _line(event.get("frames", ()))
+            made.append(allocation)
+            alive[address] = allocation
+        # A block that another stream still uses is freed at "free_completed"; nobody holds it then.
+        elif event["action"] == "free_requested":
+            allocation = alive.pop(address, None)
+            if allocation is None:
+                allocation = Allocation(address, event["size"])
+                before.append(allocation)
+            allocation.end_us = float(event["time_us"])
+            allocation.last = number
+    for block in blocks:
+        if block["address"] not in alive:
+            allocation = Allocation(block["address"], block["requested_size"])
+            allocation.line = _line(block.get("frames", ()))
+            before.append(allocation)
+            alive[allocation.address] = allocation
+    return before + made, sum(allocation.bytes for allocation in alive.values())
+
+
+def _line(frames: Iterable[dict]) -> str:
+    """Return the innermost frame of Python code that is neither PyTorch's nor without a file."""
+    for frame in frames:
+        path = PurePosixPath(frame["filename"])
+        own = path.suffix == ".py" and "torch" not in path.parts and path.name != "contextlib.py"
+        if own:
+            return f"{'/'.join(path.parts[-2:])}:{frame['line']} {frame['name']}"
+    return ""
+
+
+def _categorise(recording: Recording, owners: Iterable[Owner]) -> None:
+    seen: dict[int, list[Owner]] = defaultdict(list)
+    for owner in owners:
+        seen[owner.address].append(owner)
+    for allocation in recording.allocations:
+        start, end = allocation.start_us, allocation.end_us
+        allocation.phase = recording.phase_at(start)
+        owned = [o for o in seen[allocation.address] if start <= o.time_us <= end]
+        if owned:
+            first = min(owned, key=lambda o: (OWNED.index(o.category), o.time_us))
+            allocation.category, allocation.name = first.category, first.name
+            continue
+        for phase in recording.phases:
+            inside = phase.start_us <= start and end <= phase.end_us
+            if inside and phase.name == allocation.phase:
+                allocation.category = TEMPORARIES
+
+
+class State(NamedTuple):
+    """Bytes by category after the event ``number``; -1 before all."""
+
+    number: int
+    time_us: float
+    bytes: tuple[int, ...]
+
+
+def _states(recording: Recording) -> list[State]:
+    now = dict.fromkeys(CATEGORIES, 0)
+    changes = []
+    times = []
+    for allocation in recording.allocations:
+        if allocation.first < 0:
+            now[allocation.category] += allocation.bytes
+        else:
+            start = allocation.start_us
+            times.append(start)
+            changes.append((allocation.first, start, allocation.category, allocation.bytes))
+        if allocation.last < math.inf:
+            end = allocation.end_us
+            times.append(end)
+            changes.append((int(allocation.last), end, allocation.category, -allocation.bytes))
+    states = [State(-1, min(times, default=0.0), tuple(now.values()))]
+    for number, time_us, category, change in sorted(changes):
+        now[category] += change
+        states.append(State(number, time_us, tuple(now.values())))
+    return states
+
+
+def _inside(recording: Recording, states: list[State], name: str) -> list[State]:
+    """Return the states of the phases of that name, with what was there when one began."""
+    chosen = [p for p in recording.phases if f"/{p.name}".endswith(f"/{name}")]
+    if not chosen:
+        there = ", ".join(dict.fromkeys(p.name for p in recording.phases)) or "none, as none ran"
+        raise ValueError(f"phase {name!r}: allowed are {there}")
+    inside = []
+    for phase in chosen:
+        before = [state for state in states if state.time_us < phase.start_us]
+        if before:
+            inside.append(before[-1]._replace(time_us=phase.start_us))
+        inside += [state for state in states if phase.start_us <= state.time_us <= phase.end_us]
+    return inside
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of most bytes: in which phase, and the allocations that were alive."""
+
+    phase: str
+    alive: tuple[Allocation, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(allocation.bytes for allocation in self.alive)
+
+
+def peak(recording: Recording, phase: str) -> Peak:
+    """Return the moment of most bytes in the phases of one name; the first of equals.
+
+    "forward" are all those of that name, "step 0/forward" is one of them, "step 0" all of it.
+    Raises ValueError, naming those there are, for a phase that was not recorded.
+    """
+    states = _inside(recording, _states(recording), phase)
+    most = max(states, key=lambda state: sum(state.bytes))
+    alive = tuple(a for a in recording.allocations if a.first <= most.number < a.last)
+    return Peak(recording.phase_at(most.time_us), alive)
+
+
+def timeline_rows(
+    recording: Recording, phase: str, points: int = POINTS
+) -> list[dict[str, object]]:
+    """Return the bytes of each of ``CATEGORIES`` over time in the phases of one name, as rows of
+    the bulk table ``memory``: at most ``points`` (4 at least) in order of time, counted from the
+    recording's first event, the true peak among them.
+
+    Events are cut into bins of equal number, of which the first, the least, the most and the last
+    state is kept. Raises ValueError for fewer points than 4 and as ``peak``.
+    """
+    if points < 4:
+        raise ValueError(f"points is {points}; allowed are whole numbers of at least 4")
+    every = _states(recording)
+    start = every[0].time_us
+    states = _inside(recording, every, phase)
+    size = max(1, math.ceil(len(states) / (points // 4)))
+    rows = []
+    for first in range(0, len(states), size):
+        bin_ = states[first : first + size]
+        totals = [sum(state.bytes) for state in bin_]
+        chosen = {0, len(bin_) - 1, totals.index(min(totals)), totals.index(max(totals))}
+        for i in sorted(chosen):
+            state = bin_[i]
+            row = {"time_us": round(state.time_us - start)}
+            row["phase"] = recording.phase_at(state.time_us)
+            rows.append(row | dict(zip(CATEGORIES, state.bytes, strict=True)))
+    return rows
+
+
+def largest_rows(at: Peak, n: int = LARGEST) -> list[dict[str, object]]:
+    """Return the n largest allocations at a peak, largest first, earlier ones before equals, as
+    rows of the bulk table ``largest``."""
+    largest = sorted(at.alive, key=lambda a: (-a.bytes, a.start_us))[:n]
+    columns = ("bytes", "category", "phase", "name", "line")
+    rows = []
+    for rank, allocation in enumerate(largest, start=1):
+        rows.append({"rank": rank} | {column: getattr(allocation, column) for column in columns})
+    return rows
+
+
+def line_rows(recording: Recording, phase: str, n: int = LARGEST) -> list[dict[str, object]]:
+    """Return the n largest of what the phases of that name (and those inside them) asked for, as
+    rows of the bulk table ``lines``: equal sizes of one line of code, category and phase in one
+    row. Where backward's thread has no line, what saved it or owns it tells them apart, blocks
+    taken together.
+    """
+    counts: Counter[tuple] = Counter()
+    for a in recording.allocations:
+        if f"/{phase}/" in f"/{a.phase}/":
+            innermost = a.phase.rpartition("/")[2]
+            name = re.sub(r"\b\d+\b", "*", a.name)
+            counts[a.bytes, a.category, innermost, name, a.line] += 1
+    ranked = sorted(counts.items(), key=lambda item: (-item[0][0], -item[1], item[0][2:]))
+    rows = []
+    for (size, category, innermost, name, line), count in ranked[:n]:
+        row = {"bytes": size, "count": count, "category": category}
+        rows.append(row | {"phase": innermost, "name": name, "line": line})
+    return rows

@@ -1,7 +1,7 @@
 """A small trace in the form that the reader reads: python make.py FOLDER.
 
-``report.sqlite`` holds nine kernels: tables that a person can add up. They follow the format's
-documentation, since they come from no GPU.
+``report.sqlite`` holds nine kernels, a table that a person can add up. It follows the format's
+documentation, since it comes from no GPU.
 """
 
 import sqlite3

@@ -37,6 +37,8 @@ Key = Mapping[str, object]
 
 # The longest step without a row is one compilation or one timing.
 SILENCE_S = {"cuda": 300, "cpu": 1800}
+# Processes may take this long until the first of their tasks begins: they load torch, and meet.
+START_S = 300
 # A worker's process may take this long to get from a signal to its end.
 END_S = 15
 POLL_S = 0.05
@@ -252,14 +254,16 @@ class _Group:
 
     def _wait(self, process: subprocess.Popen) -> str:
         """Wait for the end of the processes; where they are silent for too long, say so."""
-        counted, heard = 0, time.monotonic()
+        counted, began, heard = 0, False, time.monotonic()
         while process.poll() is None:
             time.sleep(POLL_S)
             rows = len(self._rows())
             if rows > counted:
                 self.bar.advance(rows - counted)
                 counted, heard = rows, time.monotonic()
-            if time.monotonic() > heard + self.silence_s:
+            if not began and (self.folder / "reached").exists():
+                began, heard = True, time.monotonic()
+            if time.monotonic() > heard + (self.silence_s if began else START_S):
                 return f"no row within {self.silence_s:g} s: {self._where()}"
         self.bar.advance(len(self._rows()) - counted)
         return ""

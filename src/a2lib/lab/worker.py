@@ -79,6 +79,8 @@ def work(job: dict, tasks: list[list[dict]], folder: Path, rank: int, ranks: int
             with open(folder / "rows.jsonl", "a") as file:
                 file.writelines(json.dumps(table.identify(row)) + "\n" for row in rows)
 
+    if rank == 0:
+        (folder / "reached").write_text("0")  # from here on the sweep counts how long it is silent
     for number, keys in enumerate(tasks):
         if _is_late(job["until"], ranks):
             return

@@ -37,22 +37,6 @@ def test_leaderboard_stores_and_draws_a_way(execute):
     assert figures(notebook) == 1
 
 
-def test_parallelism_stores_and_draws_each_pass_together_and_apart(execute):
-    notebook, measured = execute("parallelism", tokens=16, d_model=16, d_ff=32, layers=2)
-    sizes = {"dtype": "fp32", "d_model": 16, "d_ff": 32}
-    found = rows(measured, "parallelism", **BY_GLOO, **sizes, ms_data="")
-    passes = ("forward", "backward", "end_to_end")
-    assert {(r["scheme"], r["mesh"], r["pass"]) for r in found} == {
-        (*one, pass_) for one in (("dp", "2x1"), ("fsdp", "2x1"), ("tp", "1x2")) for pass_ in passes
-    }
-    for row in found:
-        assert float(row["ms_without"]) > 0 and int(row["n"]) >= 5
-        sends = (row["scheme"], row["pass"]) != ("dp", "forward")
-        assert bool(row["ms_communication"]) is sends
-        assert row["conditions"].endswith("cores")
-    assert figures(notebook) == 1
-
-
 def test_ddp_stores_ours_and_pytorchs_with_their_parts_and_draws_them(execute):
     notebook, measured = execute("ddp", wrappers="bucketed,torch_ddp", bucket_mb=100, context=8)
     what = {"model": "tiny", "context": 8, "bucket_mb": 100, "ms_host": ""}

@@ -28,7 +28,7 @@ from a2lib.parallel.rank import progress
 MODULES = (
     "checks_ddp", "checks_copy_engines", "checks_sharded_optimizer", "checks_fsdp",
     "checks_fsdp_memory", "checks_fsdp_modules", "checks_finish", "checks_checkpoint",
-    "checks_schemes", "checks_leaderboard",
+    "checks_feed_forward", "checks_leaderboard",
 )  # fmt: skip
 GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}

@@ -53,7 +53,6 @@ for name in sys.argv[1:]:
     ("checkpointing", {"strategies": "segments:5"}, "allowed are none, half"),
     ("checkpointing", {"strategies": "segments:8"}, "allowed as k are 1 to 4"),
     ("checkpointing", {"precision": "tf32"}, "needs a GPU"),
-    ("leaderboard", {"ways": "own_attention"}, "'own_attention': allowed on GPUs"),
     ("ddp", {"sent_dtype": "bf16"}, "sent_dtype = 'bf16': allowed with wrappers bucketed"),
     *((name, {"sweep": "all"}, "allowed on two GPUs or more") for name in TWO_GPUS),
     *((name, {"capture": True}, "capture = True: allowed with nccl") for name in TWO_GPUS),

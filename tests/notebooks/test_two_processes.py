@@ -27,16 +27,6 @@ def test_collectives_stores_and_draws_each_operation(execute):
     assert figures(notebook) == 1
 
 
-def test_leaderboard_stores_and_draws_a_way(execute):
-    """The one that does most; the losses of all are compared in tests/parallel."""
-    notebook, measured = execute("leaderboard", ways="offloaded", rep_ms=3000)
-    what = {"way": "offloaded", "model": "tiny", "layers": 4, "dtype": "fp32"}
-    (row,) = rows(measured, "leaderboard", **BY_GLOO, **what, products_again=0)
-    assert float(row["loss"]) > 0 and float(row["gradient_norm"]) > 0
-    assert float(row["ms_ready"]) > float(row["ms"]) > 0 and int(row["host_bytes"]) > 0
-    assert figures(notebook) == 1
-
-
 def test_ddp_stores_ours_and_pytorchs_with_their_parts_and_draws_them(execute):
     notebook, measured = execute("ddp", wrappers="bucketed,torch_ddp", bucket_mb=100, context=8)
     what = {"model": "tiny", "context": 8, "bucket_mb": 100, "ms_host": ""}

@@ -39,6 +39,7 @@ FLOORS = {
 ROOMS = {
     "a2lib.experiments": "one",
     "a2lib.experiments.harness": "every",
+    "a2lib.experiments.launching": "every",
     "a2lib.report": "every",
     "a2lib.report.pages": "one",
     "a2lib.report.readme": "one",

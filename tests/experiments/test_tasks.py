@@ -12,6 +12,7 @@ from a2lib.experiments.harness.sweep import identity
 from a2lib.lab.device import has_driver
 from a2lib.lab.sections import SECTIONS
 
+# Those that do not hold their experiment yet.
 NOTEBOOKS = sorted({s.notebook for s in SECTIONS.values() if s.handler})
 TWO_GPUS = ("ddp", "fsdp", "sharded_optimizer")  # who have no sweep elsewhere
 
@@ -52,11 +53,6 @@ for name in sys.argv[1:]:
     ("checkpointing", {"strategies": "segments:5"}, "allowed are none, half"),
     ("checkpointing", {"strategies": "segments:8"}, "allowed as k are 1 to 4"),
     ("checkpointing", {"precision": "tf32"}, "needs a GPU"),
-    ("leaderboard", {"ways": "own_attention"}, "'own_attention': allowed on GPUs"),
-    ("parallelism", {"world_size": 1}, "world_size = 1: allowed are 2 and more"),
-    ("parallelism", {"schemes": "fsdp_tp"}, "fsdp_tp needs a number of ranks that is a product"),
-    ("parallelism", {"schemes": "tp", "d_ff": 9}, "9 for tp on 1x2: allowed are multiples of 2"),
-    ("parallelism", {"schemes": "fsdp_tp", "world_size": 4, "tokens": 6}, "multiples of 4"),
     ("ddp", {"sent_dtype": "bf16"}, "sent_dtype = 'bf16': allowed with wrappers bucketed"),
     *((name, {"sweep": "all"}, "allowed on two GPUs or more") for name in TWO_GPUS),
     *((name, {"capture": True}, "capture = True: allowed with nccl") for name in TWO_GPUS),

@@ -7,11 +7,10 @@ import os
 import pytest
 from programs import write_program
 from refusals import refused
-from waiting import until
+from waiting import is_alive, until
 
 from a2lib.lab import nsight
 from a2lib.lab.program import ProgramError
-from a2lib.parallel.lifeline import is_alive
 
 refuses = functools.partial(refused, error=ProgramError)
 

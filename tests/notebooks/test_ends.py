@@ -16,9 +16,8 @@ import termios
 import pytest
 from notebook_runs import PAPERMILL, copy_package, environment, shown_on, write_notebook
 from programs import write_program
-from waiting import until
+from waiting import is_alive, until
 
-from a2lib.parallel.lifeline import is_alive
 from a2lib.paths import ROOT
 
 WAITING = """

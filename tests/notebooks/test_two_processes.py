@@ -27,32 +27,6 @@ def test_collectives_stores_and_draws_each_operation(execute):
     assert figures(notebook) == 1
 
 
-def test_leaderboard_stores_and_draws_a_way(execute):
-    """The one that does most; the losses of all are compared in tests/parallel."""
-    notebook, measured = execute("leaderboard", ways="offloaded", rep_ms=3000)
-    what = {"way": "offloaded", "model": "tiny", "layers": 4, "dtype": "fp32"}
-    (row,) = rows(measured, "leaderboard", **BY_GLOO, **what, products_again=0)
-    assert float(row["loss"]) > 0 and float(row["gradient_norm"]) > 0
-    assert float(row["ms_ready"]) > float(row["ms"]) > 0 and int(row["host_bytes"]) > 0
-    assert figures(notebook) == 1
-
-
-def test_parallelism_stores_and_draws_each_pass_together_and_apart(execute):
-    notebook, measured = execute("parallelism", tokens=16, d_model=16, d_ff=32, layers=2)
-    sizes = {"dtype": "fp32", "d_model": 16, "d_ff": 32}
-    found = rows(measured, "parallelism", **BY_GLOO, **sizes, ms_data="")
-    passes = ("forward", "backward", "end_to_end")
-    assert {(r["scheme"], r["mesh"], r["pass"]) for r in found} == {
-        (*one, pass_) for one in (("dp", "2x1"), ("fsdp", "2x1"), ("tp", "1x2")) for pass_ in passes
-    }
-    for row in found:
-        assert float(row["ms_without"]) > 0 and int(row["n"]) >= 5
-        sends = (row["scheme"], row["pass"]) != ("dp", "forward")
-        assert bool(row["ms_communication"]) is sends
-        assert row["conditions"].endswith("cores")
-    assert figures(notebook) == 1
-
-
 def test_ddp_stores_ours_and_pytorchs_with_their_parts_and_draws_them(execute):
     notebook, measured = execute("ddp", wrappers="bucketed,torch_ddp", bucket_mb=100, context=8)
     what = {"model": "tiny", "context": 8, "bucket_mb": 100, "ms_host": ""}

@@ -1,15 +1,21 @@
-"""Checks that run in every rank of a launch, all of them in one: a start of ranks takes seconds.
+"""Checks that run in every rank of a group, all of them in one: a start of ranks takes seconds.
 
-A check is a function that raises if something is wrong, ``@check(2)`` or ``@check(2, 4)``: the
-numbers of ranks it is for. Warnings are errors in it.
+    torchrun --standalone --nproc-per-node 4 checking.py FOLDER cpu checks_ddp checks_fsdp
+
+Each rank writes how its checks end to a file of its own in FOLDER, an event a line. A check is a
+function that raises if something is wrong, ``@check(2)`` or ``@check(2, 4)``: the numbers of ranks
+it is for. Warnings are errors in it.
 """
 
 import contextlib
 import copy
 import gc
 import importlib
+import json
+import os
 import re
 import shutil
+import sys
 import tempfile
 import traceback
 import warnings
@@ -23,17 +29,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from a2lib.parallel import FSDP
-from a2lib.parallel.rank import progress
 
 MODULES = (
     "checks_ddp", "checks_copy_engines", "checks_sharded_optimizer", "checks_fsdp",
     "checks_fsdp_memory", "checks_fsdp_modules", "checks_finish", "checks_checkpoint",
-    "checks_schemes", "checks_leaderboard",
+    "checks_feed_forward", "checks_leaderboard",
 )  # fmt: skip
 GPU_MODULES = ("checks_capture", "checks_streams")
 CHECKS = {}
 # How long a rank that is through with a check waits for the others.
 MEET_S = 60
+COLLECTIVE_LIMIT = timedelta(seconds=60)
 
 
 def check(*sizes):
@@ -55,9 +61,30 @@ def names(size, modules):
     ]
 
 
-def run(modules) -> None:
-    """What each rank runs: the checks for so many ranks. Four then are two worlds of two, with half
-    of the checks for two each. A check that fails ends itself alone, if it ends on every rank."""
+def main(folder, device, modules) -> None:
+    """Join the group of torchrun's ranks, run the checks and end."""
+    if device == "cuda":
+        own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(own)
+        dist.init_process_group("nccl", device_id=own, timeout=COLLECTIVE_LIMIT)
+    else:
+        dist.init_process_group("gloo", timeout=COLLECTIVE_LIMIT)
+    events = open(Path(folder, os.environ["RANK"]), "a", buffering=1)
+
+    def report(**event) -> None:
+        events.write(f"{json.dumps(event)}\n")
+
+    failed = run(modules, report)
+    if failed:
+        # No orderly end: a group is not destroyed while a failed check has graphs of its work.
+        sys.stdout.flush()
+        os._exit(1)
+    dist.destroy_process_group()
+
+
+def run(modules, report) -> list[str]:
+    """Run the checks for so many ranks. Four then are two worlds of two, with half of the checks
+    for two each. A check that fails ends itself alone, if it ends on every rank."""
     torch.set_num_threads(1)
     # It also fills with NaN what nobody has written yet.
     torch.use_deterministic_algorithms(True)
@@ -65,15 +92,14 @@ def run(modules) -> None:
         torch.set_default_device("cuda")
         # In TF32 a last bit of a weight may be a thousandth of it.
         torch.backends.cudnn.allow_tf32 = False
-    failed = run_each(names(world()[1], modules))
+    failed = run_each(names(world()[1], modules), report)
     if world()[1] == 4:
         half = pair_up()
-        failed += run_each(names(2, modules)[half::2])
-    # Not to the orderly end: a group is not destroyed while a failed check has graphs of its work.
-    assert not failed, f"{len(failed)} failed"
+        failed += run_each(names(2, modules)[half::2], report)
+    return failed
 
 
-def run_each(names) -> list[str]:
+def run_each(names, report) -> list[str]:
     """Run the checks of these names, in every rank; those that failed in this one."""
     failed, size = [], world()[1]
     for name in names:
@@ -84,9 +110,9 @@ def run_each(names) -> list[str]:
                 CHECKS[name][0]()
         except Exception:
             failed.append(name)
-            progress(failed=name, size=size, error=traceback.format_exc())
+            report(failed=name, size=size, error=traceback.format_exc())
         else:
-            progress(passed=name, size=size)
+            report(passed=name, size=size)
         meet(name, failed[-1:] == [name])
     return failed
 
@@ -334,3 +360,9 @@ def copies_on_the_cpu():
     shared = patch.object(copy_engines, "shared_memory", shared_memory)
     with shared, patch.object(carriers, "why_not", lambda *_: None):
         yield
+
+
+if __name__ == "__main__":
+    import checking  # what the checks import, in which they are registered
+
+    checking.main(sys.argv[1], sys.argv[2], sys.argv[3:])

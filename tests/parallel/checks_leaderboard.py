@@ -5,8 +5,7 @@ import warnings
 import torch
 from checking import check, take_step, world
 
-from a2lib.leaderboard import LADDER, Step
-from a2lib.leaderboard.training import Training
+from a2lib.leaderboard import LADDER, Step, Training, loss_and_norm
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.memory.keeping import BlockPlan
 from a2lib.theory.transformer import Shape
@@ -36,21 +35,29 @@ def plain_weights(shape, seed, batches, steps, device):
 def ways_of_the_leaderboard_update_as_the_plain_model():
     warnings.simplefilter("default")  # torch's own, while it compiles
     rank, size = world()
-    from a2lib.leaderboard import training as module
-
     device = torch.get_default_device().type
     torch.set_default_device(None)  # which Dynamo of torch 2.11 does not trace through
-    # On a GPU PyTorch's own attention has no float64; and of tensors this small none is moved.
-    attention, module.LEAST = "sdpa_flash" if device == "cpu" else "eager", 1
+    # On a GPU PyTorch's own attention has no float64.
+    attention = "sdpa_flash" if device == "cpu" else "eager"
     # Sizes that two ranks do not divide.
     odd = Shape(24, 41, LAYERS, 2, 19)
-    for way in (way for way in LADDER if way.name in WAYS):
-        keeps = WAYS[way.name]
+    for name, keeps in WAYS.items():
+        way = LADDER[name]
         # It is AOTAutograd that keeps what a plan says; the rest is the same without, and sooner.
-        module.COMPILER = {**module.COMPILER, "cpu": "aot_eager" if keeps else "eager"}
+        compiler = "" if device == "cuda" else "aot_eager" if keeps else "eager"
         step = Step(way, odd, 2, CONTEXT, attention, "fp32")
         plan = keeps and (lambda _, plans=keeps: plans)
-        own = Training(step, device, rank, 5, plan, LR, torch.float64)
+        own = Training(
+            step,
+            device,
+            rank,
+            5,
+            plan,
+            lr=LR,
+            wide=torch.float64,
+            compiler=compiler,
+            least_moved=1,
+        )
         own.model.chunk = 7
         batches = [None] * size
         # By the CPU: a tensor of a GPU arrives on the GPU that it is of.
@@ -58,21 +65,14 @@ def ways_of_the_leaderboard_update_as_the_plain_model():
         torch.distributed.all_gather_object(batches, mine)
         weights, losses = plain_weights(odd, 5, batches, 3, device)
         for loss, norm in losses:
-            norms = []
-
-            def look(moment, own=own, norms=norms):
-                if moment == "backward":
-                    norms.append(own.gradient_norm())
-
-            mine = own.step(look)
-            torch.distributed.all_reduce(mine)
-            assert abs(mine.item() / size - loss) < 1e-12, way.name
-            assert abs(norms[0] - norm) < 1e-6 * norm, (way.name, norms, norm)
+            row = loss_and_norm(own)
+            assert abs(row["loss"] - loss) < 1e-12, name
+            assert abs(row["gradient_norm"] - norm) < 1e-6 * norm, (name, row, norm)
         whole = own.whole()
-        assert whole.keys() == weights.keys(), way.name
-        for name, right in weights.items():
-            off = (whole[name] - right).norm() / right.norm()
-            assert off < 1e-9, (way.name, name, off.item())
+        assert whole.keys() == weights.keys(), name
+        for parameter, right in weights.items():
+            off = (whole[parameter] - right).norm() / right.norm()
+            assert off < 1e-9, (name, parameter, off.item())
         assert (own.mover is not None) == (way.keeps == "moved")
         assert own.mover is None or own.mover.moved_bytes > 0
     torch.set_default_device(device)

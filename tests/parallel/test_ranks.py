@@ -6,18 +6,23 @@ where every rank comes to its end; one that hangs ends its launch, and those beh
 """
 
 import functools
+import json
+import os
+import secrets
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from a2lib.parallel import LaunchError, launch
+from a2lib.lab import guard
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 import checking  # noqa: E402
 
-LIMIT_S, COLLECTIVE_S = 600, 60
-# Device, ranks of the launch, ranks of the check, modules.
+LIMIT_S = 600
+# Device, ranks of the group, ranks of the check, modules.
 GROUPS = [
     ("cpu", 4, 2, checking.MODULES),
     ("cpu", 4, 4, checking.MODULES),
@@ -26,31 +31,48 @@ GROUPS = [
 
 
 @pytest.fixture(scope="module")
-def outcomes(rank_env):
-    """Device, ranks of the launch and modules to (the ranks that passed, by check and its ranks;
-    errors, by the same; what ended the launch, or None)."""
+def outcomes(tmp_path_factory):
+    """``outcomes(device, processes, modules)``: the ranks that passed, by check and number of
+    ranks; errors, by the same; how the group ended."""
 
     @functools.cache
     def outcome(device, processes, modules):
-        passed, failed, ended = {}, {}, None
-
-        def note(rank, event):
-            if "passed" in event:
-                passed.setdefault((event["passed"], event["size"]), set()).add(rank)
-            else:
-                check = event["failed"], event["size"]
-                failed.setdefault(check, []).append(f"rank {rank}: {event['error']}")
-
-        options = {"time_limit_s": LIMIT_S, "collective_timeout_s": COLLECTIVE_S}
-        options |= {"processes": processes, "device": device, "on_progress": note}
-        env = {**rank_env, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_INTERPRET": "0"}
-        try:
-            launch("checking:run", {"modules": modules}, env=env, **options)
-        except LaunchError as error:
-            ended = str(error)
+        folder = tmp_path_factory.mktemp("checks")
+        ended = run_in_ranks(folder, device, processes, modules)
+        passed, failed = {}, {}
+        for path in folder.iterdir():
+            for line in path.read_text().splitlines():
+                event = json.loads(line)
+                if "passed" in event:
+                    passed.setdefault((event["passed"], event["size"]), set()).add(path.name)
+                else:
+                    check = event["failed"], event["size"]
+                    failed.setdefault(check, []).append(f"rank {path.name}: {event['error']}")
         return passed, failed, ended
 
     return outcome
+
+
+def run_in_ranks(folder, device, processes, modules):
+    """Have torchrun run the checks, and return what it printed, or that the time was up; nothing
+    that it started is left."""
+    mark = secrets.token_hex(8)
+    path = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "TRITON_INTERPRET": "0"}
+    env |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", guard.VARIABLE: mark}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, f"--nproc-per-node={processes}", str(HERE / "checking.py")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # However this process ends: the watch removes a folder as well, and this one has to stay.
+    with guard.watch(mark, folder / "none"):
+        process = subprocess.Popen([*command, str(folder), device, *modules], env=env, **pipes)
+        try:
+            return process.communicate(timeout=LIMIT_S)[0]
+        except subprocess.TimeoutExpired:
+            guard.kill_marked(mark)
+            return f"not over within {LIMIT_S} s: {process.communicate()[0]}"
+        finally:
+            guard.kill_marked(mark)
 
 
 CASES = []
@@ -70,5 +92,5 @@ def test_in_ranks(outcomes, device, processes, size, modules, name):
             pytest.skip("needs two GPUs")
     passed, failed, ended = outcomes(device, processes, modules)
     if len(passed.get((name, size), ())) != size:
-        why = failed.get((name, size), [ended or "not every rank ran it"])
+        why = failed.get((name, size), ["not every rank ran it", ended[-3000:]])
         pytest.fail("\n".join(why), pytrace=False)

@@ -3,6 +3,7 @@
 The options are those that the parsers have, so that a new one without bounds fails here.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -14,15 +15,14 @@ import sys
 import pytest
 from refusals import refused_command
 
-from a2lib import benchmark
+from a2lib import benchmark, leaderboard
 from a2lib.command import Number, Whole
-from a2lib.leaderboard import __main__ as leaderboard
 from a2lib.theory import __main__ as theory
 from a2lib.theory import plan_command, planner
 
 PARSERS = {
     "benchmark": (benchmark.parser(), benchmark.parse),
-    "leaderboard": (leaderboard.parser(), leaderboard.parse),
+    "leaderboard": (leaderboard.parser(), functools.partial(leaderboard.parse, device="cpu")),
     "theory": (theory.parser(), theory.main),
     "plan": (plan_command.parser(), plan_command.main),
 }

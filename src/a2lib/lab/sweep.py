@@ -242,7 +242,7 @@ class _Group:
         """Return a worker's environment: code is compiled once for this and later runs, and by the
         worker itself, since idle compilers would take the cores beside what is timed."""
         cache = cache_dir()
-        return {
+        environment = {
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "TRITON_CACHE_DIR": str(cache / "triton"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -251,6 +251,10 @@ class _Group:
             "TRITON_INTERPRET": "0",
             guard.VARIABLE: self.mark,
         }
+        # One connection would run collectives after the kernels they should hide behind.
+        if self.ranks > 1 and environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            del environment["CUDA_DEVICE_MAX_CONNECTIONS"]
+        return environment
 
     def _wait(self, process: subprocess.Popen) -> str:
         """Wait for the end of the processes; where they are silent for too long, say so."""

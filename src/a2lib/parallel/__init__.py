@@ -11,10 +11,11 @@
     model = FSDP(model, compute_dtype=torch.bfloat16)
     save_sharded(folder, model, optimizer)            # load_sharded at any number of ranks
 
-    results = launch("package.module:function", {"steps": 10}, processes=2, time_limit_s=600)
+Each class works for any nn.Module, in a process group such as torchrun's processes form:
 
-Each class works for any nn.Module; a process group must exist, which ``launch`` makes in its
-processes. Importing this loads no torch, so that whoever only launches need not.
+    torchrun --standalone --nproc-per-node 2 train.py     # README.md has a train.py
+
+A name is loaded when it is asked for: PyTorch's checkpoints alone take a second.
 """
 
 from importlib import import_module
@@ -24,13 +25,9 @@ _HOMES = {
     "DDP": "ddp",
     "FSDP": "fsdp",
     "FlatDDP": "ddp",
-    "LaunchError": "launcher",
     "NaiveDDP": "ddp",
-    "RankFailed": "launcher",
     "ShardedOptimizer": "sharded_optimizer",
-    "TimeLimitPassed": "launcher",
     "capture_step": "captured",
-    "launch": "launcher",
     "load_sharded": "fsdp.checkpoint",
     "save_sharded": "fsdp.checkpoint",
 }

@@ -88,8 +88,8 @@ def member(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """
     if not dist.is_initialized():
         raise RuntimeError(
-            "no process group: call torch.distributed.init_process_group, or start the processes "
-            "with a2lib.parallel.launch"
+            "no process group: start the processes with torchrun, and call "
+            "torch.distributed.init_process_group in each"
         )
     rank = dist.get_rank(group)
     if rank < 0:

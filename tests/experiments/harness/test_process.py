@@ -10,7 +10,7 @@ from waiting import until
 
 from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.worker import settle
-from a2lib.parallel.lifeline import is_alive
+from a2lib.experiments.launching.lifeline import is_alive
 
 START = "experiments.harness.toy:start"
 

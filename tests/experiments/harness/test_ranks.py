@@ -17,9 +17,9 @@ from a2lib.experiments.harness.parameters import OnRanks, ParameterError
 from a2lib.experiments.harness.process import where, why
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Sweep
+from a2lib.experiments.launching.launcher import LaunchError, RankFailed, TimeLimitPassed
+from a2lib.experiments.launching.lifeline import is_alive
 from a2lib.lab import Store
-from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed
-from a2lib.parallel.lifeline import is_alive
 from a2lib.paths import cache_dir
 
 LIMIT_S = 60

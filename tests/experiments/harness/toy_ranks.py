@@ -12,8 +12,8 @@ from experiments.harness.toy import OK
 
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.experiments.harness.sweep import Task
+from a2lib.experiments.launching.lifeline import FOLDER
 from a2lib.lab import Section
-from a2lib.parallel.lifeline import FOLDER
 
 HERE = "experiments.harness.toy_ranks"
 RANKS = Section("ranks", ("operation", "size"), ("note",), handler=f"{HERE}:measure")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from a2lib.experiments.harness.process import Worker, WorkerDied
-from a2lib.parallel.launcher import cores
+from a2lib.experiments.launching.launcher import cores
 
 TIMEOUT_S = 300
 # Fewer than this many compilations per process are sooner done than a process is started.

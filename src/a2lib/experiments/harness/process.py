@@ -1,6 +1,6 @@
 """A worker seen from the notebook: tasks out, events in, no hang and no orphan.
 
-A thread of the notebook launches its processes (``parallel.launcher``), one or several that measure
+A thread of the notebook launches its processes (``launching``), one or several that measure
 together; each task goes to every one of them, and what rank 0 reports comes back. They stay for the
 next task.
 
@@ -20,7 +20,7 @@ from typing import TextIO
 
 from a2lib.errors import OneLine
 from a2lib.experiments.harness.ranks import DEVICES, Ranks
-from a2lib.parallel.launcher import RankFailed, TimeLimitPassed, launch
+from a2lib.experiments.launching.launcher import RankFailed, TimeLimitPassed, launch
 from a2lib.paths import cache_dir
 
 START_TIMEOUT_S = 180

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from a2lib.experiments.harness.worker import Job, at_work, fields, load, settle
+from a2lib.experiments.launching.launcher import cores
+from a2lib.experiments.launching.lifeline import FOLDER
+from a2lib.experiments.launching.rank import progress
 from a2lib.lab import DeviceLock, StoreError
 from a2lib.lab.failures import classify, is_lost
-from a2lib.parallel.launcher import cores
-from a2lib.parallel.lifeline import FOLDER
-from a2lib.parallel.rank import progress
 
 DEVICES = {"gloo": "cpu", "nccl": "cuda", "none": "cpu"}
 # Of NCCL, what its times depend on.

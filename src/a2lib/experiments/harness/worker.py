@@ -25,11 +25,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from a2lib.experiments.launching.lifeline import abandoned, locked
 from a2lib.lab import Section, Store, bulk, memory
 from a2lib.lab.failures import LostContext, classify, is_lost, note
 from a2lib.lab.memory import free_memory
 from a2lib.lab.sections import section_of
-from a2lib.parallel.lifeline import abandoned, locked
 from a2lib.paths import cache_dir, quote_torch
 
 AT_WORK = "a2lib-at-work-"

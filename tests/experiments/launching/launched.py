@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from a2lib.parallel import launch
-from a2lib.parallel.rank import progress
+from a2lib.experiments.launching.launcher import launch
+from a2lib.experiments.launching.rank import progress
 
 RANK = int(os.environ.get("RANK", -1))
 FOREVER_S = 600

@@ -26,9 +26,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from a2lib.parallel.channel import KINDS, Channel, path_of
-from a2lib.parallel.lifeline import FOLDER, TASK, VANISH_S, end, new_folder
-from a2lib.parallel.watch import (
+from a2lib.experiments.launching.channel import KINDS, Channel, path_of
+from a2lib.experiments.launching.lifeline import FOLDER, TASK, VANISH_S, end, new_folder
+from a2lib.experiments.launching.watch import (
     LaunchError,
     OnOutput,
     OnProgress,
@@ -173,7 +173,7 @@ def _stop(agent: subprocess.Popen, folder: str) -> None:
 def _command(
     processes: int, device: str | None, nodes: int, node: int, endpoint: str | None, folder: str
 ) -> list[str]:
-    agent = [sys.executable, "-m", "a2lib.parallel.agent"]
+    agent = [sys.executable, "-m", "a2lib.experiments.launching.agent"]
     if processes * nodes == 1 and device is None:
         return agent
     agent += [f"--nnodes={nodes}", f"--nproc-per-node={processes}"]
@@ -185,7 +185,7 @@ def _command(
         # Said, not guessed: who guesses takes what occupies the port for the host, and waits.
         agent += [f"--rdzv-conf=is_host={int(node == 0)}"]
     agent += ["--max-restarts=0", "--monitor-interval=0.1", f"--log-dir={folder}/torchrun"]
-    return [*agent, "-m", "a2lib.parallel.rank"]
+    return [*agent, "-m", "a2lib.experiments.launching.rank"]
 
 
 def cores() -> int:

@@ -13,10 +13,16 @@ import time
 
 import pytest
 
-from a2lib.parallel import LaunchError, RankFailed, TimeLimitPassed, launch, launcher, watch
-from a2lib.parallel.channel import Channel, send
-from a2lib.parallel.lifeline import FOLDER, PREFIX, is_alive, new_folder
-from a2lib.parallel.watch import _how, first_to_fail
+from a2lib.experiments.launching import launcher, watch
+from a2lib.experiments.launching.channel import Channel, send
+from a2lib.experiments.launching.launcher import (
+    LaunchError,
+    RankFailed,
+    TimeLimitPassed,
+    launch,
+)
+from a2lib.experiments.launching.lifeline import FOLDER, PREFIX, is_alive, new_folder
+from a2lib.experiments.launching.watch import _how, first_to_fail
 
 LIMIT_S = 120  # far more than a launch takes
 

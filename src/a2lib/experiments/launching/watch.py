@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from a2lib.errors import OneLine
-from a2lib.parallel.channel import Channel
-from a2lib.parallel.lifeline import is_alive
-from a2lib.parallel.rank import STACKS
+from a2lib.experiments.launching.channel import Channel
+from a2lib.experiments.launching.lifeline import is_alive
+from a2lib.experiments.launching.rank import STACKS
 
 POLL_S = 0.05
 # How long ranks have to write down where they stand, once their time is up.

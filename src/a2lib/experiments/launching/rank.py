@@ -15,8 +15,8 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-from a2lib.parallel.channel import path_of, send
-from a2lib.parallel.lifeline import FOLDER, TASK, die_with_parent
+from a2lib.experiments.launching.channel import path_of, send
+from a2lib.experiments.launching.lifeline import FOLDER, TASK, die_with_parent
 
 # Where a rank stands is asked with this one, which is ignored by who does not know it.
 STACKS = signal.SIGURG

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from a2lib.parallel import LaunchError, RankFailed, launch
-from a2lib.parallel.lifeline import PREFIX, is_alive
+from a2lib.experiments.launching.launcher import LaunchError, RankFailed, launch
+from a2lib.experiments.launching.lifeline import PREFIX, is_alive
 
 sys.path.insert(0, str(Path(__file__).parent))
 from launched import MARK  # noqa: E402
@@ -107,7 +107,8 @@ def test_torchrun_killed(env):
     def kill(rank, line):
         ready.append(rank)
         if len(ready) == 2:
-            [agent] = [p for p in left(env) if b"a2lib.parallel.agent" in words(p, "cmdline")]
+            module = b"a2lib.experiments.launching.agent"
+            [agent] = [pid for pid in left(env) if module in words(pid, "cmdline")]
             os.kill(agent, signal.SIGKILL)
 
     error = error_of("launched:stand_ready", env, device=None, on_output=kill)

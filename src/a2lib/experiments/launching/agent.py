@@ -1,6 +1,6 @@
 """torchrun, which ends whatever the launch has started.
 
-    python -m a2lib.parallel.agent --nproc-per-node 2 --standalone -m a2lib.parallel.rank
+    python -m ...launching.agent --nproc-per-node 2 --standalone -m ...launching.rank
 
 Everything after the name is torchrun's. With nothing after it one rank is started without torchrun,
 and so without torch. When all is through, and also when the launcher ends or removes the launch's
@@ -17,8 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-from a2lib.parallel.channel import send
-from a2lib.parallel.lifeline import FOLDER, TASK, adopt_orphans, end
+from a2lib.experiments.launching.channel import send
+from a2lib.experiments.launching.lifeline import FOLDER, TASK, adopt_orphans, end
 
 POLL_S = 0.05
 
@@ -66,7 +66,7 @@ def run_torchrun(arguments: list[str], folder: str) -> int:
 
 def run_alone(folder: str) -> int:
     numbers = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    command = [sys.executable, "-m", "a2lib.parallel.rank"]
+    command = [sys.executable, "-m", "a2lib.experiments.launching.rank"]
     code = subprocess.run(command, env={**os.environ, **numbers}, start_new_session=True).returncode
     if code:
         send(folder, "torchrun", "ends", {0: (code, time.time())})

@@ -1,0 +1,106 @@
+"""What several ranks measure together: on which devices, under which conditions, how long it takes.
+
+backend, device = backend_of(world_size, backend)          # in a notebook's cells
+times = time_together({"ms": step}, device, budget_ms=800)  # in `measure`, by every rank
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+
+from a2lib.lab.device import gpu_count
+from a2lib.lab.parameters import ParameterError, choice, whole
+from a2lib.lab.timing import Timing, from_rest, in_turns, sample_count, slowest
+
+MOST_RANKS = 1024
+DEVICES = {"gloo": "cpu", "nccl": "cuda"}
+# What the times of NCCL's messages depend on.
+SWITCHES = (
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_GRAPH_REGISTER",
+)
+WARMUP = 2
+
+
+def backend_of(world_size: int, backend: str = "auto") -> tuple[str, str]:
+    """Return the backend of so many ranks of this machine and the device that each of them uses.
+
+    "auto" is nccl where there is a GPU for each rank, else gloo on the CPU. Raises ParameterError
+    for another name, or for nccl with fewer GPUs than ranks.
+    """
+    gpus = gpu_count()
+    world_size = whole("world_size", world_size, 1, MOST_RANKS)
+    usual = "nccl" if world_size <= gpus else "gloo"
+    backend = choice("backend", backend, DEVICES, default=usual)
+    if backend == "nccl" and world_size > gpus:
+        allowed = f"from 1 to {gpus}, the GPUs here" if gpus else "gloo alone, without a GPU"
+        raise ParameterError(f"world_size = {world_size} with backend nccl: allowed: {allowed}")
+    return backend, DEVICES[backend]
+
+
+def join_alone(device: str) -> None:
+    """Make a process group of this process alone, unless there is a group: a sweep with one rank
+    starts none."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        backend = "nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def conditions(device: str) -> str:
+    """Return what times of messages depend on beside what is asked for: the processor and its cores
+    on "cpu", those of NCCL's switches that are set on "cuda"."""
+    if device == "cuda":
+        return ", ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ)
+    return f"{_processor()}, {cores()} cores"
+
+
+def cores() -> int:
+    """Return how many cores this process may use; all of them on macOS, which does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def time_together(
+    calls: Mapping[str, Callable[[], object]],
+    device: str,
+    *,
+    budget_ms: float,
+    min_n: int = 5,
+    max_n: int = 30,
+) -> dict[str, Timing]:
+    """Time what all ranks do together, each call from where all of them are idle; collective.
+
+    Of each call the slowest rank's time counts. The calls come in turns, so that a drift of the
+    clocks reaches all of them alike; together they take about `budget_ms`, each is sampled at least
+    `min_n` and at most `max_n` times.
+    """
+    from a2lib.parallel.group import everyone
+
+    estimate_ms = 0.0
+    for call in calls.values():
+        warm = [from_rest(call, device) for _ in range(WARMUP)]
+        estimate_ms += max(everyone(warm[-1]))
+    n = sample_count(budget_ms, estimate_ms, min_n, max_n)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for name, count in in_turns(dict.fromkeys(calls, n)):
+        samples[name] += [from_rest(calls[name], device) for _ in range(count)]
+    by_rank = everyone(samples)
+    return {name: slowest([times[name] for times in by_rank]) for name in calls}
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return "a processor without a name"

@@ -1,0 +1,101 @@
+"""notebooks/leaderboard.ipynb: what it asks for, and what two ranks measure of it on the CPU.
+
+The losses of all ways are compared in tests/parallel/checks_leaderboard.py.
+"""
+
+import dataclasses
+
+import committed
+import pytest
+from notebook_cells import load_cells
+
+from a2lib.lab import ParameterError, bulk, device_slug, gpu_count, read_section, sweep
+from a2lib.lab.notebook import Run
+from a2lib.lab.ranks import SWITCHES
+
+TRIAL = {"rep_ms": 300, "warmup_ms": 100}
+
+
+@pytest.fixture(autouse=True)
+def rows_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+
+
+def test_every_published_way_is_asked_for(gpus):
+    gpus(2)
+    cells = load_cells("leaderboard")
+    asked = {cells.table.identify(key) for [key] in cells.tasks}
+    assert asked == {cells.table.identify(row) for row in committed.measured("leaderboard")}
+    assert {row["conditions"].partition("=")[0] for row in committed.measured("leaderboard")} <= {
+        *SWITCHES
+    }
+
+
+def test_a_rank_s_work_on_one_gpu_and_a_trial_on_none(gpus):
+    gpus(1)
+    cells = load_cells("leaderboard", world_size=1, layers=8, room_percent=75, ways="offloaded")
+    [[key]] = cells.tasks
+    assert (key["way"], key["layers"], key["backend"]) == ("offloaded", 8, "nccl")
+    assert cells.room == 75
+    gpus(0)
+    cells = load_cells("leaderboard")
+    asked = [key for [key] in cells.tasks]
+    assert [key["way"] for key in asked] == [name for name in cells.MAKE if name != "own_attention"]
+    what = {(key["backend"], key["model"], key["dtype"], key["layers"]) for key in asked}
+    assert what == {("gloo", "tiny", "fp32", 4)}
+
+
+@pytest.mark.parametrize("wrong", [
+    {"ways": "fast"}, {"model": "7B"}, {"room_percent": 101}, {"backend": "nccl"}
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
+    gpus(0)
+    with pytest.raises(ParameterError) as refusal:
+        load_cells("leaderboard", **wrong)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_rows_of_two_ranks_and_of_the_readers_own_way(gpus, tmp_path):
+    gpus(0)
+    cells = load_cells("leaderboard", ways="offloaded,own_attention", **TRIAL)
+    cells.MAKE["mine"] = dataclasses.replace(cells.MAKE["offloaded"], attention="eager")
+    cells.tasks.append([cells.key_of("mine")])
+    run = Run("leaderboard", {}, {}, "cpu", "cpu")
+    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=2, device="cpu") == 0
+    rows = {row["way"]: row for row in read_section("leaderboard", tmp_path / "data")["cpu"]}
+    assert rows["own_attention"]["status"] == "unsupported" and rows["own_attention"]["note"]
+    for name in ("offloaded", "mine"):
+        row = rows[name]
+        assert (row["status"], row["products_again"]) == ("ok", "0"), row
+        assert float(row["loss"]) > 0 and float(row["gradient_norm"]) > 0
+        assert float(row["ms_ready"]) > float(row["ms"]) > 0 and int(row["host_bytes"]) > 0
+        assert all(float(row[f"ms_{phase}"]) > 0 for phase in ("forward", "backward", "optimizer"))
+    assert rows["mine"]["attention"] == "eager"
+    assert float(rows["mine"]["loss"]) == pytest.approx(float(rows["offloaded"]["loss"]), rel=1e-4)
+    name = "leaderboard-tiny-offloaded-4-layers-2-ranks"
+    drawn = bulk.read("kernels", "cpu", name, tmp_path / "data")
+    assert drawn.about["section"] == "leaderboard" and drawn.run == rows["offloaded"]["run"]
+    assert {row["phase"] for row in drawn.rows} >= {"forward", "backward", "optimizer"}
+
+
+@pytest.mark.gpu
+def test_every_way_on_gpus(tmp_path):
+    """In as many processes as there are GPUs for; the losses of all agree."""
+    n = min(2, gpu_count())
+    size = {"model": "2.7B", "layers": 4, "context": 2048, "room_percent": 75}
+    quick = {"warmup_ms": 1, "rep_ms": 1, "cold": False}
+    cells = load_cells("leaderboard", world_size=n, **size, **quick)
+    slug = device_slug()
+    run = Run("leaderboard", {}, {}, "cuda", slug)
+    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=n, device="cuda") == 0
+    rows = {row["way"]: row for row in read_section("leaderboard", tmp_path / "data")[slug]}
+    assert set(rows) == set(cells.MAKE) and {row["status"] for row in rows.values()} == {"ok"}, rows
+    for row in rows.values():
+        for name in ("loss", "gradient_norm"):
+            assert float(row[name]) == pytest.approx(float(rows["recomputed"][name]), rel=0.02)
+    assert int(rows["offloaded"]["host_bytes"]) > 0 == int(rows["products_kept"]["host_bytes"])
+    kept = {way: int(row["kept_bytes"]) for way, row in rows.items()}
+    assert kept["offloaded"] <= kept["products_kept"] * 1.05
+    assert kept["own_fsdp"] < kept["products_kept"]
+    assert len(bulk.pictures("kernels", tmp_path / "data")) == len(rows)

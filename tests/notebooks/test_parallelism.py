@@ -1,0 +1,132 @@
+"""notebooks/parallelism.ipynb: what it asks for, what its ranks measure, and what they refuse.
+
+The schemes themselves are checked in ranks: tests/parallel/checks_feed_forward.py.
+"""
+
+import committed
+import pytest
+from notebook_cells import load_cells
+
+from a2lib.lab import ParameterError, device_slug, gpu_count, read_section, sweep
+from a2lib.lab.notebook import Run
+
+SMALL = {"tokens": 16, "d_model": 16, "d_ff": 32, "layers": 2}
+PASSES = ("forward", "backward", "end_to_end")
+
+
+@pytest.fixture(autouse=True)
+def rows_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+
+
+def measured(cells, tmp_path):
+    """Return the rows that two gloo ranks measure of what the cells ask for."""
+    run = Run("parallelism", {}, {}, "cpu", "cpu")
+    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=2, device="cpu") == 0
+    return read_section("parallelism", tmp_path / "data")["cpu"]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_the_sweeps_ask_for_every_published_row(gpus, backend):
+    gpus(2)
+    cells = load_cells("parallelism", sweep="all", backend=backend)
+    asked = {cells.table.identify(key) for task in cells.tasks for key in task}
+    published = committed.measured("parallelism")
+    ours = {cells.table.identify(row) for row in published if row["backend"] == backend}
+    assert ours and ours <= asked
+
+
+def test_meshes_by_world_size(gpus):
+    gpus(0)
+    for size, both in {2: [], 4: [(2, 2)], 6: [(3, 2), (2, 3)], 8: [(4, 2), (2, 4)]}.items():
+        assert (
+            load_cells("parallelism", world_size=size, tokens=96, d_ff=48).meshes("fsdp_tp") == both
+        )
+
+
+def test_a_size_and_a_scheme_of_ones_own(gpus):
+    gpus(0)
+    [task] = load_cells("parallelism", schemes="dp", tokens="8,16", d_model=16).tasks
+    assert {(key["tokens"], key["d_model"], key["d_ff"]) for key in task} == {
+        (8, 16, 1024),
+        (16, 16, 1024),
+    }
+    assert [key["pass"] for key in task] == [*PASSES, *PASSES]
+
+
+@pytest.mark.parametrize("wrong", [
+    {"schemes": "dp,pp"},
+    {"schemes": "fsdp_tp"},
+    {"tokens": 3},
+    {"d_ff": 33, "schemes": "tp"},
+    {"world_size": 1},
+    {"backend": "nccl"},
+    {"implementation": "mine"},
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
+    gpus(0)
+    with pytest.raises(ParameterError) as refusal:
+        load_cells("parallelism", **wrong)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_rows_of_ours_pytorchs_and_the_readers_own(gpus, tmp_path):
+    gpus(0)
+    cells = load_cells("parallelism", **SMALL)
+    cells.MAKE["mine"] = cells.TorchStack
+    cells.MAKE["wrong"] = forgetful(cells.MAKE["torch"])
+    for name in ("torch", "mine", "wrong"):
+        for scheme in ("dp", "fsdp", "tp"):
+            cells.tasks.extend(cells.keys_of(scheme, name, 32, [16]))
+    rows = measured(cells, tmp_path)
+    by_name = {}
+    for row in rows:
+        by_name.setdefault(row["implementation"], []).append(row)
+    assert len(by_name["a2lib"]) == 9
+    for row in by_name["a2lib"]:
+        assert float(row["ms_without"]) > 0 and int(row["n"]) >= 5
+        sends = (row["scheme"], row["pass"]) != ("dp", "forward")
+        assert bool(row["ms_communication"]) is sends
+        assert row["conditions"].endswith("cores") and row["ms_data"] == ""
+    for name in ("torch", "mine"):
+        assert {row["scheme"] for row in by_name[name]} == {"dp", "fsdp", "tp"}
+        assert {row["pass"] for row in by_name[name]} == {"end_to_end"}
+    right = [row for name in ("a2lib", "torch", "mine") for row in by_name[name]]
+    assert {row["status"] for row in right} == {"ok"}
+    for row in by_name["wrong"]:
+        assert row["status"] == "error" and "is off the one process's by" in row["note"]
+    assert set(cells.table.columns) == set(rows[0])
+
+
+@pytest.mark.gpu
+def test_rows_of_gpus(tmp_path):
+    """Every scheme, ours and PyTorch's."""
+    if gpu_count() < 2:
+        pytest.skip("needs two GPUs")
+    n = 4 if gpu_count() >= 4 else 2
+    size = {"tokens": 512, "d_model": 128, "d_ff": 256, "layers": 3, "world_size": n}
+    cells = load_cells("parallelism", **size)
+    for scheme in cells.SCHEMES:
+        cells.tasks.extend(cells.keys_of(scheme, "torch", 256, [512]))
+    slug = device_slug()
+    run = Run("parallelism", {}, {}, "cuda", slug)
+    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=n, device="cuda") == 0
+    rows = read_section("parallelism", tmp_path / "data")[slug]
+    assert {row["status"] for row in rows} == {"ok"}, rows
+    sent = {(r["scheme"], r["pass"]) for r in rows if r["ms_communication"]}
+    assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
+    both = [r for r in rows if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib")]
+    assert all(row["ms_data"] and row["ms_tensor"] for row in both)
+
+
+def forgetful(stack):
+    """Return a stack that loses the gradient of one matrix."""
+
+    class Forgetful(stack):
+        def gradients(self):
+            found = super().gradients()
+            return {**found, "0.w2": 0 * found["0.w2"]}
+
+    Forgetful.__module__ = "__main__"  # travels by value, as what a cell defines
+    return Forgetful

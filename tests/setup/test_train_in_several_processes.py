@@ -1,0 +1,94 @@
+"""The README's training in several processes by its own commands, but for the number of processes
+and the other machine, which is this one."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+
+import pytest
+from programs import write_program
+
+from a2lib.paths import ROOT
+
+LIMIT_S = 180
+SECTION = (ROOT / "README.md").read_text().partition("## Train in several processes")[2]
+[PROGRAM] = re.findall(r"```python\n(.*?)```", SECTION, re.S)
+[SCRIPT] = re.findall(r"```bash\n(#!.*?)```", SECTION, re.S)
+COMMANDS = re.findall(r"^    (torchrun .*)$", SECTION, re.M)
+# Slurm's own two commands. As srun does, the second starts its command once a node, and its exit
+# code is the largest.
+SLURM = {
+    "scontrol": 'test "$*" = "show hostnames both" && printf "127.0.0.1\\nother\\n"',
+    "srun": """
+shift
+SLURM_NNODES=2 SLURM_NODEID=1 "$@" &
+SLURM_NNODES=2 SLURM_NODEID=0 "$@"
+code=$?
+wait $! || code=$?
+exit $code""",
+    "torchrun": f'exec "{sys.executable}" -m torch.distributed.run "$@"',
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(tmp_path):
+    """``start(command)``: a process in a folder with train.py, its output captured."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    for name, lines in SLURM.items():
+        write_program(tmp_path / "bin" / name, f"#!/bin/bash\n{lines}\n")
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "both"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    env |= {"PATH": path, "OMP_NUM_THREADS": "1", **slurm}
+    started = []
+
+    def begin(command):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(command, cwd=tmp_path, env=env, **pipes)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def losses(*processes):
+    """Return what the ranks print, by rank and world size."""
+    printed = []
+    for process in processes:
+        text, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, text
+        printed += re.findall(r"rank (\d) of (\d): loss (\d\.\d+)", text)
+    return {(int(rank), int(size)): loss for rank, size, loss in printed}
+
+
+def test_two_processes_on_one_machine(start):
+    [command] = [line for line in COMMANDS if "--nproc-per-node 2" in line]
+    found = losses(start(shlex.split(command)))
+    assert set(found) == {(0, 2), (1, 2)}
+    assert found[0, 2] != found[1, 2]  # each has a batch of its own
+
+
+def test_two_machines(start):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    lines = [line for line in COMMANDS if "--nnodes 2" in line]
+    assert len(lines) == 2
+    lines = [line.replace("first-host", "127.0.0.1").replace("29500", port) for line in lines]
+    lines = [line.replace("--nproc-per-node 8", "--nproc-per-node 1") for line in lines]
+    found = losses(*[start(shlex.split(line)) for line in lines])
+    assert set(found) == {(0, 2), (1, 2)}
+
+
+def test_a_slurm_job(start, tmp_path):
+    assert "--nproc-per-node 8" in SCRIPT
+    (tmp_path / "train.sbatch").write_text(SCRIPT.replace("per-node 8", "per-node 1"))
+    assert set(losses(start(["bash", "train.sbatch"]))) == {(0, 2), (1, 2)}

@@ -1,0 +1,116 @@
+"""The leaderboard's step: what the command takes and prints, how steps are counted and planned.
+
+The steps themselves are checked in ranks, tests/parallel/checks_leaderboard.py.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from refusals import refused, refused_command
+
+from a2lib import leaderboard
+from a2lib.leaderboard import LADDER, Step
+from a2lib.paths import ROOT
+from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
+from a2lib.theory.transformer import MODELS, SIZES, forward_flops, parameter_count
+
+SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]
+
+
+def test_what_it_refuses_is_one_line(capsys):
+    for given, complaint in {
+        "--way=fast": "way 'fast': allowed are recomputed, attention_kept, fused_head",
+        "--way=own_attention": "way 'own_attention': allowed without a GPU are recomputed, ",
+        "--size=7B": "size '7B': allowed are tiny, small, medium",
+        "--layers=4": "unknown --layers=4 (did you mean --num-layers?); allowed are --help, --way",
+        "--num-layers=100 --size=10B": "GB are left here; allowed is what fits: a smaller model",
+    }.items():
+        line = refused_command(lambda a: leaderboard.parse(a, "cpu"), given.split(), capsys)
+        assert complaint in line
+
+
+def test_without_torchrun_it_says_how_to_start_it(capsys, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert "start it by torchrun" in refused_command(leaderboard.main, SMALL, capsys)
+
+
+def test_the_board_s_step_is_the_default_on_gpus():
+    name, step, _, _ = leaderboard.parse([], "cuda")
+    assert name == "own_attention" and step.shape == SIZES["8B"]
+    assert (step.batch, step.context, step.dtype) == (1, 32_768, "bf16")
+    assert (leaderboard.WARMUP_MS, leaderboard.REP_MS) == (10_000, 30_000)
+
+
+def test_memory_is_foreseen():
+    """State and what a block keeps at the least."""
+    _, step, _, _ = leaderboard.parse(["--way=attention_kept"], "cuda")
+    tokens, d = 32_768, 4096
+    least = 6 * parameter_count(SIZES["8B"]) + 34 * tokens * (6 * d + 4 * 32)
+    assert least < step.rank_bytes(2) < 1.5 * least
+    _, again, _, _ = leaderboard.parse(["--way=recomputed"], "cuda")
+    assert again.rank_bytes(2) < step.rank_bytes(2)
+
+
+def step_that(keeps, room_percent=75):
+    way = next(way for way in LADDER.values() if way.keeps == keeps)
+    shape = dataclasses.replace(MODELS["tiny"], num_layers=4)
+    return Step(way, shape, 1, 32, "sdpa_flash", "fp32", room_percent)
+
+
+@pytest.mark.parametrize("slowest", [1.0, 3.0])
+def test_all_ranks_take_the_same_number_of_steps(monkeypatch, slowest):
+    """That of the slowest rank's estimate."""
+    calls = []
+    monkeypatch.setattr(leaderboard.Mark, "ms_until", lambda *_: 1.0)
+    monkeypatch.setattr(leaderboard, "everyone", lambda estimate: [estimate, slowest])
+    times = leaderboard.board(lambda: calls.append(0), "cpu", 1000, 3000)
+    assert times == [1.0] * (30 if slowest == 1.0 else 10)
+    assert len(calls) == 1 + 5 + len(times) + (10 if slowest == 1.0 else 3)
+
+
+def test_the_plan_is_what_fits_every_rank(monkeypatch):
+    monkeypatch.setattr(leaderboard, "everyone", lambda value: [value])
+    plan = leaderboard.plan
+    assert plan(step_that("fitting", 100), 0, "cpu") == [BlockPlan(PRODUCTS)] * 4
+    less = plan(step_that("fitting"), 0, "cpu")
+    assert sum(len(p.kept) for p in less) < 20 and not any(p.moved for p in less)
+    sent = plan(step_that("moved"), 0, "cpu")
+    assert {p.kept for p in sent} == {PRODUCTS} and sent[0].moved and not sent[-1].moved
+    # Beside what this rank has no room is left.
+    refused("allowed|room|fits", plan, step_that("moved", None), 10**15, "cpu")
+    assert leaderboard.plans_of(step_that("input"), "cpu") is None
+    assert leaderboard.plans_of(step_that("attention"), "cpu")(None) == [BlockPlan(())] * 4
+    # Another rank's link carries nothing.
+    slow_link = leaderboard.CPU_LINK
+    monkeypatch.setattr(leaderboard, "everyone", lambda v: [v, 0.0] if v == slow_link else [v])
+    assert plan(step_that("moved"), 0, "cpu") == less
+
+
+@pytest.mark.slow
+def test_the_command_of_one_rank():
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    command = [*launcher, "-m", "a2lib.leaderboard", *SMALL, "--json"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert row["way"] == "offloaded" and row["ranks"] == 1
+    assert 0 < row["ms_min"] <= row["ms_p20"] <= row["ms"] <= row["ms_p80"]
+    assert row["ms_ready"] > 0 and row["products_again"] == row["host_bytes"] == 0
+    assert abs(row["loss"] - math.log(128)) < 1 and row["gradient_norm"] > 0
+    assert "s: warm-up and timed steps" in done.stderr
+    _, step, _, _ = leaderboard.parse(SMALL, "cpu")
+    lines = leaderboard.table(row["way"], step, row, "cpu")
+    for words in ("in 3 blocks", "forward", "no peak of this device", "ready after "):
+        assert words in lines
+
+
+def test_a_rate_counts_what_a_step_needs():
+    _, step, _, _ = leaderboard.parse(SMALL, "cpu")
+    # Forward, and a backward of twice that; causal attention is half of what that counts.
+    assert step.flops == 3 * (forward_flops(step.shape, 1, 16) - 2 * 16**2 * 3 * step.shape.d_model)

@@ -4,16 +4,6 @@ import pytest
 from notebook_texts import figures, rows
 
 
-def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
-    notebook, measured = execute("attention", seq_len=32, head_dim=16, calls=2, causal=True)
-    found = rows(measured, "attention", status="ok", n=2)
-    assert {row["pass"] for row in found} == {"forward", "backward"}
-    saved = {r["tensor"]: int(r["saved_bytes"]) for r in rows(measured, "attention_saved")}
-    tensors = dict.fromkeys("qkv", 8 * 32 * 16 * 4)
-    assert saved == tensors | {"p": 8 * 32 * 32 * 4, "mask": 32 * 32, "other": 0}
-    assert figures(notebook) == 1
-
-
 def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
     asked = {"context": 8, "strategies": "none,block", "steps": 1, "precision": "fp32"}
     notebook, measured = execute("checkpointing", **asked)

@@ -1,8 +1,11 @@
-"""The cells of a notebook that hold its experiment, run without its sweeps."""
+"""The cells of a notebook that hold its experiment, run with its sweeps or without them."""
 
+import csv
 import json
 from types import SimpleNamespace
 
+from a2lib.lab.sections import SECTIONS
+from a2lib.lab.store import format_value
 from a2lib.paths import ROOT
 
 TAGS = ("parameters", "cases", "measure")
@@ -11,15 +14,42 @@ TAGS = ("parameters", "cases", "measure")
 def load_cells(name, **parameters):
     """Return the names that the cells tagged parameters, cases and measure of notebooks/NAME.ipynb
     define, with `parameters` in place of the defaults; no sweep runs."""
-    notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    return _run(name, parameters, only=TAGS)
+
+
+def run_cells(name, added=None, **parameters):
+    """Return what all cells of notebooks/NAME.ipynb define, its sweeps run. `added` is a reader's
+    own code, by the id of the cell that it runs behind."""
+    return _run(name, parameters, added=added)
+
+
+def committed_keys(table, device="nvidia-h200"):
+    """Return the keys of the committed rows of `table`, as they are stored."""
+    path = ROOT / "data" / "measured" / table / f"{device}.csv"
+    with open(path, newline="", encoding="utf-8") as file:
+        return {tuple(row[c] for c in SECTIONS[table].key) for row in csv.DictReader(file)}
+
+
+def stored_keys(table, keys):
+    """Return `keys` of `table` as they are stored; each must have the key columns and no other."""
+    columns = SECTIONS[table].key
+    assert all(set(key) == set(columns) for key in keys)
+    return {tuple(format_value(c, key[c]) for c in columns) for key in keys}
+
+
+def _run(name, parameters, only=(), added=None):
+    path = ROOT / "notebooks" / f"{name}.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
     namespace = {"__name__": "__main__"}
     for number, cell in enumerate(notebook["cells"]):
         tags = cell["metadata"].get("tags", [])
-        if cell["cell_type"] == "code" and set(tags) & set(TAGS):
+        if cell["cell_type"] == "code" and (not only or set(tags) & set(only)):
             code = compile("".join(cell["source"]), f"{name}.ipynb[{number}]", "exec")
             exec(code, namespace)
         if "parameters" in tags:
             unknown = parameters.keys() - namespace.keys()
             assert not unknown, f"{name} has no parameter {unknown}"
             namespace.update(parameters)
+        if added and cell["id"] in added:
+            exec(added[cell["id"]], namespace)
     return SimpleNamespace(**namespace)

@@ -1,58 +1,63 @@
-"""The memory of plain attention on a GPU: tensors as counted."""
+"""The memory of plain attention on a GPU, as the cells of notebooks/attention.ipynb count it."""
 
 import pytest
 import torch
+from notebook_cells import load_cells
 
-from a2lib.attention import attention_reference
-from a2lib.experiments.attention import handlers
-from a2lib.experiments.passes import Shape, one_pass
-from a2lib.theory.eager import PASSES, by_hand_saved
+from a2lib.lab import memory, peak_bytes
 
 pytestmark = pytest.mark.gpu
 SIZES = (1024, 64), (2048, 16), (4096, 128)
-SHAPES = [Shape("fp32", 8, 1, n, d, causal) for n, d in SIZES for causal in (False, True)]
+CASES = [(n, d, causal) for n, d in SIZES for causal in (False, True)]
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    handlers.take_workspaces("cuda")
-    handlers.free_memory("cuda")
+    memory.take_workspaces("cuda")
+    memory.free_memory("cuda")
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_tensors_are_those_counted(shape):
-    for pass_ in PASSES:
+def cells_of(n, d, causal, **more):
+    return load_cells("attention", seq_len=n, head_dim=d, causal=causal, **more)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tensors_are_those_counted(case):
+    cells = cells_of(*case)
+    for key in cells.pass_keys():
         empty = torch.cuda.memory_allocated()
-        *qkv, do = handlers.inputs_of(shape, "cuda", 0, pass_)
-        call = one_pass(lambda q, k, v: attention_reference(q, k, v, shape.causal), qkv, do, pass_)
+        inputs = cells.inputs_of(key)
+        call = cells.call_of(cells.MAKE["eager"], inputs, key)
         held = torch.cuda.memory_allocated() - empty
-        assert held == sum(shape.eager.inputs(pass_).values())
-        assert handlers.peak_bytes(call) == shape.eager.peak(pass_)
-        del qkv, do, call
-        handlers.free_memory("cuda")
+        indices = 2 * 8 * key["seq_len"]
+        assert 0 <= held + peak_bytes(call) - cells.tensors_at_peak(key) <= indices
+        del inputs, call
+        memory.free_memory("cuda")
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_autograd_saves_what_is_counted(shape):
-    counted = {"eager": shape.eager.saved(), "by_hand": by_hand_saved(shape.eager)}
-    for name, expected in counted.items():
-        qkv = handlers.inputs_of(shape, "cuda", 0, "forward")[:3]
-        assert handlers.saved_bytes(handlers.ATTENTIONS[name], qkv, shape.causal) == expected
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_autograd_saves_what_has_a_name(case):
+    n, d, causal = case
+    cells = cells_of(*case, implementations="all")
+    for task in cells.saved_tasks():
+        sizes = {row["tensor"]: row["saved_bytes"] for row in cells.measure_saved(task)}
+        assert sizes["other"] == 0 and sizes["q"] == 8 * n * d * 4
+        assert sizes.get("p", 8 * n * n * 4) == 8 * n * n * 4
 
 
 def test_counting_what_is_saved_leaves_nothing():
+    cells = cells_of(*CASES[1], implementations="eager,by_hand")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    for name in ("eager", "by_hand"):
-        qkv = handlers.inputs_of(SHAPES[1], "cuda", 0, "forward")[:3]
-        handlers.saved_bytes(handlers.ATTENTIONS[name], qkv, True)
-    del qkv
+    for task in cells.saved_tasks():
+        list(cells.measure_saved(task))
+    memory.free_memory("cuda")
     assert torch.cuda.memory_allocated() == before
 
 
-def test_the_search_finds_a_length_that_fits():
-    key = {"dtype": "fp32", "batch": 8, "head_dim": 16, "causal": False, "pass": "forward"}
-    job = type("Job", (), {"seed": 0})
-    assert handlers._fits(key, job, 256)
-    assert not handlers._fits(key, job, 2**20)
-    assert handlers._fits(key, job, 256)  # nothing of what failed is held
+def test_a_length_that_fits_runs_and_nothing_of_one_that_fails_is_held():
+    cells = load_cells("attention", sweep="limit")
+    key = cells.limit_keys()[0]
+    assert cells.runs(key, 256)
+    assert not cells.runs(key, 2**20)
+    assert cells.runs(key, 256)

@@ -1,17 +1,7 @@
 """Notebooks that measure in one process, through papermill, each at its smallest size."""
 
 import pytest
-from notebook_texts import figures, rows, texts
-
-
-def test_attention_stores_and_draws_both_passes_and_what_they_save(execute):
-    notebook, measured = execute("attention", seq_len=32, head_dim=16, calls=2, causal=True)
-    found = rows(measured, "attention", status="ok", n=2)
-    assert {row["pass"] for row in found} == {"forward", "backward"}
-    saved = {r["tensor"]: int(r["saved_bytes"]) for r in rows(measured, "attention_saved")}
-    tensors = dict.fromkeys("qkv", 8 * 32 * 16 * 4)
-    assert saved == tensors | {"p": 8 * 32 * 32 * 4, "mask": 32 * 32, "other": 0}
-    assert figures(notebook) == 1
+from notebook_texts import figures, rows
 
 
 def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
@@ -30,15 +20,6 @@ def test_memory_stores_rows_and_pictures_and_has_recordings_of_a_gpu_alone(execu
     pictures = [p.parent.parent.name for p in measured.glob("bulk/*/cpu/*.csv")]
     assert pictures == ["saved"]
     assert figures(notebook) == 0
-
-
-def test_mixed_precision_stores_every_row_and_each_sum_is_what_was_predicted(execute):
-    notebook, measured = execute("mixed_precision", terms=50, features=16)
-    for section, n in (("accumulation", 7), ("autocast_dtypes", 39), ("layernorm", 137)):
-        assert len(rows(measured, section, status="ok")) == n
-    (sums,) = (text for text in texts(notebook) if "off by" in text)
-    assert sums.count(" yes ") == 7
-    assert figures(notebook) == 1
 
 
 @pytest.mark.slow

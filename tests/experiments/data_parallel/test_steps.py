@@ -7,7 +7,7 @@ import pytest
 import torch
 from refusals import refused
 
-from a2lib.experiments import attention, collectives, ddp, fsdp, sharded_optimizer
+from a2lib.experiments import ddp, fsdp, sharded_optimizer
 from a2lib.experiments.data_parallel import gathers, traces, training
 from a2lib.experiments.data_parallel.configurations import Setting, Way
 from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
@@ -177,8 +177,6 @@ def test_a_training_has_the_ways_that_are_named(gpus):
 @pytest.mark.parametrize(("start", "given", "n"), [
     (ddp.start, ddp.Parameters(sweep="essential"), "2"),
     (ddp.start, ddp.Parameters(backend="gloo"), "1"),
-    (collectives.start, collectives.Parameters(sweep="handout"), "4"),
-    (attention.start, attention.Parameters(), "1"),
 ])  # fmt: skip
 def test_a_run_names_the_gpus_that_measure_together(gpus, on_cpu, tmp_path, start, given, n):
     gpus(4)

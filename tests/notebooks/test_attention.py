@@ -1,0 +1,205 @@
+"""notebooks/attention.ipynb: what it asks for, predicts and stores."""
+
+import committed
+import pytest
+import torch
+from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+
+from a2lib.lab import ParameterError, Timing, sweep
+from a2lib.lab.failures import LostContext
+from a2lib.lab.graphs import Replays
+from a2lib.lab.notebook import Run
+
+TINY = {"seq_len": 16, "head_dim": 8, "batch": 2, "causal": True, "calls": 3}
+
+
+@pytest.fixture(autouse=True)
+def rows_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def gpu_cells(monkeypatch):
+    """The cells as they are where there is a GPU."""
+    monkeypatch.setattr("a2lib.lab.device_kind", lambda: "cuda")
+    return load_cells("attention", sweep="all")
+
+
+def numbers(row, *columns):
+    """Return a committed row with these columns as numbers."""
+    return {**row, "causal": row["causal"] == "true"} | {c: int(row[c]) for c in columns}
+
+
+def test_the_sweeps_ask_for_every_committed_row(gpu_cells):
+    asked = {
+        "attention": gpu_cells.pass_keys(),
+        "attention_saved": sum(gpu_cells.saved_tasks(), []),
+        "attention_limit": gpu_cells.limit_keys(),
+    }
+    for table, keys in asked.items():
+        assert stored_keys(table, keys) == committed_keys(table)
+        assert len(stored_keys(table, keys)) == len(keys)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"implementations": "eager,flash"},
+    {"causal": "maybe"},
+    {"seq_len": 0},
+    {"sweep": "some"},
+    {"batch": 0.5},
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(wrong):
+    with pytest.raises(ParameterError) as refusal:
+        load_cells("attention", **wrong).pass_keys()
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_formula_has_what_tensors_took_at_every_committed_peak():
+    cells = load_cells("attention")
+    sizes = ("batch", "seq_len", "head_dim", "held_bytes", "peak_bytes")
+    rows = [row for row in committed.measured("attention") if row["implementation"] == "eager"]
+    for row in (numbers(row, *sizes) for row in rows if row["status"] == "ok"):
+        counted = cells.tensors_at_peak(row)
+        indices = 2 * 8 * row["seq_len"] if row["causal"] else 0
+        assert 0 <= row["held_bytes"] + row["peak_bytes"] - counted <= indices
+
+
+def test_the_formula_gives_every_committed_prediction():
+    cells = load_cells("attention")
+    sizes = ("batch", "head_dim", "room_bytes", "tensors_len", "predicted_len")
+    for row in committed.measured("attention_limit"):
+        row = numbers(row, *sizes)
+        room, in_blocks = row["room_bytes"], row["allocator"] == "blocks"
+        assert cells.longest(row, room, in_blocks=False) == row["tensors_len"]
+        assert cells.longest(row, room, in_blocks) == row["predicted_len"]
+
+
+@pytest.mark.slow
+def test_rows_are_stored_and_a_readers_own_beside_them():
+    mine = """
+MAKE["mine"] = lambda q, k, v, is_causal: torch.nn.functional.scaled_dot_product_attention(
+    q, k, v, is_causal=is_causal
+)
+MAKE["wrong"] = lambda q, k, v, is_causal: attention_reference(q, k, v, not is_causal)
+"""
+    cells = run_cells("attention", {"attentions": mine}, **TINY, implementations="all")
+    frame = cells.table.frame(cells.pass_keys()).set_index(["implementation", "pass"])
+    assert len(frame) == 2 * len(cells.MAKE)
+    for name in cells.MAKE:
+        expected = {"a2lib": "unsupported", "wrong": "error"}.get(name, "ok")
+        assert set(frame.loc[name, "status"]) == {expected}, name
+    assert "is off float64's by" in frame.loc[("wrong", "forward"), "note"]
+    assert set(frame.loc["eager", "n"]) == {3}
+    kept = cells.saved.frame().set_index(["implementation", "tensor"])
+    assert kept.loc[("mine", "v"), "saved_bytes"] == 2 * 16 * 8 * 4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_saved_tensors_are_the_matrices_or_none(causal):
+    asked = {**TINY, "seq_len": 128, "head_dim": 16, "causal": causal}
+    cells = load_cells("attention", **asked, implementations="eager,by_hand,tiled")
+    vector, matrix = 2 * 128 * 16 * 4, 2 * 128 * 128 * 4
+    numbers_a_query = {"sums": 2 * 128 * 4, "places of the maxima": 2 * 128 * 8}
+    mask = {"mask": 128 * 128} if causal else {}
+    expected = {
+        "eager": {"p": matrix, **mask},
+        "by_hand": {"p": matrix, "exponentials": matrix, **numbers_a_query, **mask},
+        "tiled": {"o": vector, "lse": 2 * 128 * 4},
+    }
+    for task in cells.saved_tasks():
+        sizes = {row["tensor"]: row["saved_bytes"] for row in cells.measure_saved(task)}
+        own = expected[task[0]["implementation"]]
+        assert sizes == {**dict.fromkeys("qkv", vector), **own, "other": 0}
+
+
+def test_a_limit_on_a_cpu_is_unsupported_and_too_long_a_sequence_is_oom(monkeypatch):
+    cells = load_cells("attention", sweep="limit")
+    run = Run("attention", {}, {}, "cpu", "cpu")
+    key = cells.limit_keys()[0]
+    assert sweep(cells.limits, [[key]], cells.measure_limit, run) == 0
+    (row,) = cells.limits.rows()
+    assert (row["status"], row["note"]) == (
+        "unsupported",
+        "a CPU does not refuse memory: it swaps",
+    )
+    cells = load_cells("attention", **TINY)
+    (key, _) = cells.pass_keys()
+    monkeypatch.setattr(cells.memory, "available_bytes", lambda: cells.tensors_at_peak(key) - 1)
+    with pytest.raises(MemoryError):
+        list(cells.measure_passes([key]))
+
+
+def test_a_replay_is_the_gpus_time_or_a_reason(monkeypatch):
+    cells = load_cells("attention")
+    monkeypatch.setattr(cells.memory, "total_bytes", lambda device: 100)
+    row = {"held_bytes": 30, "peak_bytes": 10, "ms": 1.0, "pass": "forward", "causal": False}
+    timing = Timing(0.5, 0.5, 0.5, 3)
+    lost = Replays({}, usable=False)
+    for done, expected in (
+        (Replays({"call": timing}), ({"ms_graph": 0.5}, True)),
+        (Replays({"call": MemoryError()}), ({"note": "no graph: out of memory"}, True)),
+        (lost, ({"note": "no graph: LostContext: the device was lost"}, False)),
+    ):
+        names = cells.replay_time.__globals__
+        monkeypatch.setitem(names, "time_replays", lambda *_, done=done, **__: done)
+        assert cells.replay_time(None, (), row) == expected
+    refused, usable = cells.replay_time(None, (), row | {"peak_bytes": 11})
+    assert "not tried" in refused["note"] and usable
+
+
+def test_a_lost_device_ends_the_process_after_its_row(monkeypatch):
+    cells = load_cells("attention", **TINY)
+    names = cells.measure_passes.__globals__
+    monkeypatch.setitem(names, "device", "cuda")
+    on_cpu = {"check": lambda *_: None, "handout_times": lambda *_: {"ms": 1.0, "n": 1}}
+    on_cpu |= {"replay_time": lambda *_: ({}, False), "call_of": lambda *_: None}
+    on_cpu |= {"inputs_of": lambda key: ()}
+    for name, value in on_cpu.items():
+        monkeypatch.setitem(names, name, value)
+    for name in ("free_memory", "take_workspaces", "allocated_bytes"):
+        monkeypatch.setattr(cells.memory, name, lambda device: 0)
+    measured = cells.measure_passes(cells.pass_keys()[:1])
+    assert next(measured)["ms"] == 1.0
+    with pytest.raises(LostContext):
+        next(measured)
+
+
+@pytest.mark.parametrize(("guess", "length"), [
+    (10, 14), (14, 14), (30, 14), (0, 0), (6, 0)
+])  # fmt: skip
+def test_the_search_ends_at_the_last_that_fits(guess, length, monkeypatch):
+    cells = load_cells("attention")
+    monkeypatch.setitem(cells.search.__globals__, "STEP", 2)
+    tried = []
+
+    def fits(n):
+        tried.append(n)
+        return n <= length
+
+    assert cells.search(fits, guess) == length
+    assert all(n > 0 for n in tried) and len(tried) == len(set(tried))
+
+
+def test_the_check_sees_a_wrong_gradient():
+    cells = load_cells("attention", **TINY)
+    forward, backward = cells.pass_keys()
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, is_causal):
+            ctx.save_for_backward(q, k, v)
+            ctx.is_causal = is_causal
+            return cells.MAKE["eager"](q, k, v, is_causal)
+
+        @staticmethod
+        def backward(ctx, do):
+            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            with torch.enable_grad():
+                o = cells.MAKE["eager"](*leaves, ctx.is_causal)
+            dq, dk, dv = torch.autograd.grad(o, leaves, do)
+            return dq, 1.01 * dk, dv, None
+
+    cells.check(cells.MAKE["eager"], backward)
+    cells.check(Wrong.apply, forward)
+    with pytest.raises(ArithmeticError, match="dk is off"):
+        cells.check(Wrong.apply, backward)

@@ -1,0 +1,127 @@
+"""notebooks/collectives.ipynb: what it asks for, and its rows from two ranks."""
+
+import pytest
+from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+
+from a2lib.lab import ParameterError
+
+OPERATIONS = "all_reduce,all_gather,reduce_scatter,broadcast"
+
+
+def test_the_sweeps_ask_for_every_committed_row(gpus):
+    gpus(2)
+    groups = load_cells("collectives", sweep="all").keys_by_group()
+    assert list(groups) == [("nccl", 2), ("gloo", 2), ("gloo", 4), ("gloo", 6)]
+    for (backend, ranks), keys in groups.items():
+        assert {(key["backend"], key["world_size"]) for key in keys} == {(backend, ranks)}
+    asked = stored_keys("collectives", sum(groups.values(), []))
+    assert committed_keys("collectives") == asked
+
+
+@pytest.mark.parametrize("wrong", [
+    {"operations": "all_reduce,all_to_all"},
+    {"world_size": 1},
+    {"backend": "nccl"},
+    {"dtype": "fp16"},
+    {"megabytes": 0},
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
+    gpus(0)
+    with pytest.raises(ParameterError) as refusal:
+        load_cells("collectives", **wrong).keys_by_group()
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_rows_of_two_ranks_and_the_readers_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    mine = """
+MAKE["all_reduce:mine"] = lambda tensor, part: dist.all_reduce(tensor)
+MAKE["reduce_scatter:wrong"] = lambda tensor, part: dist.all_reduce(tensor)
+"""
+    asked = {"operations": OPERATIONS, "backend": "gloo"}
+    cells = run_cells("collectives", {"operations": mine}, **asked)
+    frame = cells.frame.set_index("operation")
+    assert list(frame.index) == [*OPERATIONS.split(","), "all_reduce:mine", "reduce_scatter:wrong"]
+    assert frame.loc["reduce_scatter:wrong", "note"] == "wrong result on ranks [0, 1]"
+    right = frame.drop("reduce_scatter:wrong")
+    assert set(right["status"]) == {"ok"} and set(right["size"]) == {2**20}
+    for row in right.itertuples():
+        assert 0 < row.ms_rank_min <= row.ms_rank_median <= row.ms_rank_max
+        assert row.conditions.endswith("cores") and row.n >= 5
+    # An all-reduce of two ranks sends as many bytes as it has.
+    assert right.loc["all_reduce", "bus, GB/s"] == right.loc["all_reduce", "algorithm, GB/s"]
+    assert frame.loc["all_gather", "bus, GB/s"] == frame.loc["all_gather", "algorithm, GB/s"] / 2
+
+
+def test_every_rank_has_an_equal_part():
+    cells = load_cells("collectives")
+    key = {"dtype": "bf16", "size": 4100, "world_size": 3}
+    tensor, part = cells.tensors(key, "cpu")
+    assert part.nbytes == 1368 and tensor.nbytes == 3 * 1368
+
+
+def test_a_wrong_result_is_seen(monkeypatch):
+    """One rank alone, with the collectives played: each sum, gather or scatter as two would."""
+    cells = load_cells("collectives")
+    monkeypatch.setattr(cells.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(cells.dist, "get_world_size", lambda: 2)
+    plays = {
+        "all_reduce": lambda tensor, part: tensor.copy_(_halves(tensor, 3, 5)),
+        "all_gather": lambda tensor, part: tensor.copy_(_halves(tensor, 1, 2)),
+        "reduce_scatter": lambda tensor, part: part.fill_(3),
+        "broadcast": lambda tensor, part: None,
+    }
+    for operation, play in plays.items():
+        key = {"dtype": "fp32", "size": 64, "world_size": 2}
+        assert cells.is_right(operation, play, *cells.tensors(key, "cpu")), operation
+
+        def spoilt(tensor, part, play=play, scatters=operation == "reduce_scatter"):
+            play(tensor, part)
+            (part if scatters else tensor)[-1] += 1
+
+        assert not cells.is_right(operation, spoilt, *cells.tensors(key, "cpu")), operation
+
+
+def _halves(tensor, first, second):
+    return tensor.new_tensor([first, second]).repeat_interleave(tensor.numel() // 2)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """The cells, of whose two ranks only one is there, and is asked as if it were all."""
+    cells = load_cells("collectives")
+    monkeypatch.setitem(cells.measure.__globals__, "everyone", lambda value: [value])
+    return cells
+
+
+def key_of(operation, size):
+    key = {"operation": operation, "backend": "gloo", "world_size": 2}
+    return {**key, "dtype": "fp32", "size": size}
+
+
+def test_what_the_memory_does_not_hold_is_not_tried(alone):
+    (row,) = alone.measure([key_of("all_reduce", 2**46)])
+    assert row["status"] == "oom" and row["note"].startswith("would take 422")
+
+
+def test_what_a_backend_does_not_have_is_unsupported(alone, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("Backend gloo does not support it")
+
+    monkeypatch.setitem(alone.measure.__globals__, "is_right", refuse)
+    (row,) = alone.measure([key_of("broadcast", 64)])
+    assert (row["status"], row["note"]) == ("unsupported", "Backend gloo does not support it")
+
+
+@pytest.mark.gpu
+def test_rows_of_two_gpus(tmp_path, monkeypatch):
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    for dtype in ("fp32", "bf16"):
+        asked = {"operations": OPERATIONS, "dtype": dtype, "megabytes": 1, "backend": "nccl"}
+        frame = run_cells("collectives", **asked).frame
+        assert set(frame["status"]) == {"ok"} and (frame["ms_queued"] > 0).all()

@@ -1,0 +1,84 @@
+"""notebooks/mixed_precision.ipynb on the CPU: what its cells ask for, compute and store."""
+
+import pytest
+from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+
+
+def test_every_committed_row_is_asked_for():
+    cells = load_cells("mixed_precision")
+    asked = {
+        "accumulation": cells.sum_keys(),
+        "autocast_dtypes": sum(cells.dtype_tasks, []),
+        "layernorm": sum(cells.part_tasks(), []),
+    }
+    for table, keys in asked.items():
+        assert stored_keys(table, keys) == committed_keys(table)
+
+
+def test_rows_are_stored_and_a_readers_own_with_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    mine = 'MAKE["mine"] = lambda x, exact, eps: (x.float().mean(), x.double().mean())'
+    wrong = 'MAKE["wrong"] = lambda x, exact, eps: (x.mean() + 1, x.double().mean())'
+    added = {
+        "sums-cases": 'loops.append(Loop("fp16", "bf16", 50, "0.02"))',
+        "layernorm-cases": f"{mine}\n{wrong}",
+    }
+    cells = run_cells("mixed_precision", added, terms=50, features=16)
+    sums = cells.sums.frame(cells.sum_keys())
+    assert len(sums) == 8 and set(sums["status"]) == {"ok"}
+    assert list(sums["computed"]) == [float(loop.result()) for loop in cells.loops]
+    assert len(cells.dtypes.rows()) == 39
+    parts = cells.parts.frame().set_index("quantity")
+    assert set(parts.loc["mine", "status"]) == {"ok"} and len(parts.loc["mine"]) == 15
+    assert set(parts.loc["wrong", "status"]) == {"error"}
+    assert "and should be" in parts.loc["wrong", "note"].iloc[0]
+    assert len(parts) == 137 + 2 * 15 and set(parts["status"]) == {"ok", "error"}
+
+
+@pytest.mark.parametrize("low", ["none", "fp16", "bf16"])
+def test_dtypes_under_the_cpus_autocast(low):
+    cells = load_cells("mixed_precision")
+    cells_of = [{"autocast": low, "quantity": name} for name in cells.TENSORS]
+    observed = {row["quantity"]: row["observed"] for row in cells.measure_dtypes(cells_of)}
+    wide = {name for name, dtype in observed.items() if dtype == "fp32"}
+    if low == "none":
+        assert wide == set(cells.TENSORS)
+        return
+    weights = ("fc1.weight", "ln.weight", "fc2.weight")
+    assert wide == {"fc1.weight", "loss: cross-entropy", *(f"gradient of {w}" for w in weights)}
+    assert set(observed.values()) == {"fp32", low}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_layer_norm_gives_fp32():
+    cells = load_cells("mixed_precision")
+    (row,) = cells.measure_dtypes([{"autocast": "fp16", "quantity": "ln output"}])
+    assert row["observed"] == "fp32"
+
+
+def computed(quantity, setting, dtype, features=2560, seed=0):
+    cells = load_cells("mixed_precision", features=features, seed=seed)
+    key = {"quantity": quantity, "setting": setting, "dtype": dtype, "features": features}
+    (row,) = cells.measure_parts([key])
+    return float(row["computed"]), float(row["truth"])
+
+
+def test_the_variance_is_lost_in_one_pass_and_kept_in_two():
+    for dtype in ("fp16", "bf16"):
+        value, truth = computed("variance, one pass", "mean 100", dtype)
+        assert abs(value - truth) > 0.5 * truth
+        for quantity in ("variance, two passes", "variance, one pass in fp32"):
+            value, truth = computed(quantity, "mean 100", dtype)
+            assert value == pytest.approx(truth, rel=0.02)
+
+
+def test_a_norm_by_hand_is_pytorchs_but_for_rounding():
+    for dtype, error in (("fp32", 1e-5), ("fp16", 0.02), ("bf16", 0.1)):
+        for quantity in ("layer_norm's largest error", "largest error, by hand"):
+            value, truth = computed(quantity, "mean 10", dtype, features=64)
+            assert truth == 0 and 0 < value < error
+
+
+def test_seeds_give_other_inputs():
+    asked = ("variance, two passes", "mean 0", "fp32", 16)
+    assert computed(*asked) == computed(*asked) != computed(*asked, seed=1)

@@ -21,12 +21,9 @@ from pathlib import Path
 
 from a2lib_records import called
 from docutils import nodes
-from sphinx.util import logging
 
 from a2lib.paths import ROOT
 from a2lib.report.data import data_roots
-
-logger = logging.getLogger(__name__)
 
 
 def drop_thebe(app, _config) -> None:
@@ -42,19 +39,6 @@ def drop_thebe(app, _config) -> None:
 def add_pages_folder(_app, config) -> None:
     """Make _ext/pages a static folder, now that Jupyter Book has looked for scripts."""
     config.html_static_path.append("_ext/pages")
-
-
-def add_assets(app, page, _template, _context, doctree) -> None:
-    """Put the scripts and style sheets that a page's `assets:` names on that page alone."""
-    if doctree is None:
-        return
-    for name in str(app.env.metadata.get(page, {}).get("assets", "")).split():
-        if not (Path(__file__).parent / "pages" / name).is_file():
-            logger.warning("%s: assets: _ext/pages has no %s", page, name)
-        elif name.endswith(".css"):
-            app.add_css_file(name)
-        else:
-            app.add_js_file(name, loading_method="defer")
 
 
 def describe(app, page, _template, context, doctree) -> None:
@@ -131,7 +115,6 @@ def setup(app) -> dict:
     app.add_js_file("page.js", loading_method="defer")
     app.connect("config-inited", drop_thebe, priority=1)
     app.connect("config-inited", add_pages_folder, priority=900)
-    app.connect("html-page-context", add_assets, priority=400)
     app.connect("html-page-context", describe)
     app.connect("html-page-context", files_once, priority=999)
     app.connect("env-get-outdated", stale_pages)

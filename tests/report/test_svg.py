@@ -10,7 +10,7 @@ from svg_sizes import LEAST_SIZE, contrast, smallest_text
 
 from a2lib.report import data, panels, style, svg
 from a2lib.report.page import pick
-from a2lib.report.pages import calculator, communication, explorer, flash, flash_shapes
+from a2lib.report.pages import communication, flash, flash_shapes
 from a2lib.report.pages import flash_drawings as attention
 from a2lib.report.pages import parallelism_drawings as drawings
 from a2lib.report.pages.flash import LOOKS
@@ -35,9 +35,8 @@ def drawn():
         "fsdp": drawings.fully_sharded(), "tensor": drawings.tensor_parallel(),
         "mesh": drawings.mesh(), "exchange": drawings.experts_and_contexts(),
         "rings": drawings.rings(), "pipelines": drawings.pipelines(),
-        "sequence": drawings.sequence_parallel(), "map": explorer.mesh_map(),
+        "sequence": drawings.sequence_parallel(), "map": drawings.mesh_map(),
         "sensitivity": communication.sensitivity(), "devices": communication.devices(),
-        "memory": calculator.memory(),
     }  # fmt: skip
 
 

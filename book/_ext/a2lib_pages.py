@@ -9,7 +9,7 @@
    pages that hold equations, the search with search.html.
 4. A page says in a sentence what it holds, for previews and search engines: its `description:`.
 
-Lab records, tables, the search and the changes of the theme are in the modules beside this one.
+Lab records, tables and the search are in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -89,6 +89,13 @@ def files_once(app, _page, _template, context, _doctree) -> None:
     ]  # fmt: skip
 
 
+def empty_icon_script(app, exception) -> None:
+    """Leave nothing of a script of 1.5 MB on every page: it draws icons for which the theme has web
+    fonts."""
+    if exception is None and app.builder.name == "html":
+        (Path(app.outdir) / "_static" / "scripts" / "fontawesome.js").write_text("")
+
+
 def stale_pages(app, env, _added, _changed, _removed) -> list[str]:
     """Every page that runs code, if what its cells read is not what it was."""
     digest = hashlib.sha256()
@@ -108,8 +115,7 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons",
-                   "a2lib_cells"):  # fmt: skip
+    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_cells"):
         app.setup_extension(module)
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")
@@ -118,4 +124,5 @@ def setup(app) -> dict:
     app.connect("html-page-context", describe)
     app.connect("html-page-context", files_once, priority=999)
     app.connect("env-get-outdated", stale_pages)
+    app.connect("build-finished", empty_icon_script)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

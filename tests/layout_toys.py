@@ -29,9 +29,9 @@ def training(batch=4, context=4, shape=TINY, **more):
     return Training(shape, batch, context, **{"activations": "library", **rates, **more})
 
 
-def kept(one, mixture=False):
+def kept(job, mixture=False):
     """Bytes that a token of a block leaves on one device, but for eager attention's mask."""
-    case = Case(one, Layout(), TOY)
+    case = Case(job, Layout(), TOY)
     block = kept_by_block(case, mixture)
-    mask = one.context**2 if one.attention == "eager" else 0
+    mask = job.context**2 if job.attention == "eager" else 0
     return (block.total - mask) / case.tokens

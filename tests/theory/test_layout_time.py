@@ -38,11 +38,11 @@ COMPUTE = (2 * 3712 + 960) / 1e3
     (Layout(pipeline=2), 3.712 + 4.672, 3.712 + 4.672 + 6.4, "computation"),
 ])  # fmt: skip
 def test_time_by_hand(layout, all_hidden, none_hidden, bound):
-    found = evaluate(training(batch=1), layout, TOY)
-    time = found.time
+    result = evaluate(training(batch=1), layout, TOY)
+    time = result.time
     assert (time.all_hidden_s, time.none_hidden_s) == pytest.approx((all_hidden, none_hidden))
     assert time.bound == bound
-    assert found.step_s == time.seconds(0.5) == pytest.approx((all_hidden + none_hidden) / 2)
+    assert result.step_s == time.seconds(0.5) == pytest.approx((all_hidden + none_hidden) / 2)
     assert [time.seconds(share) for share in (0, 1)] == pytest.approx([none_hidden, all_hidden])
     refused("hidden is 1.5; allowed are numbers from 0 to 1", time.seconds, 1.5)
 
@@ -53,9 +53,9 @@ def test_experts_get_their_tokens_once_a_node_and_once_each():
     shape = replace(MIXED, top_k=2)
 
     def routed(expert, node, layout=None, **more):
-        one = training(shape=replace(shape, **more))
+        job = training(shape=replace(shape, **more))
         layout = replace(layout or Layout(data=4), expert=expert)
-        case = Case(one, layout, replace(TOY, node=node))
+        case = Case(job, layout, replace(TOY, node=node))
         return layout_time.expert_messages(case, case.stages[0])
 
     assert routed(1, 2) == (0, 0)
@@ -74,12 +74,12 @@ def test_experts_get_their_tokens_once_a_node_and_once_each():
 
 def test_of_experts_gradients_go_to_those_that_have_the_same():
     layout = Layout(data=2, sharding="none", expert=2)
-    one = training(batch=2, shape=replace(MIXED, top_k=2))
-    found = evaluate(one, layout, TOY).time
-    alone = evaluate(one, replace(layout, expert=1), TOY).time
+    job = training(batch=2, shape=replace(MIXED, top_k=2))
+    result = evaluate(job, layout, TOY).time
+    alone = evaluate(job, replace(layout, expert=1), TOY).time
     less = 2 * 2 * 4 * 36 / 2 / 10
-    assert found.messages["data"].links == pytest.approx(alone.messages["data"].links - less)
-    assert found.messages["expert"].links == pytest.approx(12.8)
+    assert result.messages["data"].links == pytest.approx(alone.messages["data"].links - less)
+    assert result.messages["expert"].links == pytest.approx(12.8)
 
 
 def test_experts_without_a_shared_one_need_no_rings_of_tensor():
@@ -126,40 +126,40 @@ def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
 @pytest.mark.parametrize("again", ["none", "block"])
 def test_the_step_of_a_zero_bubble_pipeline_is_that_of_the_schedule(schedule, stages, m, again):
     small = replace(WIDE, vocab_size=1)
-    one = training(batch=m, shape=small)
+    job = training(batch=m, shape=small)
     layout = Layout(pipeline=stages, microbatches=m, schedule=schedule, checkpointing=again)
-    found = evaluate(one, layout, FREE)
+    result = evaluate(job, layout, FREE)
     weight = 2 * 4 * small.block_matrices * 12 / stages / 1e3
     forward = weight + forward_flops_by_part(small, 1, 4, causal=True)["attention"] / stages / 1e3
-    whole = layout_time.block_flops(Case(one, layout, FREE)) * 12 / stages / 1e3
+    whole = layout_time.block_flops(Case(job, layout, FREE)) * 12 / stages / 1e3
     inputs = whole - forward - weight
     tasks = schedules.pipeline(schedule, stages, m, 1, forward, inputs + weight, weight)
     timeline = schedules.run(tasks)
     stage = [task.name for task in timeline.tasks if task.stream == "stage 0"]
     span = timeline.end[stage[-1]] - timeline.start[stage[0]]
     waits = bubble_s(schedule, stages, forward, inputs, weight)
-    assert found.time.work["pipeline bubble"] == pytest.approx(waits, rel=0.05)
-    assert found.step_s == pytest.approx(span, rel=0.05)
+    assert result.time.work["pipeline bubble"] == pytest.approx(waits, rel=0.05)
+    assert result.step_s == pytest.approx(span, rel=0.05)
     held = schedules.held_by_stage(timeline, 0, stages)
-    token = kept(one) if again == "none" else 4 * small.d_model
+    token = kept(job) if again == "none" else 4 * small.d_model
     norm = 4 * (2 * 4 + 2) * small.d_model  # the last, whose stage holds as much as the first
-    assert found.memory["activations"] == held * 12 // stages * 4 * token + norm
+    assert result.memory["activations"] == held * 12 // stages * 4 * token + norm
 
 
 @pytest.mark.parametrize("stages, m", [(2, 1), (3, 4), (4, 8), (6, 2)])
 def test_the_step_of_a_pipeline_is_that_of_the_schedule(stages, m):
-    one = training(batch=8, shape=WIDE)
+    job = training(batch=8, shape=WIDE)
     layout = Layout(pipeline=stages, microbatches=m)
-    found = evaluate(one, layout, FREE)
+    result = evaluate(job, layout, FREE)
     tokens = 8 // m * 4
-    block = layout_time.block_flops(Case(one, layout, FREE)) * 12 / stages / 1e3
+    block = layout_time.block_flops(Case(job, layout, FREE)) * 12 / stages / 1e3
     seconds = [block] * (stages - 1) + [block + 6 * tokens * 8 * 64 / 1e3]
     tasks = []
     for task in schedules.pipeline("1f1b", stages, m):
         thirds = 1 if task.name[0] == "F" else 2
         stage = int(task.stream.removeprefix("stage "))
         tasks.append(replace(task, seconds=seconds[stage] * thirds / 3))
-    assert found.step_s == pytest.approx(schedules.run(tasks).seconds)
+    assert result.step_s == pytest.approx(schedules.run(tasks).seconds)
 
 
 def test_a_message_costs_the_latency_that_is_given():
@@ -167,9 +167,9 @@ def test_a_message_costs_the_latency_that_is_given():
     slow = replace(TOY, latency=1.0)
 
     def added(layout, shape=TINY, node=8):
-        one = training(shape=shape)
+        job = training(shape=shape)
         devices = replace(TOY, node=node), replace(slow, node=node)
-        before, after = (evaluate(one, layout, device).time for device in devices)
+        before, after = (evaluate(job, layout, device).time for device in devices)
         return [
             round(after.links_s - before.links_s, 6),
             round(after.network_s - before.network_s, 6),
@@ -212,10 +212,10 @@ def test_a_message_costs_the_latency_that_is_given():
 @pytest.mark.parametrize("optimizer, numbers", [("adamw", 7), ("momentum", 5), ("sgd", 3)])
 def test_an_optimizer_reads_and_writes_what_it_keeps(optimizer, numbers):
     slow = replace(TOY, flops=1e30, memory_bandwidth=1.0)
-    one = training(batch=2, optimizer=optimizer)
+    job = training(batch=2, optimizer=optimizer)
 
     def update(layout, **more):
-        return evaluate(replace(one, **more), layout, slow).time.work["optimizer"]
+        return evaluate(replace(job, **more), layout, slow).time.work["optimizer"]
 
     replicas, cut = Layout(data=2, sharding="none"), Layout(data=2, sharding="zero1")
     assert update(replicas) == numbers * 4 * 372
@@ -228,11 +228,11 @@ def test_what_is_elementwise_is_read_and_written_once():
     """By hand, of a token of TINY in fp32: 2 * 2 * 4 widths of 4 of the stream, 2 * 2 of queries
     and of keys, 8 hidden of 6, and of ten logits three times."""
     slow = replace(TOY, memory_bandwidth=1.0, flops=1e30, fp32=1e30)
-    one = training(batch=1, precision="fp32")
+    job = training(batch=1, precision="fp32")
 
     def moved(layout=None, **more):
-        found = evaluate(replace(one, **more), layout or Layout(), slow)
-        return found.time.work["elementwise"]
+        result = evaluate(replace(job, **more), layout or Layout(), slow)
+        return result.time.work["elementwise"]
 
     block = 4 * (2 * 2 * 4 * 4 + 2 * 2 * (4 + 4) + 8 * 6)
     assert moved() == 4 * (2 * block + 4 * 3 * 10)
@@ -249,18 +249,18 @@ def test_what_is_elementwise_is_read_and_written_once():
 def test_elementwise_work_weighs_most_where_a_model_is_narrow():
     shares = []
     for d in (2048, 4096, 8192):
-        one = training(1, 2048, Shape(d, 8 * d // 3 // 8 * 8, 32, d // 128), activations="fused")
-        work = evaluate(one, Layout(), replace(TOY, flops=989e12, memory_bandwidth=3.35e12))
+        job = training(1, 2048, Shape(d, 8 * d // 3 // 8 * 8, 32, d // 128), activations="fused")
+        work = evaluate(job, Layout(), replace(TOY, flops=989e12, memory_bandwidth=3.35e12))
         shares.append(work.time.work["elementwise"] / work.time.work["products"])
     assert shares == sorted(shares, reverse=True)
 
 
 def test_selective_computes_the_scores_again_and_no_product():
-    one = training(batch=2, context=64, attention="eager")
+    job = training(batch=2, context=64, attention="eager")
     flops = []
     for name in ("none", "selective", "block"):
         layout = Layout(sharding="none", checkpointing=name)
-        work = evaluate(one, layout, TOY).time.work
+        work = evaluate(job, layout, TOY).time.work
         flops.append(TOY.flops * (work["products"] + work["attention"]))
     parts = forward_flops_by_part(TINY, 2, 64)
     assert flops[1] - flops[0] == pytest.approx(parts["attention"])
@@ -270,27 +270,27 @@ def test_selective_computes_the_scores_again_and_no_product():
 @pytest.mark.parametrize("name", ["Llama-3-8B", "DeepSeek-V3"])
 def test_the_work_of_a_layout_without_recomputation_is_the_models(name):
     """In operations: products and half of the scores, whose backward computes five for four."""
-    one = training(16, 4096, PRESETS[name], activations="fused")
-    parts = forward_flops_by_part(one.shape, 16, 4096, causal=True)
-    work = evaluate(one, Layout(), replace(TOY, flops=1.0)).time.work
+    job = training(16, 4096, PRESETS[name], activations="fused")
+    parts = forward_flops_by_part(job.shape, 16, 4096, causal=True)
+    work = evaluate(job, Layout(), replace(TOY, flops=1.0)).time.work
     assert work["products"] == pytest.approx(3 * (sum(parts.values()) - parts["attention"]))
     assert work["attention"] == pytest.approx(3.5 * parts["attention"])
 
 
 def test_products_and_attention_run_at_their_own_share_of_the_peak():
-    one = training(context=64)
-    slower = replace(one, efficiency=0.5, attention_efficiency=0.25)
-    before, after = (evaluate(each, Layout(), TOY).time.work for each in (one, slower))
+    job = training(context=64)
+    slower = replace(job, efficiency=0.5, attention_efficiency=0.25)
+    before, after = (evaluate(each, Layout(), TOY).time.work for each in (job, slower))
     assert after["products"] == 2 * before["products"]
     assert after["attention"] == 4 * before["attention"]
 
 
 def test_model_flops_say_what_they_count():
-    one = training(2, 64)
+    job = training(2, 64)
     parts = forward_flops_by_part(TINY, 2, 64)
-    assert model_flops(one, "full") == 3 * sum(parts.values())
-    assert model_flops(one) == 3 * (sum(parts.values()) - parts["attention"] / 2)
-    assert model_flops(one, "6ND") == 6 * active_parameter_count(TINY) * 128
+    assert model_flops(job, "full") == 3 * sum(parts.values())
+    assert model_flops(job) == 3 * (sum(parts.values()) - parts["attention"] / 2)
+    assert model_flops(job, "6ND") == 6 * active_parameter_count(TINY) * 128
     layout = Layout(tensor=2)
-    assert mfu(one, layout, TOY, 10.0, "full") == model_flops(one, "full") / (2 * 1e3 * 10)
-    refused("count 'hfu': allowed are causal, full, 6ND", model_flops, one, "hfu")
+    assert mfu(job, layout, TOY, 10.0, "full") == model_flops(job, "full") / (2 * 1e3 * 10)
+    refused("count 'hfu': allowed are causal, full, 6ND", model_flops, job, "hfu")

@@ -19,8 +19,8 @@ ALONE, PAIR = Layout(sharding="none"), Layout(data=2, sharding="none")
 AGAIN = Layout(sharding="none", checkpointing="block")
 
 
-def memory(one, layout, device=TOY):
-    return evaluate(one, layout, device).memory
+def memory(job, layout, device=TOY):
+    return evaluate(job, layout, device).memory
 
 
 # By hand. A block of TINY has 4 * 16 + 3 * 24 + 8 = 144 parameters, either table 40, the last norm
@@ -72,7 +72,7 @@ def lone(batch=1, **more):
 # In fp32 a token leaves 2 (16 + 4 + 16) + 16 (norms' results) * 2 = 104 bytes whole; q, k, v and
 # the heads' results 64, the FFN's hidden 96 and flash's log-sum-exp 8: 168 that are cut. The head
 # and the last norm have 44 parameters, a block 144, the embedding 40, which autocast does not copy.
-@pytest.mark.parametrize("one, layout, moment, components", [
+@pytest.mark.parametrize("job, layout, moment, components", [
     (lone(precision="fp32"), ALONE, "loss", {
         "parameters": 1488, "optimizer": 2976,
         "activations": 2 * 4 * 272 + 4 * 32, "temporaries": 12 * 4 * 10}),
@@ -114,19 +114,19 @@ def lone(batch=1, **more):
         "parameters": 744, "optimizer": 372, "working weights": 1728,
         "activations": 2 * 4 * 272 + 4 * 32, "temporaries": 480}),
 ])  # fmt: skip
-def test_the_fullest_moment_by_hand(one, layout, moment, components):
-    found = evaluate(one, layout, TOY)
-    assert (found.moment, found.memory) == (moment, NOTHING | components)
+def test_the_fullest_moment_by_hand(job, layout, moment, components):
+    result = evaluate(job, layout, TOY)
+    assert (result.moment, result.memory) == (moment, NOTHING | components)
 
 
 def test_experts_are_cut_over_their_own_devices():
     """A dense block of MIXED has 144 parameters, the other 72 of attention and norms, a shared
     expert's 36, 16 of the router, 4 biases, and four experts of 36: 272."""
-    one = training(shape=MIXED)
+    job = training(shape=MIXED)
     assert parameter_count(MIXED) == 144 + 272 + 2 * 40 + 4 == 500
     for expert, here in ((1, 500), (2, 500 - 72), (4, 500 - 108)):
-        whole = memory(one, Layout(data=4, sharding="none", expert=expert))
-        zero1 = memory(one, Layout(data=4, sharding="zero1", expert=expert))
+        whole = memory(job, Layout(data=4, sharding="none", expert=expert))
+        zero1 = memory(job, Layout(data=4, sharding="zero1", expert=expert))
         # the embedding has no 16-bit copy where nothing is cut
         assert (whole["parameters"], whole["optimizer"]) == (4 * here, 8 * here)
         assert (whole["working weights"], zero1["working weights"]) == (2 * (here - 40), 2 * here)
@@ -134,26 +134,26 @@ def test_experts_are_cut_over_their_own_devices():
         assert zero1["parameters"] == pytest.approx(4 * 500 / 4)
         assert zero1["optimizer"] == pytest.approx(8 * 500 / 4)
         # a block with its experts, three times
-        fsdp = memory(one, Layout(data=4, expert=expert))
+        fsdp = memory(job, Layout(data=4, expert=expert))
         assert fsdp["working weights"] == 3 * 2 * (272 - (500 - here))
         assert fsdp["parameters"] == pytest.approx(500)
     # each token's copy for its expert: 2 bytes of 4 numbers, in the block that has them
-    assert kept(one, mixture=True) - kept(one) == 8
+    assert kept(job, mixture=True) - kept(job) == 8
     # the first stage has the dense block, the last the other
-    two = memory(one, Layout(data=2, pipeline=2, sharding="none", expert=2))
+    two = memory(job, Layout(data=2, pipeline=2, sharding="none", expert=2))
     assert two["parameters"] == 4 * (200 + 40 + 4)
 
 
 def test_tensor_parallelism_cuts_all_but_the_experts_which_lie_among_its_devices():
     """Of MIXED on two devices: 72 of two attentions and norms, 36 of the dense FFN, 18 of a shared
     expert, router and biases, tables 40, the last norm 4; and two of the four experts."""
-    one = training(shape=MIXED)
+    job = training(shape=MIXED)
     half = 2 * (64 / 2 + 8) + 36 + 18 + 16 + 4 + 40 + 4
     for expert, experts in ((1, 144), (2, 72)):
         layout = Layout(tensor=2, sharding="none", expert=expert)
-        assert memory(one, layout)["parameters"] == 4 * (half + experts)
+        assert memory(job, layout)["parameters"] == 4 * (half + experts)
     cut = Layout(data=2, tensor=2, sharding="zero1", expert=4)
-    assert memory(one, cut)["parameters"] == pytest.approx(4 * (half / 2 + 36))
+    assert memory(job, cut)["parameters"] == pytest.approx(4 * (half / 2 + 36))
 
 
 def test_heads_of_keys_are_repeated_and_the_vocabulary_is_padded():
@@ -170,14 +170,14 @@ def test_heads_of_keys_are_repeated_and_the_vocabulary_is_padded():
 
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
     small = replace(WIDE, vocab_size=2)  # whose logits weigh nothing, so the first is the fullest
-    one = training(batch=8, shape=small)
-    token = kept(one)
+    job = training(batch=8, shape=small)
+    token = kept(job)
     for m, held in ((2, 2), (4, 3), (8, 3)):
-        found = memory(one, Layout(pipeline=3, microbatches=m))
-        assert found["activations"] == held * 4 * (8 // m * 4) * token
+        result = memory(job, Layout(pipeline=3, microbatches=m))
+        assert result["activations"] == held * 4 * (8 // m * 4) * token
     # In two pieces a stage: 3 + 2 / 2 micro-batches' worth.
-    found = memory(replace(one, batch=24), Layout(pipeline=3, microbatches=6, chunks=2))
-    assert found["activations"] == 4 * 4 * (24 // 6 * 4) * token
+    result = memory(replace(job, batch=24), Layout(pipeline=3, microbatches=6, chunks=2))
+    assert result["activations"] == 4 * 4 * (24 // 6 * 4) * token
 
 
 def test_stages_are_equal_but_for_the_ends():
@@ -192,9 +192,9 @@ def test_stages_are_equal_but_for_the_ends():
     assert stage_blocks(124, 16) is stage_blocks(60, 61) is stage_blocks(5, 7) is None
     # The first stage has fewer blocks, so the second, of one more, may be the fullest.
     small = training(batch=8, shape=replace(WIDE, num_layers=10, vocab_size=2))
-    found = memory(small, Layout(pipeline=4, microbatches=8))
-    assert found["activations"] == 3 * 3 * 4 * kept(small)
-    assert found["parameters"] == 4 * 3 * 656
+    result = memory(small, Layout(pipeline=4, microbatches=8))
+    assert result["activations"] == 3 * 3 * 4 * kept(small)
+    assert result["parameters"] == 4 * 3 * 656
 
 
 def test_a_tied_table_is_one_on_a_device_and_one_at_either_end_of_a_pipeline():
@@ -202,9 +202,9 @@ def test_a_tied_table_is_one_on_a_device_and_one_at_either_end_of_a_pipeline():
     tied = training(batch=1, shape=GroupedShape(4, 6, 2, 2, 10, tied=True))
     for layout in (Layout(), Layout(tensor=2), ALONE):
         less = 4 * 40 / layout.tensor
-        one, other = memory(apart, layout), memory(tied, layout)
-        assert one["parameters"] - other["parameters"] == less
-        assert one["optimizer"] - other["optimizer"] == 2 * less
+        job, other = memory(apart, layout), memory(tied, layout)
+        assert job["parameters"] - other["parameters"] == less
+        assert job["optimizer"] - other["optimizer"] == 2 * less
     # under autocast the embedding has no 16-bit copy, and the head, which it is, has one
     assert memory(apart, ALONE)["working weights"] == 2 * 332
     assert memory(tied, ALONE)["working weights"] == 2 * 332
@@ -245,9 +245,9 @@ def test_fused_kernels_keep_what_korthikanti_et_al_count():
     for checkpointing, each in keeps.items():
         for t in (1, 2, 8):
             cut = Layout(tensor=t, microbatches=2, checkpointing=checkpointing)
-            found = memory(replace(eager, batch=2), cut)["activations"]
+            result = memory(replace(eager, batch=2), cut)["activations"]
             mask = context**2 if checkpointing == "none" else 0
-            assert found == pytest.approx(mask + context * (each + 4 * 1024) / t)
+            assert result == pytest.approx(mask + context * (each + 4 * 1024) / t)
     # a gate keeps one hidden more
     gated = training(shape=Shape(1024, 4096, 1, 16), context=context, activations="fused")
     assert kept(gated) == kept(flash) + 2 * 4096
@@ -273,27 +273,27 @@ def test_latents_keep_what_autograd_saves_of_their_norms():
     plain = replace(shape, q_rank=0, kv_rank=0)
     for activations in ("library", "fused"):
         more, less = (
-            kept(training(shape=one, activations=activations, precision="fp32"))
-            for one in (shape, plain)
+            kept(training(shape=job, activations=activations, precision="fp32"))
+            for job in (shape, plain)
         )
         assert 5 * (more - less) == 4 * sum(tensor.numel() for tensor in saved.values())
 
 
 def test_no_sharding_makes_two_sequences_of_32k_fit_on_two_gpus():
-    one = training(2, 32_768, shape=Shape(4096, 11_008, 34, 32, 151_936))
+    job = training(2, 32_768, shape=Shape(4096, 11_008, 34, 32, 151_936))
     for strategy, sharding in itertools.product(("none", "block"), SHARDINGS):
         layout = Layout(data=2, sharding=sharding, checkpointing=strategy)
-        found = evaluate(one, layout, DEVICES["H200"])
-        assert found.memory_bytes > 0.9 * DEVICES["H200"].memory
+        result = evaluate(job, layout, DEVICES["H200"])
+        assert result.memory_bytes > 0.9 * DEVICES["H200"].memory
     tensor = Layout(tensor=2, microbatches=2, checkpointing="block")
-    assert evaluate(one, tensor, DEVICES["H200"]).memory_bytes < 0.9 * DEVICES["H200"].memory
+    assert evaluate(job, tensor, DEVICES["H200"]).memory_bytes < 0.9 * DEVICES["H200"].memory
 
 
 def test_devices_are_those_of_the_reference():
     rows = committed.reference("devices")
     stated = {(row["device"], row["quantity"]): float(row["value"]) for row in rows}
     for device in DEVICES.values():
-        for found, quantity, unit in (
+        for result, quantity, unit in (
             (device.flops, "bf16_dense", 1e12),
             (device.memory, "memory", 1e9),
             (device.memory_bandwidth, "memory_bandwidth", 1e12),
@@ -302,7 +302,7 @@ def test_devices_are_those_of_the_reference():
             (device.node, "node_devices", 1),
             (device.fp32, "fp32_plain", 1e12),
         ):
-            assert found == pytest.approx(unit * stated[device.slug, quantity]), quantity
+            assert result == pytest.approx(unit * stated[device.slug, quantity]), quantity
     assert named_device("H200") is DEVICES["H200"]
 
 

@@ -6,8 +6,8 @@
     from a2lib.theory.transformer import PRESETS
 
     training = Training(PRESETS["Llama-3-8B"], batch=128, context=8192)
-    found = evaluate(training, Layout(data=16, sharding="fsdp"), DEVICES["H100"])
-    found.memory, found.time.work, found.time.messages, found.step_s
+    step = evaluate(training, Layout(data=16, sharding="fsdp"), DEVICES["H100"])
+    step.memory, step.time.work, step.time.messages, step.step_s
 
 What a model may be is in ``transformer.GroupedShape``, devices and networks of one's own are in
 devices.py. Twelve published trainings are held against it (published.py).

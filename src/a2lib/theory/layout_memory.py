@@ -101,9 +101,7 @@ class StageMemory:
         if case.layout.microbatches > 1:
             fullest = max(self.of_a_block(), self.logits())
             return [("accumulating", self.components(0, every, kept, fullest))]
-        last_block = case.mixture_block.total if stage.mixtures else case.dense_block
-        if stage.dense:
-            last_block = case.dense_block
+        last_block = case.dense_block if stage.dense else case.mixture_block.total
         before = every - self.embedding() - last_block
         end = every - self.embedding()
         return [
@@ -128,7 +126,7 @@ class StageMemory:
         """Return what the block that goes backward last keeps."""
         return self._kept(self.dense if self.stage.dense else self.mixture)
 
-    def _kept(self, block) -> float:
+    def _kept(self, block: Kept) -> float:
         case = self.case
         stream = case.tokens * case.training.residual * case.shape.d_model / case.layout.rows
         without_scores = block.stream + block.inner

@@ -251,10 +251,11 @@ class Case:
 
     def sharded(self, weights: Weights) -> float:
         """Parameters of these that a device keeps where they are cut: dense ones over data and
-        context (under hsdp within a node), experts over the devices that have the same."""
-        group = self.group("data")
-        n = group.inside if self.layout.sharding == "hsdp" else group.size
-        return weights.dense / n + weights.experts / self.group("replicas").size
+        context, experts over the devices that have the same; under hsdp within a node."""
+        dense, experts = self.group("data"), self.group("replicas")
+        if self.layout.sharding == "hsdp":
+            return weights.dense / dense.inside + weights.experts / experts.inside
+        return weights.dense / dense.size + weights.experts / experts.size
 
     def group(self, axis: str) -> Group:
         """Devices of an axis. They are laid out tensor, context, data, pipeline; experts take the

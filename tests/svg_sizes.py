@@ -18,6 +18,18 @@ def smallest_text(svg: str) -> float:
     return min(map(float, sizes)) * PHONE / width if sizes else float("inf")
 
 
+def on_a_dark_page(colour: str) -> str:
+    """A colour #rrggbb after the filter of custom.css: invert(0.93) hue-rotate(180deg)."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    r, g, b = (0.93 - 0.86 * part for part in parts)
+    turned = (
+        -0.574 * r + 1.43 * g + 0.144 * b,
+        0.426 * r + 0.43 * g + 0.144 * b,
+        0.426 * r + 1.43 * g - 0.856 * b,
+    )
+    return "#" + "".join(f"{round(255 * min(max(part, 0), 1)):02x}" for part in turned)
+
+
 def contrast(one: str, other: str) -> float:
     """Contrast ratio of two #rrggbb colours, by WCAG 2: 1 for equal ones, 21 at most."""
 

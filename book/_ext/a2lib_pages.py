@@ -9,7 +9,7 @@
    pages that hold equations, the search with search.html.
 4. A page says in a sentence what it holds, for previews and search engines: its `description:`.
 
-Lab records, tables, the search and the changes of the theme are in the modules beside this one.
+Lab records, tables and the search are in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from pathlib import Path
 
 from a2lib_records import called
 from docutils import nodes
-from sphinx.util import logging
 
 from a2lib.paths import ROOT
 from a2lib.report.data import data_roots
-
-logger = logging.getLogger(__name__)
 
 
 def drop_thebe(app, _config) -> None:
@@ -42,19 +39,6 @@ def drop_thebe(app, _config) -> None:
 def add_pages_folder(_app, config) -> None:
     """Make _ext/pages a static folder, now that Jupyter Book has looked for scripts."""
     config.html_static_path.append("_ext/pages")
-
-
-def add_assets(app, page, _template, _context, doctree) -> None:
-    """Put the scripts and style sheets that a page's `assets:` names on that page alone."""
-    if doctree is None:
-        return
-    for name in str(app.env.metadata.get(page, {}).get("assets", "")).split():
-        if not (Path(__file__).parent / "pages" / name).is_file():
-            logger.warning("%s: assets: _ext/pages has no %s", page, name)
-        elif name.endswith(".css"):
-            app.add_css_file(name)
-        else:
-            app.add_js_file(name, loading_method="defer")
 
 
 def describe(app, page, _template, context, doctree) -> None:
@@ -105,6 +89,13 @@ def files_once(app, _page, _template, context, _doctree) -> None:
     ]  # fmt: skip
 
 
+def empty_icon_script(app, exception) -> None:
+    """Leave nothing of a script of 1.5 MB on every page: it draws icons for which the theme has web
+    fonts."""
+    if exception is None and app.builder.name == "html":
+        (Path(app.outdir) / "_static" / "scripts" / "fontawesome.js").write_text("")
+
+
 def stale_pages(app, env, _added, _changed, _removed) -> list[str]:
     """Every page that runs code, if what its cells read is not what it was."""
     digest = hashlib.sha256()
@@ -124,15 +115,14 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_theme", "a2lib_icons",
-                   "a2lib_cells"):  # fmt: skip
+    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_cells"):
         app.setup_extension(module)
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")
     app.connect("config-inited", drop_thebe, priority=1)
     app.connect("config-inited", add_pages_folder, priority=900)
-    app.connect("html-page-context", add_assets, priority=400)
     app.connect("html-page-context", describe)
     app.connect("html-page-context", files_once, priority=999)
     app.connect("env-get-outdated", stale_pages)
+    app.connect("build-finished", empty_icon_script)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -84,11 +84,6 @@ def urls(css):
     return [one or other for one, other in found]
 
 
-def test_an_address_is_escaped_once(book):
-    links = [a["href"] for page in book.pages() for a in soup(page).find_all("a", href=True)]
-    assert any("&" in link for link in links) and not [link for link in links if "&amp;" in link]
-
-
 def test_no_page_asks_another_site_for_anything(book):
     away = re.compile(r"(?:https?:|wss?:)?//(?!www\.w3\.org/)", re.I)
     for page in book.pages():
@@ -188,32 +183,9 @@ def test_mathjax_comes_with_equations_alone_and_the_search_with_its_page(book):
     assert not all(formulas.values())
     assert "texts.js" in scripts["search.html"] and "texts.js" not in scripts["flash.html"]
     everywhere = " ".join(scripts.values())
-    assert not re.search("fontawesome|searchtools|searchindex|thebe", everywhere)
-
-
-def test_no_weight_that_nobody_reads_is_shipped(book):
-    heavy = [file for ending in ("map", "ttf", "woff2") for file in book.html.rglob(f"*.{ending}")]
-    assert heavy == [] and not list(book.html.rglob("fontawesome.js"))
-    for file in book.html.rglob("fa-*.woff"):
-        assert file.stat().st_size < 20_000, file.name
-
-
-def test_a_change_of_the_theme_that_finds_nothing_is_a_warning(book, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
-    import a2lib_theme
-
-    page = tmp_path / "page.html"
-    page.write_text('<p role="list">words</p>')
-    times = a2lib_theme.patch([page])
-    assert times[' role="list"'] == 1 and sum(times.values()) == 1
-    assert page.read_text().startswith("<p>words</p>")
-    said = []
-    monkeypatch.setattr(a2lib_theme.logger, "warning", lambda text, *rest: said.append(text % rest))
-    page.write_text("<p>words</p>")
-    (tmp_path / "_static").mkdir()
-    builder = type("Builder", (), {"name": "html"})
-    a2lib_theme.change_pages(type("App", (), {"builder": builder, "outdir": tmp_path}), None)
-    assert len(said) == len(a2lib_theme.CHANGES) and "fontawesome" in said[0]
+    assert not re.search("searchtools|searchindex|thebe", everywhere)
+    icons = book.html / "_static" / "scripts" / "fontawesome.js"
+    assert icons.stat().st_size == 0  # 1.5 MB on every page, for what web fonts draw
 
 
 LOOKED_UP = {"questions", "profile-kernels", "flash-shapes"}

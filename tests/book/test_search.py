@@ -27,7 +27,7 @@ QUERIES = {
     "how large should a bucket be": "ddp", "online softmax": "flash-derivation",
     "tensor parallelism": "parallelism", "pipeline bubble": "parallelism-axes",
     "sequence parallelism": "sequence-parallelism", "Llama 3 405B layout": "layout-405b",
-    "nccl vs gloo": "collectives", "will my model fit on 8 GPUs": "calculator",
+    "nccl vs gloo": "collectives", "will my model fit on 8 GPUs": "layout-405b",
     "nsys trace of a training step": "profile", "what does torch.compile fuse": "compile",
     "when is fully sharded data parallel slower": "fsdp",
 }  # fmt: skip

@@ -1,75 +1,45 @@
-"""What the pages on parallelism say of plans, and of passes in rows made by hand, by value."""
+"""What the pages on parallelism say of layouts, and of passes in rows made by hand, by value."""
 
-import itertools
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from a2lib.report.page import one, pick
-from a2lib.report.pages import calculator
 from a2lib.report.pages import parallelism_measured as page
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import Job
-from a2lib.theory.layouts import SHARDINGS, Layout, evaluate
-from a2lib.theory.planner import largest_batch, search
-from a2lib.theory.transformer import PRESETS, SIZES, parameter_count
-
-
-def test_the_choices_are_what_the_page_says_of_them():
-    plans = {name: evaluate(*choice) for name, choice in calculator.CHOICES.items()}
-    allowed = calculator.EXAMPLE.memory
-    fits = [plan.memory_bytes <= allowed for plan in plans.values()]
-    assert fits == [False, True, True, True, False, False]
-    assert {plan.bound for plan in plans.values()} == {"computation"}
-    most = {name: largest_batch(*choice) for name, choice in calculator.CHOICES.items()}
-    assert most["replicas"] == 0 < most["zero1"] <= most["FSDP"] < most["FSDP, recompute"]
-    # 16 bytes for each of 8.13 billion parameters are more than an H200's 141 GB less a tenth
-    assert 130.0e9 == pytest.approx(16 * parameter_count(SIZES["8B"]), rel=1e-3) and allowed < 128e9
-    job, layout = calculator.CHOICES["FSDP, eager"]
-    longer = replace(job, batch=job.batch // 2, context=2 * job.context)
-    assert evaluate(longer, layout).bound == "memory bandwidth"
-    # the fullest moment of a step
-    job, layout = calculator.CHOICES["replicas"]
-    assert evaluate(job, layout).moment == "loss"
-    assert evaluate(replace(job, batch=8, context=64), layout).moment == "after the backward"
-    assert evaluate(job, replace(layout, microbatches=2)).moment == "accumulating"
-
-
-def test_why_two_gpus_share_a_sequence_or_a_matrix_and_64_do_not():
-    two = Job(SIZES["8B"], DEVICES["H200"], 2, 2, 32_768)
-    many = replace(two, devices=64, batch=128, context=4096)
-    assert search(two).layout.context == 2
-    assert search(two, {"context": 1}).layout.tensor == 2
-    assert (search(many).layout.data, search(many).layout.sharding) == (64, "zero1")
-    for strategy, sharding in itertools.product(("none", "block"), SHARDINGS):
-        layout = Layout(data=2, sharding=sharding, checkpointing=strategy)
-        assert evaluate(two, layout).memory_bytes > two.memory
+from a2lib.theory.estimate import evaluate
+from a2lib.theory.layouts import Layout, Training
+from a2lib.theory.transformer import PRESETS, SIZES
 
 
 def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
-    shape = PRESETS["Llama-3-405B"]
-    job = Job(shape, DEVICES["H100"], 16_384, 2048, 8192, 0.03, activations="fused")
+    training, device = Training(PRESETS["Llama-3-405B"], 2048, 8192), DEVICES["H100"]
     layout = Layout(128, 8, 16, 1, 16, "zero2", chunks=8)
-    plan = evaluate(job, layout)
-    assert evaluate(job, replace(layout, sharding="zero1")).memory_bytes > 80e9 > plan.memory_bytes
+
+    def estimate(batch=2048, **changed):
+        return evaluate(replace(training, batch=batch), replace(layout, **changed), device)
+
+    found = estimate()
+    assert estimate(sharding="zero1").memory_bytes > 80e9 > found.memory_bytes
     # a stage has fewer layers of more micro-batches: no fewer activations
-    rank = replace(job, batch=16)
-    whole = evaluate(rank, Layout(1, 8, 1, 1, 16, "none")).memory["activations"]
-    stages = evaluate(rank, Layout(1, 8, 16, 1, 16, "none", chunks=8)).memory["activations"]
+    rank = {"batch": 16, "data": 1, "sharding": "none"}
+    whole = estimate(**rank, pipeline=1, chunks=1).memory["activations"]
+    stages = estimate(**rank).memory["activations"]
     assert whole == pytest.approx(stages, rel=0.02)
-    by_pieces = [evaluate(job, replace(layout, chunks=v)).expected_s for v in (1, 2, 4, 8)]
+    by_pieces = [estimate(chunks=v).step_s for v in (1, 2, 4, 8)]
     assert by_pieces == sorted(by_pieces, reverse=True)
-    zero = evaluate(job, replace(layout, chunks=1, schedule="zb-h1")).expected_s
+    zero = estimate(chunks=1, schedule="zb-h1").step_s
     assert by_pieces[0] > zero > by_pieces[2]
-    flat = evaluate(job, Layout(2048, 8, sharding="fsdp", checkpointing="block"))
-    assert flat.memory_bytes < 10e9 and flat.bound == "network"
-    assert flat.expected_s > 1.1 * plan.expected_s
-    # what sequence parallelism saves, and costs in waiting; recomputing costs more
-    plain = evaluate(job, replace(layout, sequence=False))
-    again = evaluate(job, replace(layout, checkpointing="block"))
+    flat = evaluate(training, Layout(2048, 8, checkpointing="block"), device)
+    assert flat.memory_bytes < 10e9 and flat.time.bound == "network"
+    assert flat.step_s > 1.1 * found.step_s
+    # what sequence parallelism saves, of the norms' work too; recomputing costs more
+    plain, again = estimate(sequence=False), estimate(checkpointing="block")
     assert plain.memory_bytes > 2 * 80e9
-    assert plain.expected_s < plan.expected_s < 1.05 * plain.expected_s < again.expected_s
+    assert found.step_s < plain.step_s < 1.05 * found.step_s < again.step_s
+    sent = [estimate.time.messages["tensor"].links for estimate in (plain, found)]
+    assert sent[0] < sent[1]
 
 
 def row(scheme, pass_, tokens, ms, without, sent=float("nan"), d_ff=1000, **over):
@@ -155,22 +125,24 @@ def test_what_binds_is_foreseen_or_not(rows):
     assert set(pick(sent, should=True)["tokens"]) == {500, 1000}
 
 
-def test_the_planners_memory_beside_peaks_made_by_hand():
-    one_gpu = Job(SIZES["small"], DEVICES["H200"], 1, 4, 512, 0.0, "fp32", "eager")
-    whole = evaluate(one_gpu, Layout(sharding="none")).memory_bytes
-    again = evaluate(one_gpu, Layout(sharding="none", checkpointing="block")).memory_bytes
+def test_memory_on_paper_beside_peaks_made_by_hand():
+    device = DEVICES["H200"]
+    training = Training(SIZES["small"], 4, 512, "fp32", "eager", "library")
+    whole = evaluate(training, Layout(sharding="none"), device).memory_bytes
+    blocks = Layout(sharding="none", checkpointing="block")
+    again = evaluate(training, blocks, device).memory_bytes
     key = {"model": "small", "context": 512, "batch": 4, "precision": "fp32", "attention": "eager"}
     trained = {**key, "status": "ok", "mode": "train-step", "phase": "step"}
     step = {**trained, "compile": "none", "capture": False, "run": "a", "peak_bytes": whole / 1.1}
     steps = [{**trained, "step_number": 0, "allocated_bytes": whole / 3}]
     steps.append({**trained, "step_number": 1, "allocated_bytes": whole / 0.98})
     held = {**key, "status": "ok", "layers": 12, "strategy": "block", "gradients": "fresh"}
-    held |= {"held_bytes": 0, "peak_bytes": again - one_gpu.device.workspace}
+    held |= {"held_bytes": 0, "peak_bytes": again - device.workspace}
     halves = {**held, "strategy": "half"}
     frames = [step, {**step, "precision": "bf16_weights"}], steps, [held, halves]
     found = page.peaks(*map(pd.DataFrame, frames))
     assert found["off"].tolist() == pytest.approx([0.1, -0.02, 0])
     # A process that has captured a step keeps as many workspaces again.
-    after = {**step, "peak_bytes": whole + one_gpu.device.workspace}
+    after = {**step, "peak_bytes": whole + device.workspace}
     frames = ([after, {**after, "capture": True}], *frames[1:])
     assert page.peaks(*map(pd.DataFrame, frames))["off"].iloc[0] == pytest.approx(0, abs=1e-6)

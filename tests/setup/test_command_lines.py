@@ -18,13 +18,11 @@ from refusals import refused_command
 from a2lib import benchmark, leaderboard
 from a2lib.command import Number, Whole
 from a2lib.theory import __main__ as theory
-from a2lib.theory import plan_command, planner
 
 PARSERS = {
     "benchmark": (benchmark.parser(), benchmark.parse),
     "leaderboard": (leaderboard.parser(), functools.partial(leaderboard.parse, device="cpu")),
     "theory": (theory.parser(), theory.main),
-    "plan": (plan_command.parser(), plan_command.main),
 }
 # Options whose value is a name or a path.
 TEXT = set(
@@ -104,27 +102,7 @@ def test_the_answers_are_numbers_at_every_corner(capsys):
         assert printed(theory.main, given, capsys)
 
 
-HELD = ("data", "tensor", "pipeline", "context_parallel", "microbatches", "expert")
-
-
-def test_a_plan_is_numbers_or_a_refusal_at_every_end(capsys, monkeypatch):
-    """One option at an end, beside the others' defaults, and beside all others at theirs."""
-    monkeypatch.setattr(planner, "MOST_COUNTED", 10_000)
-    free = [action for action in actions_of("plan") if action.dest not in HELD]
-    found = 0
-    for as_given in ([], ["--as-given", "--microbatches=1"]):
-        for one in free:
-            for mine, others in itertools.product(("minimum", "maximum"), repeat=2):
-                alone = [at_its(one, mine), *as_given]
-                rest = [at_its(action, others) for action in free if action is not one]
-                found += printed(plan_command.main, alone, capsys) is not None
-                found += printed(plan_command.main, [*rest, *alone], capsys) is not None
-        for held in (action for action in actions_of("plan") if action.dest in HELD):
-            found += printed(plan_command.main, [at_its(held, "maximum")], capsys) is not None
-    assert found > 50
-
-
-@pytest.mark.parametrize("line", ["theory", "theory --help", "theory plan --json"])
+@pytest.mark.parametrize("line", ["theory", "theory --help"])
 def test_a_reader_that_has_had_enough_ends_a_command_in_silence(line):
     """As ``head`` does. Of a help that is not read a newer argparse (3.11.7's) says nothing."""
     unread, end = os.pipe()

@@ -13,8 +13,8 @@ from a2lib.experiments.workload import MODES as BENCHMARKED
 from a2lib.lab.tape import Tape
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.devices import named_device
-from a2lib.theory.jobs import Job
-from a2lib.theory.layouts import Layout, evaluate
+from a2lib.theory.estimate import evaluate
+from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import MODES, StepMemory, asked, peak
 from a2lib.theory.transformer import SIZES, Shape
@@ -111,14 +111,15 @@ def test_every_peak_that_was_measured_is_the_count():
 
 
 @pytest.mark.parametrize(("size", "context"), [("large", 128), ("small", 2048), ("2.7B", 512)])
-def test_a_plan_for_one_device_takes_what_is_counted(size, context):
-    """The planner's few terms, at the moment that is its largest; tensors, without workspaces."""
+def test_a_layout_of_one_device_takes_what_is_counted(size, context):
+    """By a few terms, at the moment that is the largest; tensors, without workspaces."""
+    device = named_device("H200")
     for precision, attention in itertools.product(("fp32", "bf16"), ("eager", "flash")):
         how = {"precision": precision, "attention": attention}
-        job = Job(SIZES[size], named_device("H200"), 1, 4, context, **how)
+        training = Training(SIZES[size], 4, context, activations="library", **how)
         counted = peak(StepMemory(SIZES[size], 4, context, **how)).total
-        planned = evaluate(job, Layout(sharding="none")).memory_bytes
-        tensors = planned - job.device.workspace
+        memory_bytes = evaluate(training, Layout(sharding="none"), device).memory_bytes
+        tensors = memory_bytes - device.workspace
         assert tensors == pytest.approx(counted, rel=0.03), how
 
 

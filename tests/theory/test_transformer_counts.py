@@ -124,16 +124,34 @@ def test_of_experts_a_token_meets_a_few():
         assert transformer.active_parameter_count(dense) == parameter_count(dense)
     for wrong, words in (
         ({"top_k": 2}, "top_k 2 of 0 experts"),
-        ({"experts": 4}, "d_ff 64 of 0 + 0 experts"),
-        ({"experts": 4, "top_k": 2, "shared": 1}, "d_ff 64 of 2 + 1 experts"),
+        ({"experts": 4, "expert_ff": 8}, "experts 4, shared 0 with top_k 0"),
+        ({"experts": 4, "top_k": 2}, "expert_ff 0; allowed are a top_k and an expert_ff"),
         ({"experts": -1}, "experts is -1; allowed are whole numbers from 0"),
         ({"top_k": "2"}, "top_k is '2'; allowed are whole numbers from 0"),
         ({"rope": math.inf}, "rope is inf; allowed are whole numbers from 0"),
         ({"q_rank": 4}, "q_rank 4, rope 0 with kv_rank 0; allowed are 0"),
         ({"kv_rank": 4, "num_kv_heads": 1}, "num_kv_heads 1 with a latent"),
-        ({"experts": 4, "top_k": 2, "dense": 2}, "dense 2 of 2 layers"),
+        ({"experts": 4, "top_k": 2, "expert_ff": 8, "dense": 2}, "dense 2 of 2 layers"),
     ):
         refused(re.escape(words), GroupedShape, 16, 64, 2, 2, 10, **wrong)
+
+
+def test_mixtral_has_the_parameters_that_its_config_says():
+    """Of 8 experts two, each as wide as the config's intermediate_size."""
+    shape = GroupedShape(
+        4096, 14_336, 32, 32, 32_000, num_kv_heads=8, experts=8, top_k=2, expert_ff=14_336
+    )
+    biases = 32 * 8  # of the choice of experts, which Mixtral has not
+    assert parameter_count(shape) - biases == 46_702_792_704
+    assert transformer.active_parameter_count(shape) - biases == 12_879_925_248
+
+
+def test_without_a_gate_a_feed_forward_layer_has_two_matrices():
+    """GPT-3 175B's blocks: 12 d^2 parameters, but for norms and biases."""
+    shape = GroupedShape(12_288, 4 * 12_288, 96, 96, 50_257, tied=True, gated=False)
+    assert shape.block_matrices == 12 * 12_288**2
+    flops = transformer.forward_flops_by_part(shape, 1, 2048)
+    assert flops["ffn"] == 96 * 2 * 2048 * 8 * 12_288**2
 
 
 def test_a_tied_head_has_no_parameters_and_as_many_operations():

@@ -63,6 +63,17 @@
     line.append(" ", button);
   }
 
+  // For screen readers: a landmark around the title, and a name for what shows an icon alone.
+  const title = document.querySelector(".sidebar-primary-item:has(> .navbar-brand)");
+  title?.setAttribute("role", "navigation");
+  title?.setAttribute("aria-label", "Home");
+  for (const one of document.querySelectorAll(".citation-list, .citation"))
+    one.removeAttribute("role");  // which these may not have
+  for (const toggle of document.querySelectorAll(".bd-sidebar-primary summary")) {
+    const link = toggle.closest("li").querySelector("a");
+    toggle.setAttribute("aria-label", `Pages of ${link.textContent.trim()}`);
+  }
+
   // What is wider than its column can be reached by keyboard, and says so while there is more to see.
   function watch(box) {
     const label = box.querySelector("caption, .caption-text")?.textContent.trim();

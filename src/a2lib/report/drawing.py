@@ -1,21 +1,18 @@
 """Drawings: what a person would rather see than read. Plain SVG, written by hand.
 
 A cell that returns a Drawing becomes a numbered figure with the caption and the description that
-the cell's metadata give. Colours and themes are those of the measured figures (svg.py), and what a
-drawing's words count is counted by the loop that draws.
+the cell's metadata give. What a drawing's words count is counted by the loop that draws.
 """
 
 from html import escape
 
-from a2lib.report import svg
-
 WIDTH = 360  # units across; text is 12 units high, so that a phone shows it at more than 11 px
-TEXT = "font-size: 12px; font-family: 'DejaVu Sans'; fill: #000000"
+TEXT = "font-size: 12px; font-family: 'DejaVu Sans', sans-serif; fill: #000000"
 
 
 class Drawing:
     """A drawing as the text of its elements: SVG, in user units from 0 to WIDTH and from 0 to
-    `height`, with styles inline and colours of svg.PAIRS."""
+    `height`, with styles inline."""
 
     def __init__(self, elements: list[str], height: float):
         paper = f'<rect width="{WIDTH}" height="{height:g}" style="fill: #ffffff"/>'
@@ -25,7 +22,7 @@ class Drawing:
         )
 
     def _repr_svg_(self) -> str:
-        return svg.themed(self._text)
+        return self._text
 
     def __repr__(self) -> str:
         return "Drawing"

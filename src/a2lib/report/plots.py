@@ -16,7 +16,7 @@ from a2lib.report.panels import REFERENCE_LINE, thickness
 from a2lib.report.style import DIM, INK, PAPER, Chart, Looks
 from a2lib.report.units import digits
 
-# Of svg.PAIRS: ours ahead by more than 2, by more than 1.25, by less; level; a peer ahead likewise.
+# Ours ahead by more than 2, by more than 1.25, by less; level; a peer ahead likewise.
 HEAT = ("#f0ad78", "#f6cfab", "#fbe9da", "#eeeeee", "#dce9f7", "#b5d2f0", "#86b6e6")
 HEAT_STEPS = (1.02, 1.25, 2.0)
 ROOM = 0.235  # share of the width that names beside the panels take

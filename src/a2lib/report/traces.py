@@ -24,7 +24,7 @@ from a2lib.report import data, panels
 from a2lib.report.page import Missing
 from a2lib.report.style import PAPER, Chart
 
-# Of svg.PAIRS, class by class; what a step is mostly made of differs in lightness too.
+# Class by class; what a step is mostly made of differs in lightness too.
 _PALETTE = """#0072b2 #d55e00 #b0558a #00825f #f0ad78 #8b5a2b #808080 #86b6e6
               #a86f00 #f6cfab #444444 #b5d2f0 #dddddd"""
 KINDS = dict(zip(kernel_names.KINDS, _PALETTE.split(), strict=True))

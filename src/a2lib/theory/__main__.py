@@ -4,7 +4,7 @@ With ``--json`` one object, question id -> part -> quantities with formula, valu
 assumption; otherwise a table. The questions of 2026 ask for formulas, and their values are those of
 an example: the feed-forward layer and the device that the options describe.
 
-``python -m a2lib.theory plan`` plans the training of a Transformer instead: plan_command.py.
+What a whole training takes in a layout is ``evaluate`` in estimate.py.
 """
 
 import json
@@ -12,14 +12,11 @@ import sys
 from dataclasses import replace
 
 from a2lib.command import Number, Parser, Whole, add_number, output
-from a2lib.theory import answers, plan_command
+from a2lib.theory import answers
 from a2lib.theory.parallelism import EXAMPLE
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["plan"]:
-        return plan_command.main(arguments[1:])
     given = vars(parser().parse_args(arguments))
     as_json, n = given.pop("json"), given.pop("devices")
     found = answers.all_answers(replace(EXAMPLE, **given), n)
@@ -32,11 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    made = Parser(
-        prog="python -m a2lib.theory",
-        description=__doc__.partition("\n")[0],
-        epilog="python -m a2lib.theory plan --help: the planner of a Transformer's training",
-    )
+    made = Parser(prog="python -m a2lib.theory", description=__doc__.partition("\n")[0])
     made.add_argument("--json", action="store_true", help="one JSON object in place of a table")
     for name, kind, words in (
         ("tokens", Whole(1, 10**12), "B, tokens of the batch over all devices"),

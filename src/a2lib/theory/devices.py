@@ -1,27 +1,28 @@
-"""Devices that the planner knows, by their makers' figures.
+"""Devices by their makers' figures, and one's own.
 
 The figures are those of data/reference/devices.csv, each with its source there; a test holds the
-two equal. None is measured: a step takes longer than a floor that is computed from them.
+two equal. None is measured: a step takes longer than a floor that is computed from them. Another
+device, network or machine is ``Device(...)``, or one of these with other numbers:
+``replace(DEVICES["H100"], slug="mine", memory=94e9, network=12.5e9, node=4)``.
 """
 
 from dataclasses import dataclass
 
 from a2lib.theory.collectives import positive
-from a2lib.theory.memory.step import WORKSPACE
-from a2lib.theory.products import check_name
+from a2lib.theory.products import check_name, check_sizes
 
 FROM_ZERO = ("latency", "workspace")
+WORKSPACE = 32 * 2**20  # bytes of cuBLAS for one thread and stream, on Hopper
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device and its links, in SI units.
+    """One device, the links of its machine and the network, in SI units.
 
     ``slug`` is its name in data/reference; ``flops`` dense bf16 operations a second; ``memory``
     bytes; ``memory_bandwidth`` bytes a second. ``node`` devices are joined by fast links, over
     which each sends ``link`` bytes a second, and nodes by a network, over which each device sends
-    ``network``; beside its bytes a message takes ``latency`` seconds, 0 unless it was measured. On
-    a ``torus`` each axis of a layout has links of its own, each with ``link``, and there are three.
+    ``network``; beside its bytes a message takes ``latency`` seconds, 0 unless it was measured.
     ``fp32`` operations a second do without tensor cores; None where the maker states none.
     ``workspace`` bytes are kept for products, whatever their sizes. Raises ValueError for a number
     that is not above 0, or a latency or workspace below 0.
@@ -34,13 +35,13 @@ class Device:
     link: float
     network: float
     node: int
-    torus: bool = False
     fp32: float | None = None
     latency: float = 0.0
     workspace: float = 0.0
 
     def __post_init__(self) -> None:
-        positive(**{k: v for k, v in vars(self).items() if k not in ("torus", *FROM_ZERO)})
+        check_sizes(node=self.node)
+        positive(**{name: value for name, value in vars(self).items() if name not in FROM_ZERO})
         for name in FROM_ZERO:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are numbers from 0")
@@ -55,7 +56,6 @@ DEVICES = {
     "H800": Device("nvidia-h800", 989.4e12, 80e9, 3.35e12, 200e9, 50e9, 8, **HOPPER),
     "A100": Device("nvidia-a100-80gb", 312e12, 80e9, 2.039e12, 300e9, 25e9, 8, fp32=19.5e12),
     "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8, **HOPPER | {"fp32": 80e12}),
-    "TPU-v5p": Device("google-tpu-v5p", 459e12, 95e9, 2.765e12, 200e9, 6.25e9, 8960, torus=True),
 }  # fmt: skip
 
 

@@ -1,24 +1,32 @@
-"""How long a step of a layout takes: what each micro-batch asks of a device, and what hides.
+"""The seconds of a step of a layout, by what takes them.
 
-Three answers: ``floor``, where all messages run beside computation; ``serial``, where none do; and
-``expected``, where those of FSDP, data parallelism and pipeline do, and tensor, context and expert
-parallelism's, which the next operation waits for, do not. Collectives are rings over two levels of
-links; sequence parallelism's are those of Korthikanti et al., 2022.
+A device computes (matrix products, attention, what is elementwise, the optimizer), waits in a
+pipeline's bubble, and sends messages along each axis. How much of the messages runs beside
+computation is not known on paper, so a step has three times: with all messages hidden as far as
+they are shorter, with none hidden, and half-way, which is expected: about half hides where it was
+measured (book/parallelism-measured.md).
+
+Collectives are rings over two levels of links; axes on the same links wait for each other, node
+links and network do not. Messages of sequence parallelism are those of Korthikanti et al., 2022.
+FlashAttention computes half of the scores and its backward 2.5 forwards; eager all of them and 2.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.collectives import all_gather_s
-from a2lib.theory.jobs import Job
+from a2lib.theory.layouts import GRADIENTS, OPTIMIZERS, Case, Stage
 from a2lib.theory.other_axes import ring_attention_bytes
-from a2lib.theory.products import matmul_flops
-from a2lib.theory.stages import Layout, Stage, inside, shards, stages, tables, tokens, weights
-from a2lib.theory.step_floor import score_bytes
+from a2lib.theory.products import WIDE
+
+HIDDEN = 0.5  # the share of what can hide that is taken to
+# Kernels that read and write a score once: a fused softmax between two products.
+SCORE_PASSES = {"forward": 4, "backward": 7}
 
 
 class Seconds(NamedTuple):
-    """Of messages on the links of a node, and on the network."""
+    """Seconds of messages on the links of a node, and on the network."""
 
     links: float = 0.0
     network: float = 0.0
@@ -26,231 +34,312 @@ class Seconds(NamedTuple):
     def __add__(self, other: Self) -> Self:
         return Seconds(self.links + other.links, self.network + other.network)
 
-
-class Busy(NamedTuple):
-    """Seconds that a micro-batch takes: of arithmetic, of device memory, on either links; and of
-    the last two those that the next operation waits for: of tensor, context and expert."""
-
-    compute: float
-    memory: float
-    links: tuple[float, float, float]  # of tensor, of data and context, of pipeline
-    network: float
-    waited: float
+    def times(self, n: float) -> Self:
+        return Seconds(n * self.links, n * self.network)
 
 
-def times(job: Job, layout: Layout) -> tuple[float, float, float, dict[str, float]]:
-    """Seconds of a step, floor, expected and serial, of a layout that keeps the rules; and what is
-    busy in it for how long."""
-    m, every = layout.microbatches, stages(job, layout)
-    busy = [_stage(job, layout, stage) for stage in every]
-    fullest = max(every, key=lambda stage: weights(job, layout, stage))
-    once = _once(job, layout, fullest)
-    if layout.sharding == "none":
-        updated = weights(job, layout, fullest)
-    else:
-        updated = weights(job, layout, fullest, 1) / shards(job, layout)
-    update = job.update_bytes * (1 - job.frozen) * updated / job.device.memory_bandwidth
-    waits = waiting(job, layout)
+@dataclass(frozen=True)
+class StepTime:
+    """A step's seconds: of a device's work by part, of its messages by axis, and of both if all
+    messages hide and if none does."""
 
-    def pipelined(seconds: list[float]) -> tuple[float, float]:
-        """Seconds of m micro-batches: the slowest stage's, and the wait for the others."""
-        slowest = max(seconds)
-        through = sum(s * stage.count for s, stage in zip(seconds, every, strict=True))
-        return m * slowest, (through - slowest) * waits
+    work: dict[str, float]
+    messages: dict[str, Seconds]
+    all_hidden_s: float
+    none_hidden_s: float
 
-    def together(links: tuple[float, ...]) -> float:
-        return max(links) if job.device.torus else sum(links)
+    def seconds(self, hidden: float = HIDDEN) -> float:
+        """Return a step's seconds if so large a share of what can hide does."""
+        if not 0 <= hidden <= 1:
+            raise ValueError(f"hidden is {hidden!r}; allowed are numbers from 0 to 1")
+        return self.none_hidden_s - hidden * (self.none_hidden_s - self.all_hidden_s)
 
-    def least(one: Busy) -> float:
-        return max(one.compute, one.memory, together(one.links), one.network)
+    @property
+    def links_s(self) -> float:
+        return sum(message.links for message in self.messages.values())
 
-    def likely(one: Busy) -> float:
-        return max(least(one), max(one.compute, one.memory) + one.waited)
+    @property
+    def network_s(self) -> float:
+        return sum(message.network for message in self.messages.values())
 
-    def in_all(one: Busy) -> float:
-        tensor, data, pipeline = (m * seconds for seconds in one.links)
-        return together((tensor, data + once.links, pipeline))
-
-    links = max(in_all(one) for one in busy)
-    network = m * max(one.network for one in busy) + once.network
-    work, wait = pipelined([least(one) for one in busy])
-    alone = [max(one.compute, one.memory) + sum(one.links) + one.network for one in busy]
-    return (
-        max(work + wait, links, network) + update,
-        max(sum(pipelined([likely(one) for one in busy])), links, network) + update,
-        sum(pipelined(alone)) + sum(once) + update,
-        {
-            "computation": m * max(one.compute for one in busy),
-            "memory bandwidth": m * max(one.memory for one in busy) + update,
-            "node links": links,
-            "network": network,
-            "pipeline bubble": wait,
-        },
-    )
+    @property
+    def bound(self) -> str:
+        """What takes longest: computation, node links or network."""
+        parts = {
+            "computation": sum(self.work.values()),
+            "node links": self.links_s,
+            "network": self.network_s,
+        }
+        return max(parts, key=parts.get)
 
 
-def waiting(job: Job, layout: Layout) -> float:
-    """Seconds that the first and last micro-batch of a stage leave another idle, over those of a
-    micro-batch: 1 of 1F1B, and where weights' gradients wait, less them once or twice; they are
-    then no part of what comes between (Qi et al., 2024, table 2)."""
+def step_time(case: Case) -> StepTime:
+    """Return the time of a step of a case that keeps the rules."""
+    m, stages = case.layout.microbatches, case.stages
+    work = [microbatch_work(case, stage) for stage in stages]
+    messages = [microbatch_messages(case, stage) for stage in stages]
+    compute = [sum(parts.values()) for parts in work]
+    sent = [sum(by_axis.values(), Seconds()) for by_axis in messages]
+    longest = [max(c, *s) for c, s in zip(compute, sent, strict=True)]
+    apart = [c + sum(s) for c, s in zip(compute, sent, strict=True)]
+
+    slowest = compute.index(max(compute))
+    heaviest = max(stages, key=lambda stage: case.weights(stage).total)
+    once, update = once_messages(case, heaviest), optimizer_s(case, heaviest)
+    by_axis = {axis: seconds.times(m) for axis, seconds in messages[slowest].items()}
+    by_axis["data"] += once
+
+    busiest = Seconds(*(m * max(s[i] for s in sent) + once[i] for i in (0, 1)))
+    hidden = m * max(longest) + bubble_s(case, longest)
+    bare = m * max(apart) + bubble_s(case, apart) + sum(once)
+    parts = {name: m * seconds for name, seconds in work[slowest].items()}
+    parts |= {"pipeline bubble": bubble_s(case, compute), "optimizer": update}
+    return StepTime(parts, by_axis, max(hidden, *busiest) + update, bare + update)
+
+
+def bubble_s(case: Case, stage_s: list[float]) -> float:
+    """Return the seconds that the slowest stage waits for the others' first and last micro-batch.
+
+    One micro-batch of each other stage for 1F1B, a piece of one if stages are interleaved; less the
+    weights' gradients once or twice in zero bubble, and without those that come between (Qi et al.,
+    2024, table 2).
+    """
+    layout = case.layout
+    through = sum(s * stage.count for s, stage in zip(stage_s, case.stages, strict=True))
+    others = through - max(stage_s)
     if layout.schedule == "1f1b":
-        return 1 / layout.chunks
-    trained = 2 * (1 - job.frozen) * job.shape.block_matrices
-    weight = trained / block_flops(job, 1, layout.checkpointing)
-    return 1 - (2 if layout.schedule == "zb-h1" else 3) * weight
+        return others / layout.chunks
+    weight_gradients = block_products(case) / block_flops(case)
+    return others * (1 - (2 if layout.schedule == "zb-h1" else 3) * weight_gradients)
 
 
-def block_flops(job: Job, rows: float, checkpointing: str) -> float:
-    """Operations of a block on ``rows`` tokens, forward and backward, over all of tensor; of a
-    router none, nor of gradients of what is not trained."""
-    shape = job.shape
-    products = 2 * rows * shape.block_matrices
-    # Each query meets half of the whole sequence, whichever part of it the device has; eager's
-    # meets all of it, and keeps what flash computes again.
-    flash = job.attention == "flash"
-    sizes = 1, shape.num_heads, rows, job.context, shape.head_dim
-    scores = attention_flops(*sizes, flash, "forward")
-    last = matmul_flops(rows, shape.d_ff, shape.d_model)
-    again = {"none": 0, "selective": scores, "block": products + scores - last}
-    return (3 - job.frozen) * products + (3.5 if flash else 3) * scores + again[checkpointing]
+def block_products(case: Case, mixture: bool = False) -> float:
+    """Return the operations of a block's products in the forward of a micro-batch, over all of
+    tensor's devices."""
+    shape = case.shape
+    matrices = shape.mixture_matrices + shape.router if mixture else shape.block_matrices
+    return 2 * case.tokens * matrices
 
 
-def stage_flops(job: Job, rows: float, stage: Stage, checkpointing: str) -> float:
-    """Operations of a stage on ``rows`` tokens, as ``block_flops``, with routers and the head."""
-    shape = job.shape
-    flops = stage.blocks * block_flops(job, rows, checkpointing)
-    passes = 3 - job.frozen  # of products: two in the backward, one of them for trained weights
-    mixtures = (stage.blocks - stage.dense) if shape.experts else 0
-    flops += mixtures * (passes + (checkpointing == "block")) * 2 * rows * shape.router
-    return flops + stage.last * passes * matmul_flops(rows, shape.vocab_size, shape.d_model)
+def block_scores(case: Case) -> float:
+    """Return the operations of a block's attention in the forward. Each query meets half of the
+    whole sequence, whichever part of it the device has; eager's meets all of it."""
+    shape, training = case.shape, case.training
+    causal = training.attention == "flash"
+    sizes = 1, shape.num_heads, case.tokens, training.context, shape.head_dim
+    return attention_flops(*sizes, causal, "forward")
 
 
-def _stage(job: Job, layout: Layout, stage: Stage) -> Busy:
-    """What one micro-batch asks of a device of a stage, forward and backward."""
-    shape, t, blocks = job.shape, layout.tensor, stage.blocks
-    rows, d = tokens(job, layout), job.shape.d_model
-    flops = stage_flops(job, rows, stage, layout.checkpointing)
-    mixtures = (blocks - stage.dense) if shape.experts else 0
-    size = weights(job, layout, stage) * job.element
-    # Weights pass in the forward and for either product of the backward, and if it runs again.
-    moved = (3 - job.frozen + (layout.checkpointing == "block")) * size
-    forward, backward = score_bytes(job.precision)
-    runs = 1 + (layout.checkpointing != "none")
-    moved += blocks * rows * job.scores / t * (runs * forward + backward)
-    tensor, context = _waited(job, layout, rows, blocks, stage.first, stage.last)
-    routed = _routed(job, layout, rows, mixtures)
-    data = Seconds()
-    if often := {"fsdp": 3, "hsdp": 3, "zero2": 1}.get(layout.sharding, 0):
-        layers = blocks + tables(shape, stage)
-        data = _replicated(job, layout, stage, often - job.frozen, often * layers)
-    if layout.sharding == "hsdp":
-        data = Seconds(data.links)  # within a node
-    hop = job.element * rows * d / layout.rows
-    # Each piece sends its output on and a gradient back, but for the model's first and last.
-    hops = 2 * layout.chunks - stage.first - stage.last
-    pipeline = _hops(job, layout, "pipeline", hop * hops, hops)
-    beside = data + context + routed
-    return Busy(
-        compute=flops / t / job.flops,
-        memory=moved / job.device.memory_bandwidth,
-        links=(tensor.links, beside.links, pipeline.links),
-        network=(tensor + beside + pipeline).network,
-        waited=sum(tensor) + sum(context) + sum(routed),
-    )
+def product_passes(case: Case, mixture: bool = False) -> float:
+    """Return how many forwards of a block's products a step computes: three, and of a block that
+    runs again one more without its last product, which nothing in the backward needs."""
+    if case.layout.checkpointing != "block":
+        return 3
+    shape = case.shape
+    last = 2 * case.tokens * shape.d_model * (shape.routed_ff if mixture else shape.d_ff)
+    return 4 - last / block_products(case, mixture)
 
 
-def _waited(
-    job: Job, layout: Layout, rows: float, blocks: float, first: bool, last: bool
-) -> tuple[Seconds, Seconds]:
-    """Tensor's messages, and context's, for ``rows`` tokens."""
-    shape, t, whole = job.shape, layout.tensor, layout.checkpointing == "block"
+def score_passes(case: Case) -> float:
+    """Return how many forwards of attention a step computes."""
+    again = case.layout.checkpointing != "none"
+    return (3.5 if case.training.attention == "flash" else 3) + again
+
+
+def block_flops(case: Case) -> float:
+    """Return the operations of a dense block in a step's forward and backward."""
+    products = product_passes(case) * block_products(case)
+    return products + score_passes(case) * block_scores(case)
+
+
+def microbatch_work(case: Case, stage: Stage) -> dict[str, float]:
+    """Return the seconds of a micro-batch's forward and backward on a device of a stage."""
+    training, device, shape = case.training, case.device, case.shape
+    t, peak = case.layout.tensor, training.peak(device)
+    products = stage.dense * product_passes(case) * block_products(case)
+    if stage.mixtures:
+        passes = product_passes(case, mixture=True)
+        products += stage.mixtures * passes * block_products(case, mixture=True)
+    if stage.last:
+        products += 3 * 2 * case.tokens * shape.vocab_size * shape.d_model
+    # Weights are read in the forward, for both products of the backward, and by a block again.
+    reads = 4 if case.layout.checkpointing == "block" else 3
+    read_s = reads * training.element * case.weights(stage).total / device.memory_bandwidth
+    scores = stage.blocks * score_passes(case) * block_scores(case)
+    return {
+        "products": max(products / t / (training.efficiency * peak), read_s),
+        "attention": scores / t / (training.attention_efficiency * peak),
+        "elementwise": elementwise_bytes(case, stage) / device.memory_bandwidth,
+    }
+
+
+def elementwise_bytes(case: Case, stage: Stage) -> float:
+    """Return the bytes that a micro-batch's elementwise kernels read and write, if everything
+    between two products is one kernel.
+
+    In widths of a token, read and written, forward and backward each: residual with norm twice,
+    4 of the stream; RoPE, 2 of queries and keys. The gate reads 2 and writes 1 of the hidden, its
+    backward reads 3 and writes 2. The loss reads the logits twice and writes their gradient.
+    """
+    training, shape, layout = case.training, case.shape, case.layout
+    e, t = training.element, layout.tensor
+    again = 1 if layout.checkpointing == "block" else 0
+    stream = training.residual * 2 * 4 * shape.d_model / layout.rows
+    rope = e * 2 * (shape.q_width / t + case.kv_width)
+    every_pass = (2 + again) * (stream + rope)
+    gate_forward, gate_backward = (3, 5) if shape.gated else (2, 3)
+    gate = e * ((1 + again) * gate_forward + gate_backward) / t
+    hidden = gate * (stage.dense * shape.d_ff + stage.mixtures * shape.routed_ff)
+    forward = 1 + (layout.checkpointing != "none")
+    passes = forward * SCORE_PASSES["forward"] + SCORE_PASSES["backward"]
+    scores = e * passes * training.scores / t
+    loss = stage.last * 3 * e * shape.vocab_size / t
+    return case.tokens * (stage.blocks * (every_pass + scores) + hidden + loss)
+
+
+def optimizer_s(case: Case, stage: Stage) -> float:
+    """Return the seconds in which the optimizer reads weights, gradients and its state, and writes
+    weights and state."""
+    training, weights = case.training, case.weights(stage)
+    moved = 2 * WIDE + GRADIENTS[training.gradients] + 2 * OPTIMIZERS[training.optimizer]
+    updated = weights.total if case.layout.sharding == "none" else case.sharded(weights)
+    return moved * updated / case.device.memory_bandwidth
+
+
+def microbatch_messages(case: Case, stage: Stage) -> dict[str, Seconds]:
+    """Return the messages of a micro-batch on a device of a stage, by axis."""
+    return {
+        "tensor": tensor_messages(case, stage),
+        "context": context_messages(case, stage),
+        "expert": expert_messages(case, stage),
+        "data": data_messages(case, stage),
+        "pipeline": pipeline_messages(case, stage),
+    }
+
+
+def tensor_messages(case: Case, stage: Stage) -> Seconds:
+    """Return tensor parallelism's gathers and scatters of the residual stream.
+
+    By sequence, attention and the feed-forward layer gather and scatter in either pass, and the
+    backward gathers the products' inputs again: five each. A block that runs again gathers and
+    scatters once more, but for its last scatter. Experts get their tokens by messages of their own;
+    a shared one is cut as a dense layer is. Embedding and head have two and three. Where the stream
+    is whole, an all-reduce of each half in either pass is two of these.
+    """
+    layout = case.layout
+    again = layout.checkpointing == "block"
+    ffns = stage.blocks if case.shape.shared else stage.dense
     if layout.rows > 1:
-        # Two gathers and two scatters a block in either pass, and the backward gathers the inputs
-        # of the products again; a block that runs again ends before its last scatter.
-        messages = gathers = blocks * (13 if whole else 10) + 2 * first + 3 * last
-    else:  # an all-reduce is a scatter and a gather
-        messages = blocks * (5 if whole else 4) + first + last
-        gathers = 2 * messages
-    size = gathers * job.element * rows * shape.d_model
-    tensor = _rings(job, layout, "tensor", size, messages)
-    # The backward sends keys, values and the gradients of both.
-    rounds = ring_attention_bytes(rows, shape.kv_width / t, layout.context, job.element)
-    rings = blocks * (4 if whole else 3)
-    return tensor, _hops(job, layout, "context", rings * rounds, rings * (layout.context - 1))
+        messages = stage.blocks * (7 if again else 5) + ffns * (6 if again else 5)
+        messages += 2 * stage.first + 3 * stage.last
+        rings = messages
+    else:
+        messages = stage.blocks * (3 if again else 2) + ffns * 2 + stage.first + stage.last
+        rings = 2 * messages
+    size = rings * case.training.element * case.tokens * case.shape.d_model
+    return _rings(case, "tensor", size, messages)
 
 
-def _routed(job: Job, layout: Layout, rows: float, mixtures: float) -> Seconds:
-    """Tokens that go to the experts of so many blocks and back.
+def context_messages(case: Case, stage: Stage) -> Seconds:
+    """Return ring attention's rounds: keys and values, and in the backward those with their
+    gradients."""
+    n = case.layout.context
+    rings = stage.blocks * (4 if case.layout.checkpointing == "block" else 3)
+    size = ring_attention_bytes(case.tokens, case.kv_width, n, case.training.element)
+    return _hops(case, "context", rings * size, rings * (n - 1))
+
+
+def expert_messages(case: Case, stage: Stage) -> Seconds:
+    """Return the messages of tokens to their experts and back, in either pass.
 
     A token goes to each node of its experts once, at most to all there are, and from there to each
     of them over the links.
     """
-    n, k = inside(job, layout, "expert")
-    if n == 1 or not mixtures:
+    shape, layout, device = case.shape, case.layout, case.device
+    group = case.group("expert")
+    if group.size == 1 or not stage.mixtures:
         return Seconds()
-    shape, messages = job.shape, mixtures * (5 if layout.checkpointing == "block" else 4)
-    size = messages * job.element * rows * shape.d_model
-    nodes = min(shape.top_k, shape.nodes or shape.top_k, n // k)
-    late = messages * job.device.latency
+    messages = stage.mixtures * (5 if layout.checkpointing == "block" else 4)
+    size = messages * case.training.element * case.tokens / layout.rows * shape.d_model
+    n_nodes = group.size // group.inside
+    nodes = min(shape.top_k, shape.nodes or shape.top_k, n_nodes)
+    late = messages * device.latency
     return Seconds(
-        all_gather_s(size * shape.top_k, k, job.device.link) + late * (k > 1),
-        all_gather_s(size * nodes, n // k, job.device.network) + late * (n > k),
+        all_gather_s(size * shape.top_k, group.inside, device.link) + late * (group.inside > 1),
+        all_gather_s(size * nodes, n_nodes, device.network) + late * (n_nodes > 1),
     )
 
 
-def least_waited(job: Job, layout: Layout) -> tuple[float, float]:
-    """Seconds, a token and in any case, in which a device at least waits for messages of tensor and
-    context in one block; experts may be on one device."""
-    if layout.tensor == layout.context == 1:
-        return 0.0, 0.0
-    one, two = (sum(map(sum, _waited(job, layout, rows, 1, False, False))) for rows in (1, 2))
-    return two - one, 2 * one - two
-
-
-def _once(job: Job, layout: Layout, stage: Stage) -> Seconds:
-    """What is sent once a step: zero1's gradients and weights, zero2's weights, between nodes
-    hsdp's gradients. An all-reduce of gradients, where nothing is cut, sends as much as zero1."""
-    if layout.sharding == "fsdp":
+def data_messages(case: Case, stage: Stage) -> Seconds:
+    """Return the messages of weights and gradients with each micro-batch: FSDP gathers a layer for
+    either pass and scatters its gradients, zero2 scatters those alone."""
+    sharding = case.layout.sharding
+    rings = {"fsdp": 3, "hsdp": 3, "zero2": 1}.get(sharding, 0)
+    if not rings:
         return Seconds()
-    first, shape = stages(job, layout)[0], job.shape
-    messages = (first.blocks + tables(shape, first)) * (2 if layout.sharding == "zero1" else 1)
-    rings = (1 if layout.sharding == "zero2" else 2) * (1 - job.frozen)
-    found = _replicated(job, layout, stage, rings, messages)
-    return Seconds(0.0, found.network) if layout.sharding == "hsdp" else found
+    sent = _weight_rings(case, stage, rings, rings * _layers(case, stage))
+    return Seconds(sent.links) if sharding == "hsdp" else sent
 
 
-def _replicated(job: Job, layout: Layout, stage: Stage, rings: float, messages: int) -> Seconds:
-    """Rings of a stage's weights over all that have the same ones: for its experts fewer than for
-    the others."""
-    shape = job.shape
-    size = rings * weights(job, layout, stage) * job.element
-    mixtures = (stage.blocks - stage.dense) if shape.experts else 0
-    experts = mixtures * shape.experts * shape.expert_matrices / layout.expert * job.element
-    found = _rings(job, layout, "data", size - rings * experts, messages)
-    return found + _rings(job, layout, "replicas", rings * experts, 0) if experts else found
+def once_messages(case: Case, stage: Stage) -> Seconds:
+    """Return the messages of weights and gradients once a step: zero1's scatter and gather, which
+    is what an all-reduce sends where nothing is cut, zero2's gather, and hsdp's gradients between
+    nodes."""
+    sharding = case.layout.sharding
+    if sharding == "fsdp":
+        return Seconds()
+    messages = _layers(case, case.stages[0]) * (2 if sharding == "zero1" else 1)
+    sent = _weight_rings(case, stage, 1 if sharding == "zero2" else 2, messages)
+    return Seconds(network=sent.network) if sharding == "hsdp" else sent
 
 
-def _rings(job: Job, layout: Layout, axis: str, size: float, messages: float) -> Seconds:
-    """All-gathers that end with ``size`` bytes in all, in so many messages; reduce-scatters take as
-    long.
+def pipeline_messages(case: Case, stage: Stage) -> Seconds:
+    """Return the messages to the next stages: each piece sends its output on and a gradient back,
+    but for the model's first and last. Each of tensor's devices sends a part; where the sequence is
+    not cut the next ones gather it."""
+    layout = case.layout
+    hops = 2 * layout.chunks - stage.first - stage.last
+    size = hops * case.training.element * case.tokens * case.shape.d_model
+    sent = _hops(case, "pipeline", size / layout.tensor, hops)
+    if layout.pipeline == 1 or layout.rows == layout.tensor:
+        return sent
+    return sent + _rings(case, "tensor", size, hops)
 
-    k of n devices are in a node: each gathers a k-th of the tensor over the network from n / k
-    nodes, then all of it in its node.
-    """
-    n, k = inside(job, layout, axis)
-    late = messages * job.device.latency
+
+def _layers(case: Case, stage: Stage) -> int:
+    return stage.blocks + case.tables(stage)
+
+
+def _weight_rings(case: Case, stage: Stage, rings: int, messages: int) -> Seconds:
+    """Return rings of a stage's weights over all devices that have the same ones."""
+    weights, element = case.weights(stage), case.training.element
+    sent = _rings(case, "data", rings * element * weights.dense, messages)
+    if weights.experts:
+        sent += _rings(case, "replicas", rings * element * weights.experts, 0)
+    return sent
+
+
+def _rings(case: Case, axis: str, size: float, messages: float) -> Seconds:
+    """Return all-gathers that end with ``size`` bytes in all, in so many messages; reduce-scatters
+    take as long. Each of k devices in a node gathers a k-th over the network from the other nodes,
+    then all of it in its node."""
+    group, device = case.group(axis), case.device
+    k, n_nodes = group.inside, group.size // group.inside
+    late = messages * device.latency
+    if not size:
+        return Seconds()
     return Seconds(
-        all_gather_s(size, k, job.device.link) + late * (k > 1),
-        all_gather_s(size / k, n // k, job.device.network) + late * (n > k),
+        all_gather_s(size, k, device.link) + late * (k > 1),
+        all_gather_s(size / k, n_nodes, device.network) + late * (n_nodes > 1),
     )
 
 
-def _hops(job: Job, layout: Layout, axis: str, size: float, messages: float) -> Seconds:
-    """Bytes to the next of an axis: over the network if any hop is."""
-    n, k = inside(job, layout, axis)
-    late = messages * job.device.latency
-    if n == 1:
+def _hops(case: Case, axis: str, size: float, messages: float) -> Seconds:
+    """Return the time of bytes to the next device of an axis: over the network if any hop is."""
+    group, device = case.group(axis), case.device
+    late = messages * device.latency
+    if group.size == 1:
         return Seconds()
-    if k == n:
-        return Seconds(size / job.device.link + late)
-    return Seconds(0.0, size / job.device.network + late)
+    if group.inside == group.size:
+        return Seconds(links=size / device.link + late)
+    return Seconds(network=size / device.network + late)

@@ -1,136 +1,365 @@
-"""What a 4D layout of a Transformer on N devices holds and how long its step takes at least.
+"""A training, a layout of it on devices, and what each device has of the model.
 
-A layout cuts the batch over ``data``, each matrix over ``tensor``, the blocks over ``pipeline`` and
-the sequence over ``context`` devices. For each one: bytes of a device by component, and the time of
-a step (layout_time.py). ``ASSUMPTIONS`` is what the figures rest on; every plan is printed with it.
-On one GPU the memory agrees with measured peaks of whole models (book/parallelism-measured.md);
-cut over several, twelve published trainings are held against it (published.py). Links have their
-makers' bandwidth and no latency, or those of the job's device.
+A layout cuts the batch over ``data`` devices, each matrix over ``tensor``, the blocks over
+``pipeline`` and the sequence over ``context``; experts are cut over ``expert`` of the devices of
+tensor, context and data. ``layout_memory.py`` counts the bytes of a device, ``layout_time.py`` the
+seconds of a step, and ``estimate.py`` has both: ``evaluate(training, layout, device)``.
 
 ZeRO: Rajbhandari et al., 2020; hybrid sharding: Zhao et al., 2023. Tensor parallelism: Shoeybi et
-al., 2019; sequence parallelism and selective recomputation: Korthikanti et al., 2022. 1F1B:
-Narayanan et al., 2021; zero bubble: Qi et al., 2024. Ring attention: Liu et al., 2023. Experts:
-DeepSeek-AI, 2024. The formulas of each axis are those of parallelism.py and other_axes.py.
+al., 2019; sequence parallelism and selective recomputation: Korthikanti et al., 2022. 1F1B and
+interleaved stages: Narayanan et al., 2021; zero bubble: Qi et al., 2024. Ring attention: Liu et
+al., 2023. Experts: DeepSeek-AI, 2024. The formulas of each axis are derived in parallelism.py and
+other_axes.py.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
-from a2lib.theory import stages
-from a2lib.theory.jobs import OPTIMIZERS, Job
-from a2lib.theory.layout_time import times
-from a2lib.theory.other_axes import least_microbatches
+from a2lib.theory.devices import Device
+from a2lib.theory.other_axes import least_microbatches, peak_microbatches
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
-from a2lib.theory.stages import Layout, Stage
-from a2lib.theory.transformer import forward_flops_by_part, more_of_experts
+from a2lib.theory.transformer import Shape
 
 AXES = ("data", "tensor", "pipeline", "context")
 SHARDINGS = ("none", "zero1", "zero2", "fsdp", "hsdp")
 SCHEDULES = ("1f1b", "zb-h1", "zb-h2")
 STRATEGIES = ("none", "selective", "block")
-# What of a step's communication hides: all of it, all but tensor's and context's, none.
-HIDDEN = ("all", "data", "none")
-# fp32 tensors of the logits' shape: log-softmax, its gradient, that of the logits (gone by then).
-LOGIT_TENSORS = 3
-# fp32 matrices of scores that eager's softmax has in its backward (eager.py): dp, dp p, ds.
-SCORE_TENSORS = 3
-
-ASSUMPTIONS = (
-    "parameters and gradients in fp32 (8 bytes a parameter), the optimizer's state beside them "
-    "(AdamW's two moments: 8 more); computation and messages in bf16 under autocast, else in fp32",
-    "fsdp cuts all of that over data x context and gathers a block for each pass of each "
-    "micro-batch (three of the largest layer are there at once: in use, next, gradients); "
-    "zero2 cuts it too, keeps the bf16 weights whole and sends gradients with each micro-batch; "
-    "zero1 keeps the gradients whole as well and sends them once a step; none keeps all of it "
-    "whole and exchanges gradients once a step; hsdp is fsdp within each node, and averages "
-    "gradients over the nodes once a step",
-    "activations library: as this library's block keeps them (saved.py); fused: all in the 16 bits "
-    "of computation, of a norm its input and output, of the gate its two inputs and its output; "
-    "eager attention adds the scores, a mask, and three fp32 matrices of scores while it goes "
-    "backward; tensor parallelism cuts all of them, the residual stream and the norms by the "
-    "sequence unless that is held back",
-    "checkpointing none keeps all of that; selective computes eager attention's scores again; "
-    "block keeps each block's input and runs the block again but for its last product",
-    "gradients come as activations go if a step has one micro-batch, and are there all the time if "
-    "it has more; 12 bytes a logit, for all tokens of a micro-batch at once; cuBLAS's workspaces "
-    "on NVIDIA's devices; no allocator's blocks, no buffers of a communication library",
-    "pipeline: 1F1B, interleaved if stages have several pieces, or zero bubble, where weights' "
-    "gradients wait (zb-h2 begins a step on a stage before others have ended the last); stages of "
-    "equal blocks, the first of one and the last of up to two fewer where that makes them so; the "
-    "embedding in the first and the head in the last; micro-batches are whole sequences",
-    "experts: all equally loaded, cut over devices of context and data; each token goes to its "
-    "experts' nodes and back, there over node links, and in the backward again; what they get is "
-    "kept, a copy for each, in dense blocks too, and of latents what their norms get and give",
-    "frozen: so large a share of every matrix is not trained: it is there as all are, and has no "
-    "gradient, no optimizer's state and no message of either; activations stay as they are",
-    "communication runs beside computation as far as the step says, experts' exchanges as "
-    "tensor's and context's messages do; axes on the same links wait "
-    "for each other, node links and network do not; on a torus tensor, data with context, and "
-    "pipeline have an axis each; a message costs its bytes over the maker's bandwidth and no "
-    "latency, unless others are given; a layer's weights or gradients are one message",
-    "axes are laid out tensor, context, data, pipeline, the first within a node",
-    "FlashAttention computes half of the scores and its backward 2.5 forwards, eager all of them "
-    "and 2; matrix products at the given share of the maker's peak, or their weights at the "
-    "memory's bandwidth; of what is elementwise eager's scores alone; the optimizer at the "
-    "memory's bandwidth",
-)
+PRECISIONS = ("bf16", "fp32")
+ATTENTIONS = ("flash", "eager")
+ACTIVATIONS = ("fused", "library")
+GRADIENTS = {"fp32": WIDE, "bf16": NARROW}
+# Bytes a parameter that an optimizer keeps from step to step.
+OPTIMIZERS = {"adamw": 8, "adamw-bf16": 4, "adamw-8bit": 2, "momentum": 4, "sgd": 0}
+# The share of the maker's peak that products of feed-forward layers reach on an H200 (rows of
+# section parallelism).
+EFFICIENCY = 0.65
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A layout with bytes by component on its fullest device at the fullest ``moment``, and the
-    seconds of a step.
+class Training:
+    """A model, its batch of sequences a step over all devices, and what it is trained with.
 
-    ``step_s`` is the floor, where communication hides; ``serial_s`` what it takes if none does;
-    ``expected_s`` if all but tensor, context and expert parallelism's does. ``busy`` has seconds by
-    what may bind, the largest being ``bound``. ``tried`` is False of a search that left some out.
+    ``activations`` are what a block keeps: as fused kernels on a residual stream in the width of
+    computation do (Megatron-LM), or as this library's blocks do uncompiled, whose stream and norms
+    stay fp32. ``gradients`` is their width while they add up; ``loss_chunks`` parts of a
+    micro-batch's tokens have logits one after the other. Products run at ``efficiency`` of the
+    maker's peak and attention's at ``attention_efficiency``. Raises ValueError, in one line, for
+    what is not allowed.
     """
 
-    layout: Layout
-    memory: dict[str, float]
-    moment: str
-    step_s: float
-    expected_s: float
-    serial_s: float
-    busy: dict[str, float]
-    bound: str
-    flops_share: float
-    tried: bool = True
+    shape: Shape
+    batch: int
+    context: int
+    precision: str = "bf16"
+    attention: str = "flash"
+    activations: str = "fused"
+    optimizer: str = "adamw"
+    gradients: str = "fp32"
+    loss_chunks: int = 1
+    efficiency: float = EFFICIENCY
+    attention_efficiency: float = EFFICIENCY
+
+    def __post_init__(self) -> None:
+        check_sizes(batch=self.batch, context=self.context, loss_chunks=self.loss_chunks)
+        check_name("precision", self.precision, PRECISIONS)
+        check_name("attention", self.attention, ATTENTIONS)
+        check_name("activations", self.activations, ACTIVATIONS)
+        check_name("optimizer", self.optimizer, OPTIMIZERS)
+        check_name("gradients", self.gradients, GRADIENTS)
+        for name in ("efficiency", "attention_efficiency"):
+            if not 0 < (share := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} is {share!r}; allowed are numbers above 0 to 1")
 
     @property
-    def memory_bytes(self) -> float:
-        return sum(self.memory.values())
+    def element(self) -> int:
+        """Bytes of a number that is computed with, or sent."""
+        return NARROW if self.precision == "bf16" else WIDE
 
-    def seconds(self, hidden: str | float = "data") -> float:
-        """A step's seconds if what ``hidden`` names hides: one of ``HIDDEN``, or so large a share
-        of all that could."""
-        if hidden == "data":
-            return self.expected_s
-        share = {"all": 1.0, "none": 0.0}.get(hidden, hidden)
-        return self.serial_s - share * (self.serial_s - self.step_s)
+    @property
+    def residual(self) -> int:
+        """Bytes of a number of the residual stream."""
+        return WIDE if self.activations == "library" else self.element
+
+    @property
+    def scores(self) -> int:
+        """Scores that a token of one block has, if attention forms them in memory."""
+        return self.shape.num_heads * self.context if self.attention == "eager" else 0
+
+    def peak(self, device: Device) -> float:
+        """Operations a second that the device's maker states for this precision."""
+        return device.flops if self.precision == "bf16" else device.fp32
 
 
-def check(job: Job, layout: Layout) -> None:
+@dataclass(frozen=True)
+class Layout:
+    """Devices along each axis, and how the work is cut over them.
+
+    ``microbatches`` are those of a data rank in a step; ``sharding`` says what of weights,
+    gradients and the optimizer's state is cut over data and context (``SHARDINGS``);
+    ``checkpointing`` what runs again in the backward; ``chunks`` pieces of the model each pipeline
+    stage has; ``sequence`` whether tensor's devices also cut the residual stream; ``expert`` how
+    many devices hold different experts of a block; ``schedule`` the order of a pipeline.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    microbatches: int = 1
+    sharding: str = "fsdp"
+    checkpointing: str = "none"
+    chunks: int = 1
+    sequence: bool = True
+    expert: int = 1
+    schedule: str = "1f1b"
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def rows(self) -> int:
+        """Devices that the residual stream's tokens are cut over beside context's."""
+        return self.tensor if self.sequence else 1
+
+
+class Stage(NamedTuple):
+    """A pipeline stage: whether it has the embedding (``first``) and the head (``last``), its
+    blocks, how many of them are ``dense``, how many stages are like it, and the micro-batches whose
+    activations it has ``held`` at its peak."""
+
+    first: bool
+    last: bool
+    blocks: int
+    dense: int
+    count: int
+    held: float
+
+    @property
+    def mixtures(self) -> int:
+        return self.blocks - self.dense
+
+
+class Weights(NamedTuple):
+    """Parameters on one device: those that are alike over data and context, and its experts'."""
+
+    dense: float
+    experts: float
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.experts
+
+
+class Group(NamedTuple):
+    """The devices of one axis: how many, and how many of them in one node."""
+
+    size: int
+    inside: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training in one layout on devices of one kind, and what follows from the three."""
+
+    training: Training
+    layout: Layout
+    device: Device
+
+    @property
+    def shape(self) -> Shape:
+        return self.training.shape
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one device, before tensor cuts the sequence."""
+        sequences = self.training.batch // self.layout.data // self.layout.microbatches
+        return sequences * (self.training.context // self.layout.context)
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The different stages; where there are three, the second stands for all between."""
+        p = self.layout.pipeline
+        if p == 1:
+            return [self._stage(True, True, self.shape.num_layers, 1, 1)]
+        first, middle, last = stage_blocks(self.shape.num_layers, p)
+        stages = [
+            self._stage(True, False, first, 1, self._held(0)),
+            self._stage(False, False, middle, p - 2, self._held(1)),
+            self._stage(False, True, last, 1, self._held(p - 1)),
+        ]
+        return [stage for stage in stages if stage.count]
+
+    def _stage(self, first: bool, last: bool, blocks: int, count: int, held: float) -> Stage:
+        dense = blocks
+        if self.shape.experts:
+            dense = min(blocks, self.shape.dense) if first else 0
+        return Stage(first, last, blocks, dense, count, held)
+
+    def _held(self, stage: int) -> float:
+        layout = self.layout
+        kind = "interleaved" if layout.chunks > 1 else layout.schedule
+        return peak_microbatches(kind, layout.pipeline, layout.microbatches, layout.chunks, stage)
+
+    @property
+    def kv_width(self) -> float:
+        """Width of the keys on one of tensor's devices: a head at least, which several devices then
+        have alike."""
+        return max(self.shape.kv_width / self.layout.tensor, self.shape.head_dim)
+
+    @property
+    def attention_weights(self) -> float:
+        """Parameters of a block's attention on one of tensor's devices."""
+        repeated = self.kv_width - self.shape.kv_width / self.layout.tensor
+        matrices = self.shape.attention_matrices / self.layout.tensor
+        return matrices + 2 * self.shape.d_model * repeated
+
+    @property
+    def dense_block(self) -> float:
+        """Parameters of a dense block on one of tensor's devices; the norms are on each."""
+        shape = self.shape
+        ffn = shape.ffn_matrices * shape.d_model * shape.d_ff / self.layout.tensor
+        return self.attention_weights + ffn + shape.block_vectors
+
+    @property
+    def mixture_block(self) -> Weights:
+        """Parameters of a block of experts on one device; each expert is whole where it is."""
+        shape = self.shape
+        shared = shape.shared * shape.expert_matrices / self.layout.tensor
+        router = shape.router + shape.experts
+        dense = self.attention_weights + shape.block_vectors + shared + router
+        return Weights(dense, shape.experts * shape.expert_matrices / self.layout.expert)
+
+    @property
+    def table(self) -> float:
+        """Parameters of the embedding or the head on one of tensor's devices, which pad it."""
+        return math.ceil(self.shape.vocab_size / self.layout.tensor) * self.shape.d_model
+
+    def tables(self, stage: Stage) -> int:
+        """Embedding and head of a stage; both are one if they are tied and in one stage."""
+        return stage.first + stage.last - (self.shape.tied and stage.first and stage.last)
+
+    def weights(self, stage: Stage) -> Weights:
+        """Parameters of a stage on one device before they are cut over data."""
+        mixture = self.mixture_block
+        dense = stage.dense * self.dense_block + stage.mixtures * mixture.dense
+        dense += self.tables(stage) * self.table + stage.last * self.shape.d_model
+        return Weights(dense, stage.mixtures * mixture.experts)
+
+    def sharded(self, weights: Weights) -> float:
+        """Parameters of these that a device keeps where they are cut: dense ones over data and
+        context, experts over the devices that have the same; under hsdp within a node."""
+        dense, experts = self.group("data"), self.group("replicas")
+        if self.layout.sharding == "hsdp":
+            return weights.dense / dense.inside + weights.experts / experts.inside
+        return weights.dense / dense.size + weights.experts / experts.size
+
+    def group(self, axis: str) -> Group:
+        """Devices of an axis. They are laid out tensor, context, data, pipeline; experts take the
+        first of the first three, and "replicas" are the devices that have the same experts.
+
+        In a node is the greatest number that lies in every node evenly. Gradients and shards of
+        "data" are those of context, too.
+        """
+        layout = self.layout
+        tensor, expert = layout.tensor, layout.expert
+        data = layout.context * layout.data
+        stride, size = {
+            "tensor": (1, tensor),
+            "context": (tensor, layout.context),
+            "data": (tensor, data),
+            "expert": (1, expert),
+            "replicas": (expert, tensor * data // expert),
+            "pipeline": (tensor * data, layout.pipeline),
+        }[axis]
+        node = self.device.node
+        if self.layout.devices <= node:
+            return Group(size, size)
+        inside = math.gcd(size, node // stride) if node % stride == 0 else 1
+        return Group(size, inside)
+
+
+def stage_blocks(layers: int, stages: int) -> tuple[int, int, int] | None:
+    """Return the blocks of the first, of each middle and of the last stage, or None where the
+    layers cannot be spread so: equally, but one fewer in the first and up to two in the last, which
+    hold the embedding and the head."""
+    most = -(-layers // stages)
+    lack = most * stages - layers
+    first, last = most - lack // 2, most - (lack + 1) // 2
+    if stages > layers or lack > min(3, stages - 1) or last < 1:
+        return None
+    return first, most, last
+
+
+def check(case: Case) -> None:
     """Raise ValueError, in one line that names the rule, for a layout that breaks one."""
-    sizes = (*AXES, "microbatches", "chunks", "expert")
-    check_sizes(**{name: getattr(layout, name) for name in sizes})
+    layout = case.layout
+    sizes = {name: getattr(layout, name) for name in (*AXES, "microbatches", "chunks", "expert")}
+    check_sizes(**sizes)
     check_name("sharding", layout.sharding, SHARDINGS)
     check_name("checkpointing", layout.checkpointing, STRATEGIES)
     check_name("schedule", layout.schedule, SCHEDULES)
-    for broken in _broken_rules(job, layout):
+    for broken in _broken_rules(case):
         raise ValueError(broken)
 
 
-def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
-    m, chunks, expert = layout.microbatches, layout.chunks, layout.expert
-    for axis in AXES:
-        yield from of_axis(job, axis, getattr(layout, axis))
-    p, blocks = layout.pipeline, stages.stage_blocks(job.shape.num_layers, layout.pipeline)[1]
-    sequences = job.batch // layout.data
-    if sequences % m:
+def _broken_rules(case: Case) -> Iterator[str]:
+    training, layout, shape = case.training, case.layout, case.shape
+    if case.training.precision == "fp32" and case.device.fp32 is None:
+        yield f"precision fp32: allowed is bf16 on {case.device.slug}, which has no rate in fp32"
+    yield from _data_rules(training, layout)
+    yield from _tensor_rules(shape, layout)
+    yield from _pipeline_rules(shape, layout)
+    yield from _context_rules(training, layout)
+    yield from _expert_rules(shape, layout)
+    if layout.checkpointing == "selective" and training.attention == "flash":
         yield (
-            f"microbatches {m} does not divide the {sequences} sequences of a data rank "
-            f"(batch {job.batch} / data {layout.data}); it must"
+            "checkpointing selective with flash attention; allowed are none and block, since "
+            "flash keeps no scores"
+        )
+
+
+def _data_rules(training: Training, layout: Layout) -> Iterator[str]:
+    if training.batch % layout.data:
+        yield f"data {layout.data} does not divide batch {training.batch}; it must"
+    sequences = training.batch // layout.data
+    if sequences % layout.microbatches:
+        yield (
+            f"microbatches {layout.microbatches} does not divide the {sequences} sequences of a "
+            f"data rank (batch {training.batch} / data {layout.data}); it must"
+        )
+
+
+def _tensor_rules(shape: Shape, layout: Layout) -> Iterator[str]:
+    t = layout.tensor
+    for name, size in (("num_heads", shape.num_heads), ("d_ff", shape.d_ff)):
+        if size % t:
+            yield f"tensor {t} does not divide {name} {size}; it must"
+    if shape.kv_heads % t and t % shape.kv_heads:
+        yield (
+            f"tensor {t} with num_kv_heads {shape.kv_heads}; one must divide the other, since "
+            "devices share whole heads of keys"
+        )
+
+
+def _pipeline_rules(shape: Shape, layout: Layout) -> Iterator[str]:
+    p, m, chunks = layout.pipeline, layout.microbatches, layout.chunks
+    layers = shape.num_layers
+    spread = stage_blocks(layers, p)
+    if spread is None:
+        yield (
+            f"pipeline {p} with num_layers {layers}; allowed are up to {layers} stages that divide "
+            "the layers or up to three more, the first having one fewer, the last up to two"
+        )
+        return
+    first, blocks, _ = spread
+    if p > 1 and shape.experts and first < shape.dense:
+        yield (
+            f"pipeline {p}: the first stage has fewer blocks than the {shape.dense} dense; it must "
+            "have all of them"
         )
     if chunks > 1 and p == 1:
         yield f"chunks {chunks} with pipeline 1; allowed is 1"
@@ -144,163 +373,30 @@ def _broken_rules(job: Job, layout: Layout) -> Iterator[str]:
             f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; "
             f"allowed are 2 stages or more, in one piece, and from {least} micro-batches on"
         )
-    same = layout.data * layout.context  # devices that have the same weights, or parts of them
-    for name, whole in (("experts", job.shape.experts), ("data x context", same)):
-        if expert > 1 and (whole % expert or not whole):
-            yield f"expert {expert} does not divide {name} {whole}; it must"
-    if expert > 1 and layout.sharding == "hsdp":
-        yield f"expert {expert} with sharding hsdp; allowed is 1, since nodes hold the same then"
-    if layout.checkpointing == "selective" and job.attention == "flash":
-        yield (
-            "checkpointing selective with flash attention; allowed are none and block, since "
-            "flash keeps no scores"
-        )
-    if layout.devices > job.devices:
-        yield (
-            f"data x tensor x pipeline x context is {layout.devices}; allowed are at most the "
-            f"{job.devices} devices"
-        )
 
 
-def of_axis(job: Job, axis: str, size: int) -> Iterator[str]:
-    """The rules that so many devices along an axis break, by what it cuts."""
-    layers, dense = job.shape.num_layers, job.shape.dense
-    for name, whole in cut_by_axis(job)[axis].items():
-        if whole % size:
-            yield f"{axis} {size} does not divide {name} {whole}; it must"
-    spread = stages.stage_blocks(layers, size) if axis == "pipeline" else (layers,)
-    if spread is None:
+def _context_rules(training: Training, layout: Layout) -> Iterator[str]:
+    c = layout.context
+    if c == 1:
+        return
+    if training.context % (2 * c):
         yield (
-            f"pipeline {size} does not divide num_layers {layers}, nor up to three more, in "
-            f"{layers} stages or fewer; it must, the first having one fewer, the last up to two"
-        )
-    elif axis == "pipeline" and size > 1 and spread[0] < dense:
-        yield (
-            f"pipeline {size}: the first stage has fewer blocks than the {dense} dense; it must "
-            "have all of them"
-        )
-    if axis == "tensor" and size > 1 and job.shape.experts:
-        yield f"tensor {size} with experts; allowed is 1, since expert cuts them"
-    if axis == "context" and size > 1 and job.context % (2 * size):
-        yield (
-            f"context {size}: its double does not divide context length {job.context}; it must, "
+            f"context {c}: its double does not divide context length {training.context}; it must, "
             "since each device has an early and a late part of a causal sequence"
         )
-    if axis == "context" and size > 1 and job.attention == "eager":
-        yield f"context {size} with eager attention; allowed is 1, since a ring of keys needs flash"
+    if training.attention == "eager":
+        yield f"context {c} with eager attention; allowed is 1, since a ring of keys needs flash"
 
 
-def evaluate(job: Job, layout: Layout) -> Plan:
-    """The plan of one layout, whether or not it fits. Raises ValueError as ``check``."""
-    check(job, layout)
-    return timed(job, layout, *memory(job, layout))
-
-
-def timed(job: Job, layout: Layout, moment: str, held: dict[str, float]) -> Plan:
-    """``evaluate`` of a layout that was checked and whose ``memory`` is known."""
-    *ends, busy = times(job, layout)
-    share = flops_share(job, layout, ends[0])
-    return Plan(layout, held, moment, *ends, busy, max(busy, key=busy.get), share)
-
-
-def flops_share(job: Job, layout: Layout, seconds: float) -> float:
-    """Model FLOPs utilisation of a step of so many seconds: the operations of the model, with half
-    of the scores, nothing computed again and no gradient of what is not trained, over the devices'
-    peak in the job's precision."""
-    parts = forward_flops_by_part(job.shape, job.batch, job.context, causal=True)
-    useful = (3 - job.frozen) * sum(parts.values()) + job.frozen * parts["attention"]
-    return useful / (layout.devices * job.peak * seconds)
-
-
-def memory(job: Job, layout: Layout) -> tuple[str, dict[str, float]]:
-    """The fullest moment of a step on the fullest device, and its bytes by component."""
-    every = stages.stages(job, layout)
-    if len(every) == 3 and every[1].blocks == every[0].blocks:
-        every = every[::2]  # the second holds less than the first
-    moments = [moment for stage in every for moment in _stage_memory(job, layout, stage)]
-    return max(moments, key=lambda moment: sum(moment[1].values()))
-
-
-def _stage_memory(job: Job, layout: Layout, stage: Stage) -> list[tuple[str, dict[str, float]]]:
-    """Bytes by component at the moments of which one is the fullest.
-
-    With one micro-batch gradients come as activations go, each block leaving G and freeing A. That
-    is linear in the blocks, so one of its ends is the fullest, or the logits before it.
-    """
-    shape, t, rows, n = job.shape, layout.tensor, layout.rows, stages.shards(job, layout)
-    first, last, blocks = stage.first, stage.last, stage.blocks
-    own, sharding = stages.weights(job, layout, stage), layout.sharding
-    fsdp, bf16, element = sharding in ("fsdp", "hsdp"), job.precision == "bf16", job.element
-    # Experts are cut by their own devices first, so that n of all have as much of each.
-    share = (1 if layout.expert == 1 else stages.weights(job, layout, stage, 1) / own) / n
-    stream = job.residual * shape.d_model
-    table, block = shape.vocab_size * shape.d_model / t, stages.block_weights(shape, t)
-    most = block + more_of_experts(shape, layout.expert) if blocks > stage.dense else block
-    largest = max(most, table if first or last else 0)
-    head = table + shape.d_model if last else 0
-    bare = table if first and not (last and shape.tied) else 0  # an embedding that is no head
-    many = stages.tokens(job, layout)
-    whole, cut, scores = job.saved
-    mask = job.context**2 if job.attention == "eager" else 0
-    without = many * (whole / rows + cut / t)
-    kept_whole = without + many * scores / t + mask
-    stays = {"none": kept_whole, "selective": without, "block": many * stream / rows}
-    stays = stays[layout.checkpointing]
-    # Of a sequence that is cut, a product's input is gathered, and its gradient before the scatter.
-    gathered = 2 * element * shape.d_model if rows > 1 else 0
-    # In a block's backward: the residual's gradient in fp32 and in what is computed with, and three
-    # tensors of the FFN's hidden or of eager's scores.
-    inner = max(3 * element * shape.d_ff / t, SCORE_TENSORS * WIDE * job.scores / t)
-    gradient = (stream + element * shape.d_model) / rows
-    temporary = kept_whole - stays + many * (gradient + gathered + inner)
-    # The last norm, in and out, and under autocast the head's narrow input.
-    copy = NARROW if bf16 and job.residual == WIDE else 0
-    top = many * (2 * stream + copy * shape.d_model) / rows if last else 0
-    logits = many * (shape.vocab_size / t * LOGIT_TENSORS * WIDE + gathered / 2) if last else 0
-    trained, is_cut = 1 - job.frozen, sharding != "none"
-    parameters = WIDE * own * (share if fsdp or (is_cut and bf16) else 1)
-    optimizer = OPTIMIZERS[job.optimizer] * trained * own * (share if is_cut else 1)
-
-    def at(gone: float, gradients: float, kept: float, temporaries: float) -> dict[str, float]:
-        """The components when so many weights are done with, and so many have gradients."""
-        if fsdp:
-            working = element * (2 + trained) * largest
-        elif not bf16:
-            working = 0  # the weights are what is computed with
-        elif is_cut:
-            working = NARROW * own
-        else:  # autocast's copies, which go with the graph; the embedding has none
-            working = NARROW * (own - bare - gone)
-        if sharding == "zero2":  # a layer's gradients, before they are sent
-            working += element * trained * largest
-        return {
-            "parameters": parameters,
-            "gradients": WIDE * trained * gradients * (share if fsdp or sharding == "zero2" else 1),
-            "optimizer": optimizer,
-            "working weights": working,
-            "activations": kept,
-            "temporaries": temporaries + job.device.workspace,
-        }
-
-    everything = stage.held * blocks * stays + top
-    before = own - bare - (block if stage.dense else most)
-    if layout.microbatches > 1:
-        return [("accumulating", at(0, own, everything, max(temporary, logits)))]
-    return [
-        ("loss", at(0, 0, everything, logits)),
-        ("first block's backward", at(head, head, everything - top, temporary)),
-        ("last block's backward", at(before, before, stays, temporary)),
-        ("after the backward", at(own - bare, own, 0, 0)),
-    ]
-
-
-def cut_by_axis(job: Job) -> dict[str, dict[str, int]]:
-    """What the size of each axis must divide, by name."""
-    shape = job.shape
-    tensor = {"num_heads": shape.num_heads, "num_kv_heads": shape.kv_heads, "d_ff": shape.d_ff}
-    return {
-        "data": {"batch": job.batch},
-        "tensor": tensor | {"vocab_size": shape.vocab_size},
-        "pipeline": {},  # whose sizes are those of stage_blocks
-        "context": {"context length": job.context},
-    }
+def _expert_rules(shape: Shape, layout: Layout) -> Iterator[str]:
+    expert = layout.expert
+    if layout.tensor > 1 and shape.experts and not layout.sequence:
+        yield "sequence False with tensor and experts; allowed is True: a token is sent once"
+    if expert == 1:
+        return
+    devices = layout.tensor * layout.context * layout.data
+    for name, whole in (("experts", shape.experts), ("tensor x context x data", devices)):
+        if whole % expert or not whole:
+            yield f"expert {expert} does not divide {name} {whole}; it must"
+    if layout.sharding == "hsdp":
+        yield f"expert {expert} with sharding hsdp; allowed is 1, since nodes hold the same then"

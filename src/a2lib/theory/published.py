@@ -1,67 +1,92 @@
-"""Trainings whose layout and speed were published, as jobs and layouts of the planner.
+"""Trainings whose layout and speed were published, as the evaluator takes them.
 
 A row of data/reference/trainings.csv is one: its model, devices, layout and batch, and what was
-published of its speed. A GPT's plain FFN, four times as wide as the model, has the parameters and
-operations of a gated one of 8/3 of the width, and keeps as much (its input's product and that of
-the nonlinearity: 8 widths), so it is planned as that, to the next multiple of 8.
+published of its speed. Seconds and tokens are what they are; of TFLOP/s a step's seconds depend on
+what was counted, and Meta does not say which.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from a2lib.theory.devices import named_device
-from a2lib.theory.jobs import Job
-from a2lib.theory.layouts import Layout, Plan, evaluate, flops_share
+from a2lib.theory.devices import Device, named_device
+from a2lib.theory.estimate import Estimate, evaluate, mfu, model_flops
+from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.products import check_name
-from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size, step_flops
+from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size
 
 GPT = "GPT"
+UNITS = ("s", "TFLOP/s", "tokens/s a device")
 
 
 @dataclass(frozen=True)
-class Training:
-    """One published training: what it was, and the seconds of a step by what was published."""
+class PublishedRun:
+    """One published training: what it was, and its speed as printed."""
 
     name: str
-    job: Job
+    training: Training
     layout: Layout
-    step_s: float
+    device: Device
+    value: float
+    unit: str
 
     @property
-    def plan(self) -> Plan:
-        return evaluate(self.job, self.layout)
+    def estimate(self) -> Estimate:
+        return evaluate(self.training, self.layout, self.device)
 
-    def share(self, seconds: float) -> float:
-        """Of the peak, in this book's convention: half of the scores, nothing computed again."""
-        return flops_share(self.job, self.layout, seconds)
+    def seconds(self, count: str = "causal") -> float:
+        """Return a step's seconds by what was published; TFLOP/s by this count of operations."""
+        tokens = self.training.batch * self.training.context / self.layout.devices
+        if self.unit == "s":
+            return self.value
+        if self.unit == "TFLOP/s":
+            flops = model_flops(self.training, count) / self.layout.devices
+            return flops / (self.value * 1e12)
+        return tokens / self.value
+
+    def ratio(self, count: str = "causal") -> float:
+        """Return the published seconds over those that are expected."""
+        return self.seconds(count) / self.estimate.step_s
+
+    def share(self, seconds: float, count: str = "causal") -> float:
+        """Return the model FLOPs utilisation of a step of so many seconds."""
+        return mfu(self.training, self.layout, self.device, seconds, count)
 
 
-def training(row: Mapping[str, object]) -> Training:
-    """The training of a row. Raises ValueError, in one line, as ``Job`` and ``evaluate``, and for
-    another unit than s, TFLOP/s and tokens/s a device."""
-    axes = ("data", "tensor", "pipeline", "microbatches", "chunks", "expert")
-    names = ("sharding", "checkpointing", "schedule")
-    devices, batch, tokens = (int(row[name]) for name in ("devices", "batch", "context"))
-    on, attention = named_device(str(row["device"])), str(row["attention"])
-    job = Job(_shape(row), on, devices, batch, tokens, attention=attention, activations="fused")
-    job = replace(job, headroom=0.03)  # such trainings fill their devices
-    layout = Layout(
-        context=int(row["context_parallel"]),
-        **{name: int(row[name]) for name in axes},
-        **{name: str(row[name]) for name in names},
+def published_run(row: Mapping[str, object]) -> PublishedRun:
+    """Return the training of a row. Raises ValueError, in one line, for a unit that is none."""
+    check_name("unit", row["unit"], UNITS)
+    training = Training(
+        _shape(row), int(row["batch"]), int(row["context"]), attention=str(row["attention"])
     )
-    value, unit = float(row["value"]), str(row["unit"])
-    tokens = job.batch * job.context / layout.devices
-    flops = step_flops(job.shape, job.batch, job.context, causal=True) / layout.devices
-    seconds = {"s": value, "TFLOP/s": flops / value / 1e12, "tokens/s a device": tokens / value}
-    check_name("unit", unit, seconds)
-    return Training(str(row["run"]), job, layout, seconds[unit])
+    layout = Layout(
+        data=int(row["data"]),
+        tensor=int(row["tensor"]),
+        pipeline=int(row["pipeline"]),
+        context=int(row["context_parallel"]),
+        microbatches=int(row["microbatches"]),
+        sharding=str(row["sharding"]),
+        checkpointing=str(row["checkpointing"]),
+        chunks=int(row["chunks"]),
+        expert=int(row["expert"]),
+        schedule=str(row["schedule"]),
+    )
+    device = named_device(str(row["device"]))
+    return PublishedRun(
+        str(row["run"]), training, layout, device, float(row["value"]), str(row["unit"])
+    )
 
 
 def _shape(row: Mapping[str, object]) -> Shape:
+    """A preset, or a GPT: a plain feed-forward layer four times as wide as the model."""
     if row["model"] != GPT:
         return named_size(str(row["model"]), PRESETS)
-    d, layers, heads, vocabulary = (
-        int(row[name]) for name in ("d_model", "num_layers", "num_heads", "vocab_size")
+    d = int(row["d_model"])
+    return GroupedShape(
+        d,
+        4 * d,
+        int(row["num_layers"]),
+        int(row["num_heads"]),
+        int(row["vocab_size"]),
+        tied=True,
+        gated=False,
     )
-    return GroupedShape(d, round(8 * d / 3 / 8) * 8, layers, heads, vocabulary, tied=True)

@@ -17,6 +17,7 @@ from functools import cached_property
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.products import check_sizes, matmul_flops
 
+MIXTURE = ("experts", "top_k", "shared", "expert_ff", "dense", "nodes")
 LATENT = ("head_size", "q_rank", "kv_rank", "rope")
 
 
@@ -34,12 +35,12 @@ class Shape:
     num_heads: int
     vocab_size: int = 10_000
     # Of a ``GroupedShape`` alone.
-    num_kv_heads, tied = None, False
-    experts = top_k = shared = dense = nodes = 0
+    num_kv_heads, tied, gated = None, False, True
+    experts = top_k = shared = expert_ff = dense = nodes = 0
     head_size = q_rank = kv_rank = rope = 0
 
     def __post_init__(self) -> None:
-        for name in ("experts", "top_k", "shared", "dense", "nodes", *LATENT):
+        for name in (*MIXTURE, *LATENT):
             size = getattr(self, name)
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise ValueError(f"{name} is {size!r}; allowed are whole numbers from 0")
@@ -67,11 +68,10 @@ class Shape:
             )
         if self.kv_rank and self.kv_heads != self.num_heads:
             raise ValueError(f"num_kv_heads {self.kv_heads} with a latent; allowed is num_heads")
-        found = self.top_k + self.shared
-        if (self.experts or self.shared) and (not self.top_k or self.d_ff % found):
+        if (self.experts or self.shared) and not (self.top_k and self.expert_ff):
             raise ValueError(
-                f"d_ff {self.d_ff} of {self.top_k} + {self.shared} experts; it must be a whole "
-                "multiple of top_k + shared, with top_k from 1"
+                f"experts {self.experts}, shared {self.shared} with top_k {self.top_k}, expert_ff "
+                f"{self.expert_ff}; allowed are a top_k and an expert_ff, an expert's width, from 1"
             )
         if self.top_k > self.experts or self.dense >= self.num_layers:
             raise ValueError(
@@ -110,21 +110,41 @@ class Shape:
         queries = self.q_rank * (d + h * turned) if self.q_rank else d * h * turned
         return queries + d * (self.kv_rank + self.rope) + self.kv_rank * h * 2 * n + h * n * d
 
+    @property
+    def ffn_matrices(self) -> int:
+        """Matrices of a feed-forward layer: three with a gate, two without."""
+        return 3 if self.gated else 2
+
+    @property
+    def routed_ff(self) -> int:
+        """Width of all experts that a token meets in a block of experts."""
+        return (self.top_k + self.shared) * self.expert_ff
+
+    @property
+    def mixtures(self) -> int:
+        """Blocks whose feed-forward layer is experts."""
+        return self.num_layers - self.dense if self.experts else 0
+
     @cached_property
     def block_matrices(self) -> int:
-        """Parameters of the matrices of a block that a token meets: attention's, the FFN's three.
-        Of experts ``top_k`` and the shared, ``d_ff`` wide together; the router's is beside."""
-        return self.attention_matrices + 3 * self.d_model * self.d_ff
+        """Parameters of the matrices of a dense block."""
+        return self.attention_matrices + self.ffn_matrices * self.d_model * self.d_ff
+
+    @cached_property
+    def mixture_matrices(self) -> int:
+        """Parameters of the matrices of a block of experts that a token meets, the router's beside
+        them."""
+        return self.attention_matrices + self.ffn_matrices * self.d_model * self.routed_ff
 
     @property
     def block_vectors(self) -> int:
         """Parameters of a block's norms: two, and those of latents."""
         return 2 * self.d_model + self.q_rank + self.kv_rank
 
-    @cached_property
+    @property
     def expert_matrices(self) -> int:
-        """Parameters of one expert, 0 where there are none."""
-        return 3 * self.d_model * self.d_ff // (self.top_k + self.shared) if self.experts else 0
+        """Parameters of one expert."""
+        return self.ffn_matrices * self.d_model * self.expert_ff
 
     @property
     def router(self) -> int:
@@ -134,24 +154,26 @@ class Shape:
 
 @dataclass(frozen=True)
 class GroupedShape(Shape):
-    """A ``Shape`` with fewer heads of keys and values than of queries, a tied head, experts in all
-    layers but the first ``dense``, heads of ``head_size``, or latent attention.
+    """A ``Shape`` with fewer heads of keys and values than of queries, a tied head, a feed-forward
+    layer without a gate, experts in all layers but the first ``dense``, heads of ``head_size``, or
+    latent attention.
 
     ``num_kv_heads`` of None is as many as ``num_heads``. A token goes to ``top_k`` of ``experts``
-    and to the ``shared``; together they are ``d_ff`` wide, as a dense layer's FFN is, and a bias
-    for each takes part in the choice. They lie in at most ``nodes`` machines, of 0 in any. Of a
-    latent of ``kv_rank`` come keys and values of ``head_size``, with ``rope`` more that turn and
-    are of all heads; of one of ``q_rank`` the queries. 0 is none. Counted by this module, saved.py
-    and the planner; the library's model and the other counts have none of it. Raises ValueError as
-    ``Shape``, for heads of keys that do not divide the heads, for experts that do not go together,
-    and for a ``q_rank`` or ``rope`` without ``kv_rank``.
+    and to all ``shared``, each ``expert_ff`` wide (``moe_intermediate_size`` of a config.json, or
+    its ``intermediate_size`` where all layers have experts); ``d_ff`` is of the dense layers, and a
+    bias for each expert takes part in the choice. The experts of a token lie in at most ``nodes``
+    machines, of 0 in any. Of a latent of ``kv_rank`` come keys and values of ``head_size``, with
+    ``rope`` more that turn and are of all heads; of one of ``q_rank`` the queries. 0 is none.
+    Counted by this module and the evaluator of layouts; the library's model has none of it.
     """
 
     num_kv_heads: int | None = None
     tied: bool = False
+    gated: bool = True
     experts: int = 0
     top_k: int = 0
     shared: int = 0
+    expert_ff: int = 0
     dense: int = 0
     nodes: int = 0
     head_size: int = 0
@@ -181,9 +203,10 @@ PUBLISHED = {
     "Llama-3-70B": GroupedShape(8192, 28_672, 80, 64, 128_256, num_kv_heads=8),
     "Llama-3-405B": GroupedShape(16_384, 53_248, 126, 128, 128_256, num_kv_heads=8),
     # config.json of the released weights (DeepSeek-AI, 2024), without the layer that predicts a
-    # second token: an expert is 2,048 wide, and a token's eight lie in at most four machines.
+    # second token: a token's eight experts lie in at most four machines.
     "DeepSeek-V3": GroupedShape(7168, 18_432, 61, 128, 129_280, experts=256, top_k=8, shared=1,
-                                dense=3, nodes=4, head_size=128, q_rank=1536, kv_rank=512, rope=64),
+                                expert_ff=2048, dense=3, nodes=4, head_size=128, q_rank=1536,
+                                kv_rank=512, rope=64),
 }  # fmt: skip
 PRESETS = SIZES | PUBLISHED
 
@@ -196,31 +219,30 @@ def named_size(name: str, known: dict[str, Shape] = SIZES) -> Shape:
     return known[name]
 
 
-def more_of_experts(shape: Shape, n: float = 1) -> float:
-    """Parameters that a block of experts cut over ``n`` devices has on one beside those that a
-    token meets: the experts' less ``top_k``, the router's, and a bias for each expert."""
-    each = shape.expert_matrices
-    held = shape.experts * each // n if n == 1 else shape.experts * each / n
-    return held - shape.top_k * each + shape.router + shape.experts
-
-
 def parameter_count(shape: Shape) -> int:
-    """Parameters of the whole model: embedding, blocks, the last norm, and a head of its own unless
+    """Return the parameters of the whole model: embedding, blocks, the last norm, and a head unless
     it is tied."""
     tables = (1 if shape.tied else 2) * shape.vocab_size * shape.d_model
-    experts = (shape.num_layers - shape.dense) * more_of_experts(shape)
-    return tables + shape.num_layers * block_parameter_count(shape) + experts + shape.d_model
+    dense = (shape.num_layers - shape.mixtures) * block_parameter_count(shape)
+    return tables + dense + shape.mixtures * mixture_parameter_count(shape) + shape.d_model
 
 
 def active_parameter_count(shape: Shape) -> int:
-    """Those that one token meets: all but the experts that it does not go to."""
+    """Return the parameters that one token meets: all but those of experts it does not go to."""
     idle = (shape.experts - shape.top_k) * shape.expert_matrices
-    return parameter_count(shape) - (shape.num_layers - shape.dense) * idle
+    return parameter_count(shape) - shape.mixtures * idle
 
 
 def block_parameter_count(shape: Shape) -> int:
-    """Parameters of one dense block: four attention matrices, three of the FFN, two norms."""
+    """Return the parameters of one dense block: attention's matrices, the FFN's, two norms."""
     return shape.block_matrices + shape.block_vectors
+
+
+def mixture_parameter_count(shape: Shape) -> int:
+    """Return the parameters of one block of experts: all of them, the router, and a bias each."""
+    experts = (shape.experts + shape.shared) * shape.expert_matrices
+    beside = shape.attention_matrices + shape.block_vectors
+    return beside + experts + shape.router + shape.experts
 
 
 def forward_flops_by_part(
@@ -236,11 +258,13 @@ def forward_flops_by_part(
     tokens, layers = batch * context, shape.num_layers
     sizes = batch, shape.num_heads, context, context, shape.head_dim
     scores = attention_flops(*sizes, causal, "forward")
-    routed = (layers - shape.dense) * 2 * tokens * shape.router
+    dense = (layers - shape.mixtures) * shape.d_ff
+    ffn_width = dense + shape.mixtures * shape.routed_ff
+    ffn = 2 * tokens * shape.ffn_matrices * shape.d_model * ffn_width
     return {
         "projections": layers * 2 * tokens * shape.attention_matrices,
         "attention": layers * scores,
-        "ffn": layers * 3 * matmul_flops(tokens, shape.d_ff, shape.d_model) + routed,
+        "ffn": ffn + shape.mixtures * 2 * tokens * shape.router,
         "lm_head": matmul_flops(tokens, shape.vocab_size, shape.d_model),
     }
 

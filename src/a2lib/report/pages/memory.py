@@ -11,8 +11,8 @@ from a2lib.report.page import pick
 from a2lib.report.pages import timeline
 from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.jobs import Job
-from a2lib.theory.layouts import Layout, evaluate
+from a2lib.theory.estimate import evaluate
+from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.memory.step import StepMemory, asked, peak
 from a2lib.theory.transformer import SIZES, block_parameter_count, state_bytes
@@ -68,10 +68,9 @@ def _theory(row) -> dict:
     one = step(row.context, row.mode, row.precision, row.attention, row.model)
     found = {"counted": asked(one)}
     if row.mode == "train-step":
-        job = Job(
-            one.shape, DEVICES["H200"], 1, BATCH, one.context, 0.0, one.precision, one.attention
-        )
-        found["planned"] = evaluate(job, Layout(sharding="none")).memory_bytes
+        training = Training(one.shape, BATCH, one.context, one.precision, one.attention, "library")
+        estimate = evaluate(training, Layout(sharding="none"), DEVICES["H200"])
+        found["planned"] = estimate.memory_bytes
     if row.status == "oom":
         found["wanted"] = _said("Tried to allocate", row.note)
     return found
@@ -232,15 +231,15 @@ def published() -> pd.DataFrame:
 
 
 def ways(model: str) -> dict[str, list[float]]:
-    """What a GPU would hold in a train step of the largest model by the planner, by way and
-    context: the more of fp32 and bf16 with eager attention, bytes."""
+    """What a GPU would hold in a train step of the largest model by the evaluator of
+    layouts, by way and context: the more of fp32 and bf16 with eager attention, bytes."""
 
     def held(n: int, sharding: str, kept: str, optimizer: str, context: int) -> float:
-        layout, device = Layout(data=n, sharding=sharding, checkpointing=kept), DEVICES["H200"]
-        jobs = [
-            Job(SIZES[model], device, n, BATCH, context, 0.0, precision, "eager", optimizer)
+        layout = Layout(data=n, sharding=sharding, checkpointing=kept)
+        trainings = [
+            Training(SIZES[model], BATCH, context, precision, "eager", "library", optimizer)
             for precision in ("fp32", "bf16")
         ]
-        return max(evaluate(job, layout).memory_bytes for job in jobs)
+        return max(evaluate(one, layout, DEVICES["H200"]).memory_bytes for one in trainings)
 
     return {way: [held(*how, context) for context in CONTEXTS] for way, how in WAYS.items()}

@@ -1,11 +1,17 @@
-"""Drawings of parallelism: who holds what, what moves when, rings and pipelines on the clock."""
+"""Drawings of parallelism: who holds what, what moves when, rings and pipelines on the clock;
+and what binds where."""
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
-from a2lib.theory import schedules
+from a2lib.report.plots import HEAT
+from a2lib.report.style import COLOURS, DIM, chart
+from a2lib.theory import parallelism, schedules
 from a2lib.theory.collectives import run_all_reduce, run_alternate
 from a2lib.theory.other_axes import bubble_share
+from a2lib.theory.parallelism import EXAMPLE
 from a2lib.theory.schedules import COMPUTE, LINKS, Task, Timeline
 
 LEFT = 66  # units for the names of streams
@@ -26,6 +32,7 @@ DEVICES = 4
 NAMES = [f"device {i}" for i in range(DEVICES)]
 STREAMS = {COMPUTE: "computes", LINKS: "sends"}
 HOLDS = {HELD: "always held", SENT: "there while it is used"}
+COMMUNICATION_BINDS, COMPUTATION_BINDS, LINKS_DECIDE = HEAT[2], HEAT[5], HEAT[4]
 Cells = Callable[[int], Iterable[tuple[int, int]]]
 # The tensor's name, its cut (rows, columns), which cells a device has, and their style.
 Row = tuple[str, tuple[int, int], Cells, str]
@@ -268,3 +275,37 @@ def experts_and_contexts() -> Drawing:
             y += 26
         y = _legend(out, meanings, y + 2) + 16
     return Drawing(out, y - 14)
+
+
+@chart(height=4.2)
+def mesh_map(figure):
+    """Where the example's forward is bound by what, over the devices of each axis, logarithmic; the
+    most devices if the axes share links (circle) and if each has its own (square)."""
+    a, b = float(parallelism.data_slope(EXAMPLE)), float(parallelism.tensor_slope(EXAMPLE))
+    right, top, offset = 4 * (1 + a), 4 * (1 + b), {"textcoords": "offset points"}
+    ax = figure.add_subplot()
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set(xlim=(1, right), ylim=(1, top), facecolor=COMMUNICATION_BINDS)
+    ax.grid(False)
+    x = np.geomspace(1, 1 + a, 200)
+    ax.fill_between([1, 1 + a], 1, 1 + b, color=LINKS_DECIDE, linewidth=0)
+    shared = np.maximum(1 + b * (1 - (x - 1) / a), 1)
+    ax.fill_between(x, 1, shared, color=COMPUTATION_BINDS, linewidth=0)
+    wide = np.geomspace(1, right, 60)
+    for n in (8, 32, 128, 512):
+        ax.plot(wide, n / wide, color=DIM, linewidth=0.8, linestyle=":")
+        height = 3 if n < 1 + b else 2.4 * (1 + b)
+        words = f"{n} devices" if n == 8 else f"{n}"
+        ax.annotate(words, (n / height, height), xytext=(3, 3), color=DIM, **offset)
+    for point, marker in ((parallelism.shared_mesh_split(EXAMPLE), "o"), ((1 + a, 1 + b), "s")):
+        ax.plot(*point, marker=marker, color=COLOURS[0], markersize=8, zorder=5)
+        most = f"{point[0] * point[1]:.0f}"
+        ax.annotate(most, point, xytext=(7, 5), fontweight="bold", **offset)
+    ax.text(1.15, 1.1, "computation binds", va="bottom")
+    ax.text(0.94 * (1 + a), 0.94 * (1 + b), "only with links\nfor each axis", va="top", ha="right")
+    ax.text(1.06 * (1 + a), 1.4, "FSDP's\nmessages\nbind", va="bottom")
+    ax.text(2, 1.35 * (1 + b), "tensor parallelism's messages bind", va="bottom")
+    ax.set(xlabel="FSDP devices", ylabel="tensor-parallel devices")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter("{x:g}")

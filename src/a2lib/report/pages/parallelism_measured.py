@@ -1,4 +1,4 @@
-"""The formulas of one layer's time, and the planner's, beside what was measured.
+"""The formulas of one layer's time, and those of a whole layout, beside what was measured.
 
 The formulas have two inputs, measured in the same run: C, the best rate at which the ranks of data
 parallelism compute with nothing sent, and W, what their all-reduces send with nothing computed.
@@ -17,9 +17,9 @@ from a2lib.report.plots import reference
 from a2lib.report.style import chart
 from a2lib.theory import parallelism, schedules
 from a2lib.theory.devices import DEVICES, Device
-from a2lib.theory.jobs import ATTENTIONS, Job
+from a2lib.theory.estimate import Estimate, evaluate
 from a2lib.theory.latency import Line, wire_share
-from a2lib.theory.layouts import STRATEGIES, Layout, Plan, evaluate
+from a2lib.theory.layouts import ATTENTIONS, STRATEGIES, Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
 from a2lib.theory.transformer import SIZES
 
@@ -248,19 +248,23 @@ def peaks(benchmark: pd.DataFrame, memory: pd.DataFrame, checkpointing: pd.DataF
     rows = rows[known].dropna(subset=["bytes"]).fillna({"strategy": "none"})
     plans = []
     for r in rows.itertuples():
-        at = 1, int(r.batch), int(r.context), 0.0, "bf16" if r.precision == "bf16" else "fp32"
+        precision = "bf16" if r.precision == "bf16" else "fp32"
+        training = Training(
+            SIZES[r.model], int(r.batch), int(r.context), precision, r.attention, "library"
+        )
         layout = Layout(sharding="none", checkpointing=r.strategy)
-        plans.append(evaluate(Job(SIZES[r.model], H200, *at, r.attention), layout))
+        plans.append(evaluate(training, layout, H200))
     moment, total = [p.moment for p in plans], pd.Series([p.memory_bytes for p in plans])
     return rows.assign(moment=moment, off=total.to_numpy() / rows["bytes"] - 1)
 
 
-def planned_fsdp(model: str, efficiency: float, kept: str = "library") -> Plan:
-    """The planner's step of the FSDP chapter: two GPUs, four sequences of 512 tokens on each."""
-    job = Job(SIZES[model], H200, 2, 8, 512, 0.0, efficiency=efficiency, activations=kept)
-    return evaluate(job, Layout(data=2, sharding="fsdp"))
+def estimated_fsdp(model: str, efficiency: float, kept: str = "library") -> Estimate:
+    """The FSDP chapter's step on paper: two GPUs, four sequences of 512 tokens on each."""
+    rates = {"efficiency": efficiency, "attention_efficiency": efficiency}
+    training = Training(SIZES[model], 8, 512, activations=kept, **rates)
+    return evaluate(training, Layout(data=2, sharding="fsdp"), H200)
 
 
 def linked(line: Line) -> Device:
-    """The planner's H200 with latency and bandwidth of a line through two ranks' all-reduces."""
+    """The H200 with latency and bandwidth of a line through two ranks' all-reduces."""
     return replace(H200, link=line.bandwidth * wire_share("all_reduce", 2), latency=line.overhead_s)

@@ -12,7 +12,6 @@ from a2lib.report import panels, plots
 from a2lib.report.style import DIM, INK, Chart
 from a2lib.report.traces import LETTER, legend
 
-# Of svg.PAIRS.
 CATEGORIES = {
     "parameters": "#444444",
     "optimizer state": "#808080",

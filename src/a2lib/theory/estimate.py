@@ -1,0 +1,72 @@
+"""What a training takes in a layout that is given: ``evaluate(training, layout, device)``.
+
+    from a2lib.theory.devices import DEVICES
+    from a2lib.theory.estimate import evaluate, mfu
+    from a2lib.theory.layouts import Layout, Training
+    from a2lib.theory.transformer import PRESETS
+
+    training = Training(PRESETS["Llama-3-8B"], batch=128, context=8192)
+    step = evaluate(training, Layout(data=16, sharding="fsdp"), DEVICES["H100"])
+    step.memory, step.time.work, step.time.messages, step.step_s
+
+What a model may be is in ``transformer.GroupedShape``, devices and networks of one's own are in
+devices.py. Twelve published trainings are held against it (published.py).
+"""
+
+from dataclasses import dataclass
+
+from a2lib.theory.devices import Device
+from a2lib.theory.layout_memory import memory
+from a2lib.theory.layout_time import StepTime, step_time
+from a2lib.theory.layouts import Case, Layout, Training, check
+from a2lib.theory.products import check_name
+from a2lib.theory.transformer import active_parameter_count, step_flops
+
+# What "model FLOPs" may mean: half of the scores, as a causal model needs; all of them (Megatron,
+# PaLM, torchtitan); or six for each parameter that a token meets, and none for attention.
+FLOP_COUNTS = ("causal", "full", "6ND")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes by component on the fullest device at the fullest ``moment``, and a step's time."""
+
+    memory: dict[str, float]
+    moment: str
+    time: StepTime
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def step_s(self) -> float:
+        """The step's seconds that are expected: half of what can hide does."""
+        return self.time.seconds()
+
+
+def evaluate(training: Training, layout: Layout, device: Device) -> Estimate:
+    """Return the estimate of a layout, whether or not it fits. Raises ValueError, in one line, for
+    a layout that breaks a rule."""
+    case = Case(training, layout, device)
+    check(case)
+    moment, components = memory(case)
+    return Estimate(components, moment, step_time(case))
+
+
+def model_flops(training: Training, count: str = "causal") -> float:
+    """Return the operations of a step that the model needs, by one of ``FLOP_COUNTS``; nothing that
+    is computed again is in any of them."""
+    check_name("count", count, FLOP_COUNTS)
+    shape, batch, context = training.shape, training.batch, training.context
+    if count == "6ND":
+        return 6 * active_parameter_count(shape) * batch * context
+    return step_flops(shape, batch, context, causal=count == "causal")
+
+
+def mfu(
+    training: Training, layout: Layout, device: Device, seconds: float, count: str = "causal"
+) -> float:
+    """Return model FLOPs utilisation: ``model_flops`` over what the devices could compute at the
+    maker's peak in a step of so many seconds."""
+    return model_flops(training, count) / (layout.devices * training.peak(device) * seconds)

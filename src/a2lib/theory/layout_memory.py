@@ -1,0 +1,216 @@
+"""The bytes of the fullest device in a step of a layout, by what they are.
+
+Parameters are fp32, gradients fp32 or bf16, the optimizer's state is beside them; computation is in
+bf16, with copies of the weights, or in fp32. Of that state
+
+    fsdp   cuts all over data x context, and gathers three layers at once: in use, next, gradients
+    zero2  keeps the bf16 weights whole and cuts the rest
+    zero1  keeps the gradients whole as well
+    none   keeps all of it whole
+    hsdp   is fsdp within each node
+
+With one micro-batch gradients come as activations go; with more they are there all the time. Left
+out: the allocator's blocks, buffers of a communication library. On one GPU this agrees with
+measured peaks of whole models (book/parallelism-measured.md).
+"""
+
+from dataclasses import dataclass
+
+from a2lib.theory.layouts import GRADIENTS, OPTIMIZERS, Case, Stage
+from a2lib.theory.products import NARROW, WIDE
+
+# fp32 tensors of the logits' shape: log-softmax, its gradient, that of the logits.
+LOGIT_TENSORS = 3
+# fp32 matrices of scores that the softmax of eager attention has in its backward.
+SCORE_TENSORS = 3
+COMPONENTS = (
+    "parameters", "gradients", "optimizer", "working weights", "activations", "temporaries"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that one block leaves for its backward, of a micro-batch on one device: the residual
+    stream, norms and what experts get (``stream``), the insides of attention and the feed-forward
+    layer (``inner``), and eager attention's scores with their mask (``scores``)."""
+
+    stream: float
+    inner: float
+    scores: float
+
+    @property
+    def total(self) -> float:
+        return self.stream + self.inner + self.scores
+
+
+def kept_by_block(case: Case, mixture: bool = False) -> Kept:
+    """Return what one block keeps; ``mixture`` of a block of experts."""
+    training, shape, layout = case.training, case.shape, case.layout
+    e, d, t = training.element, shape.d_model, layout.tensor
+    # A norm's root a token is a number of 4 bytes.
+    if training.activations == "fused":
+        stream = 4 * e * d + 2 * WIDE  # input and output of two norms
+        hidden = 3 if shape.gated else 2  # the gate, the value, their product
+    elif training.precision == "bf16":
+        # Of either norm the input and the normalised, in fp32; five layers copy their input.
+        stream = 2 * (2 * WIDE * d + WIDE) + 5 * NARROW * d
+        hidden = 4 if shape.gated else 2  # and SiLU's result
+    else:
+        stream = 2 * (3 * WIDE * d + WIDE)
+        hidden = 4 if shape.gated else 2
+    # Of latents what their norms get and give; of a token a copy for each of its experts.
+    stream += 2 * e * (shape.q_rank + shape.kv_rank)
+    if mixture:
+        stream += e * shape.top_k * d
+    width = shape.routed_ff if mixture else shape.d_ff
+    log_sums = 0 if training.scores else WIDE * shape.num_heads
+    inner = e * (2 * shape.q_width / t + 2 * case.kv_width)  # queries, results, keys, values
+    inner += log_sums / t + hidden * e * width / t
+    # The softmax's result, which autocast computes in fp32 and copies.
+    autocast = training.activations == "library" and training.precision == "bf16"
+    score_bytes = WIDE + NARROW if autocast else e
+    mask = training.context**2 if training.scores else 0
+    scores = case.tokens * score_bytes * training.scores / t + mask
+    return Kept(case.tokens * stream / layout.rows, case.tokens * inner, scores)
+
+
+def memory(case: Case) -> tuple[str, dict[str, float]]:
+    """Return the fullest moment of a step on the fullest device, and its bytes by component."""
+    moments = [moment for stage in case.stages for moment in StageMemory(case, stage).moments()]
+    return max(moments, key=lambda moment: sum(moment[1].values()))
+
+
+class StageMemory:
+    """Bytes of a device of one stage at the moments of which one is the fullest."""
+
+    def __init__(self, case: Case, stage: Stage):
+        self.case, self.stage = case, stage
+        self.weights = case.weights(stage)
+        self.dense, self.mixture = kept_by_block(case), kept_by_block(case, mixture=True)
+
+    def moments(self) -> list[tuple[str, dict[str, float]]]:
+        """Return the moments and their components.
+
+        With one micro-batch each block leaves gradients and frees activations as the backward goes:
+        linear in the blocks, so that one of its ends is the fullest, or the logits before it.
+        """
+        case, stage = self.case, self.stage
+        every = self.weights.total
+        head = case.table + case.shape.d_model if stage.last else 0
+        kept = stage.held * self.kept_by_blocks() + self.last_norm()
+        if case.layout.microbatches > 1:
+            fullest = max(self.of_a_block(), self.logits())
+            return [("accumulating", self.components(0, every, kept, fullest))]
+        last_block = case.dense_block if stage.dense else case.mixture_block.total
+        before = every - self.embedding() - last_block
+        end = every - self.embedding()
+        return [
+            ("loss", self.components(0, 0, kept, self.logits())),
+            (
+                "first block's backward",
+                self.components(head, head, kept - self.last_norm(), self.of_a_block()),
+            ),
+            (
+                "last block's backward",
+                self.components(before, before, self.kept_by_one(), self.of_a_block()),
+            ),
+            ("after the backward", self.components(end, every, 0, 0)),
+        ]
+
+    def kept_by_blocks(self) -> float:
+        """Return what all blocks keep of a micro-batch under this checkpointing."""
+        dense, mixtures = self.stage.dense, self.stage.mixtures
+        return dense * self._kept(self.dense) + mixtures * self._kept(self.mixture)
+
+    def kept_by_one(self) -> float:
+        """Return what the block that goes backward last keeps."""
+        return self._kept(self.dense if self.stage.dense else self.mixture)
+
+    def _kept(self, block: Kept) -> float:
+        case = self.case
+        stream = case.tokens * case.training.residual * case.shape.d_model / case.layout.rows
+        without_scores = block.stream + block.inner
+        kept = {"none": block.total, "selective": without_scores, "block": stream}
+        return kept[case.layout.checkpointing]
+
+    def of_a_block(self) -> float:
+        """Return the temporaries of a block's backward: what it computes again, the residual's
+        gradient in two widths, three tensors of the hidden or of scores, and a product's input that
+        is gathered with its gradient."""
+        case, training, t = self.case, self.case.training, self.case.layout.tensor
+        d, e = case.shape.d_model, training.element
+        block = self.mixture if self.stage.mixtures else self.dense
+        again = block.total - self._kept(block)
+        width = case.shape.routed_ff if self.stage.mixtures else case.shape.d_ff
+        inner = max(3 * e * width / t, SCORE_TENSORS * WIDE * training.scores / t)
+        gradient = (training.residual + e) * d / case.layout.rows
+        gathered = 2 * e * d if case.layout.rows > 1 else 0
+        return again + case.tokens * (gradient + gathered + inner)
+
+    def last_norm(self) -> float:
+        """Return the last norm's input and output, and under autocast the head's narrow input."""
+        case, training = self.case, self.case.training
+        if not self.stage.last:
+            return 0
+        copied = NARROW if training.residual > training.element else 0
+        width = 2 * training.residual + copied
+        return case.tokens * width * case.shape.d_model / case.layout.rows
+
+    def logits(self) -> float:
+        """Return the logits of a chunk of the micro-batch, and their input that is gathered."""
+        case, training = self.case, self.case.training
+        if not self.stage.last:
+            return 0
+        vocabulary = case.table / case.shape.d_model
+        logits = LOGIT_TENSORS * WIDE * vocabulary / training.loss_chunks
+        gathered = training.element * case.shape.d_model if case.layout.rows > 1 else 0
+        return case.tokens * (logits + gathered)
+
+    def embedding(self) -> float:
+        """Return the parameters of an embedding that is no head: no product reads it."""
+        tied = self.stage.last and self.case.shape.tied
+        return self.case.table if self.stage.first and not tied else 0
+
+    def largest_layer(self) -> float:
+        """Return the parameters of the largest layer, which is gathered or sent at once."""
+        case, stage = self.case, self.stage
+        layers = [case.table] if stage.first or stage.last else []
+        layers += [case.dense_block] if stage.dense else []
+        layers += [case.mixture_block.total] if stage.mixtures else []
+        return max(layers)
+
+    def working_weights(self, gone: float) -> float:
+        """Return the bytes of weights as they are computed with, and of a layer's gradients before
+        they are sent; autocast's copies of ``gone`` weights were freed."""
+        case, element = self.case, self.case.training.element
+        sharding, narrow = case.layout.sharding, element == NARROW
+        if sharding in ("fsdp", "hsdp"):
+            return element * 3 * self.largest_layer()
+        whole = 0  # in fp32 the weights are what is computed with
+        if narrow and sharding == "none":
+            whole = NARROW * (self.weights.total - self.embedding() - gone)
+        elif narrow:
+            whole = NARROW * self.weights.total
+        sent = element * self.largest_layer() if sharding == "zero2" else 0
+        return whole + sent
+
+    def components(
+        self, gone: float, with_gradients: float, kept: float, temporaries: float
+    ) -> dict[str, float]:
+        """Return the bytes by component when ``gone`` weights are done with in the backward and
+        ``with_gradients`` of them have gradients."""
+        case, training = self.case, self.case.training
+        every, sharding = self.weights.total, case.layout.sharding
+        cut = case.sharded(self.weights) / every
+        fsdp = sharding in ("fsdp", "hsdp")
+        cut_weights = cut if fsdp or (sharding != "none" and training.element == NARROW) else 1
+        cut_gradients = cut if fsdp or sharding == "zero2" else 1
+        cut_state = cut if sharding != "none" else 1
+        return {
+            "parameters": WIDE * every * cut_weights,
+            "gradients": GRADIENTS[training.gradients] * with_gradients * cut_gradients,
+            "optimizer": OPTIMIZERS[training.optimizer] * every * cut_state,
+            "working weights": self.working_weights(gone),
+            "activations": kept,
+            "temporaries": temporaries + case.device.workspace,
+        }

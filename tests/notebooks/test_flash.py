@@ -12,7 +12,6 @@ from a2lib import lab
 from a2lib.attention import attention_reference, tiles
 from a2lib.attention.ladder import HOPPER, RUNGS
 from a2lib.lab import Timing, failures, nsight
-from a2lib.lab.graphs import Replays
 from a2lib.lab.program import ProgramError
 from a2lib.lab.sustained import Second
 from a2lib.paths import ROOT
@@ -242,67 +241,32 @@ def test_a_lost_device_ends_the_process_and_blames_nobody_in_turns(cells):
     notebook = cells(**TINY)
     notebook.MAKE["eager"] = failing_late(LOST)
     keys = [k for k in notebook.tasks[0] if k["implementation"] != "tiled"]
-    with pytest.raises(RuntimeError, match="illegal memory access"):
+    with pytest.raises(failures.LostContext, match="illegal memory access"):
         list(notebook.measure(keys))
 
 
-@pytest.fixture
-def stand_in(cells, replace, monkeypatch):
-    """``stand_in(peak, replays)`` measures on a "GPU" that is the CPU, with a terabyte of memory of
-    which each call takes ``peak`` bytes, and with these replays of a graph; then ``timed`` and
-    ``replayed`` are who took turns."""
-    monkeypatch.setattr(lab, "peak_bytes", lambda call, device: (call(), measure.peak)[1])
+def test_small_ones_take_turns_and_large_ones_are_alone(cells, replace, monkeypatch):
+    """On a "GPU" that is the CPU, with a terabyte of memory."""
+    notebook = cells(**TINY, implementations="eager,sdpa_flash")
+    replace(notebook, ON_GPU=True)
+    monkeypatch.setattr(notebook.memory, "total_bytes", lambda device: 10**12)
+    turns = []
 
-    def measure(peak=1000, replays=None):
-        notebook = cells(**TINY, implementations="eager,sdpa_flash")
-        measure.peak, measure.timed, measure.replayed, measure.rows = peak, [], [], []
-        time_many = notebook.time_many
+    def time_in_turns(makers, section, **timing):
+        turns.append(sorted(makers))
+        for name, make in makers.items():
+            make(True)()
+            yield name, {"ms": 1.0}
 
-        def timed(calls, **settings):
-            measure.timed.append(sorted(calls))
-            return time_many(calls, **settings)
-
-        def time_replays(makers, expected_ms):
-            assert makers.keys() == expected_ms.keys()
-            measure.replayed.append(sorted(makers))
-            for make in makers.values():
-                make()()
-            return replays or Replays(dict.fromkeys(makers, Timing(0.25, 0.125, 0.5, 7)))
-
-        replace(notebook, ON_GPU=True, time_many=timed, time_replays=time_replays)
-        monkeypatch.setattr(notebook.memory, "total_bytes", lambda device: 10**12)
-        for row in notebook.measure(notebook.tasks[0]):
-            measure.rows.append(row)
-        return by_name(measure.rows)
-
-    return measure
-
-
-def test_small_ones_take_turns_and_large_ones_are_alone(stand_in):
-    rows = stand_in()
-    assert stand_in.timed == stand_in.replayed == [["eager", "sdpa_flash"]] * 3
-    assert {row["ms_graph"] for row in rows.values()} == {0.25}
-    rows = stand_in(peak=10**11)
-    assert stand_in.timed == stand_in.replayed == [["eager"], ["sdpa_flash"]] * 3
-    assert {row["peak_bytes"] for row in rows.values()} == {10**11} and len(rows) == 6
-
-
-def test_what_cannot_be_captured_keeps_its_time_and_says_why(stand_in):
-    replays = {"eager": RuntimeError("x" * 1000), "sdpa_flash": Timing(0.25, 0.125, 0.5, 7)}
-    rows = stand_in(replays=Replays(replays))
-    for pass_ in PASSES:
-        row = rows["eager", pass_]
-        assert row["ms"] > 0 and row["peak_bytes"] == 1000 and "ms_graph" not in row
-        assert row["note"] == "no graph: RuntimeError: " + "x" * 173 + "..."
-        assert rows["sdpa_flash", pass_]["ms_graph"] == 0.25
-
-
-def test_a_graph_that_spoils_the_device_is_noted_and_the_rest_measured_elsewhere(stand_in):
-    with pytest.raises(failures.LostContext):
-        stand_in(replays=Replays({"sdpa_flash": LOST}, usable=False))
-    (row,) = stand_in.rows  # "eager" was not come to: it is measured again, and alone
-    assert (row["implementation"], row["pass"]) == ("sdpa_flash", "forward")
-    assert row["ms"] > 0 and row["note"].startswith("no graph: ")
+    replace(notebook, time_in_turns=time_in_turns)
+    for peak, expected in (
+        (1000, [["eager", "sdpa_flash"]]),
+        (10**11, [["eager"], ["sdpa_flash"]]),
+    ):
+        monkeypatch.setattr(lab, "peak_bytes", lambda call, device, peak=peak: (call(), peak)[1])
+        turns.clear()
+        rows = by_name(notebook.measure(notebook.tasks[0]))
+        assert turns == expected * 3 and {row["peak_bytes"] for row in rows.values()} == {peak}
 
 
 # The tables beside it
@@ -394,10 +358,10 @@ def test_in_a_fixed_order_is_what_is_checked_and_timed(board):
     assert torch.utils.deterministic.fill_uninitialized_memory
 
 
-@pytest.mark.parametrize("name", ["host", "host_compiled"])
+@pytest.mark.parametrize("name", ["host", pytest.param("host_compiled", marks=pytest.mark.slow)])
 def test_the_host_is_timed_in_turns_with_and_without_gradients(board, replace, monkeypatch, name):
     """With a clock of the host that a GPU would have; what is compiled is compiled whole."""
-    turns, compiled = [], []
+    turns, compiled, compile_ = [], [], torch.compile
 
     def host(_, call, n):
         result = call()
@@ -405,11 +369,16 @@ def test_the_host_is_timed_in_turns_with_and_without_gradients(board, replace, m
         turns.append(result.requires_grad)
         return len(turns)
 
+    def counted_compile(function, **options):
+        compiled.append(options)
+        return compile_(function, **options)
+
     monkeypatch.setattr(board.Clock, "host", host)
-    monkeypatch.setattr(torch, "compile", lambda fn, **options: compiled.append(options) or fn)
+    monkeypatch.setattr(torch, "compile", counted_compile)
     replace(board, HOST_TURNS=3, HOST_LENGTH=32, WHO={name: ("eager", "sdpa_flash")})
     rows = [r for keys in board.protocol_tasks(name) for r in board.measure_protocols(keys)]
-    assert [(row["pass"], row["implementation"], row["heads"], row["ms"]) for row in rows] == [
+    times = [(row["pass"], row["implementation"], row["heads"], row.get("ms")) for row in rows]
+    assert times == [
         (pass_, peer, 1, n * 3 * 2 - 3 + ahead)
         for n, pass_ in enumerate(("end_to_end", "forward"), 1)
         for ahead, peer in enumerate(("eager", "sdpa_flash"))
@@ -580,7 +549,7 @@ def test_every_protocol_on_the_gpu(cells):
         rows += notebook.measure_first([{**keys[0], "heads": 2, "seq_len": 512}])
     assert all(row.get("status", "ok") == "ok" and row["ms_mean"] for row in rows), rows
     kinds = {(row["protocol"], row["implementation"]) for row in rows}
-    assert len(kinds) == 3 + 3 + 4 + 2 + 3 + 2 + 2
+    assert len(kinds) >= 3 + 3 + 4 + 2 + 3 + 2 + 2
 
 
 @pytest.mark.gpu

@@ -87,8 +87,8 @@ def _without() -> dict[str, list[tuple[object, str, object]]]:
             (passes, "WHEN_SHORT", {}),
             (passes, "TILES", _tutorial_tiles()),
         ],
-        "two_loops": [(passes, "_kernel", functools.partial(_naive_kernel, every_tile=False))],
-        "to_diagonal": [(passes, "_kernel", functools.partial(_naive_kernel, every_tile=True))],
+        "two_loops": [(passes, "_kernel", functools.partial(_naive_masks, every_tile=False))],
+        "to_diagonal": [(passes, "_kernel", functools.partial(_naive_masks, every_tile=True))],
     }
 
 
@@ -112,7 +112,7 @@ def _tutorial_tiles() -> dict:
     return tutorial
 
 
-def _naive_kernel(name: str, every_tile: bool):
+def _naive_masks(name: str, every_tile: bool):
     from a2lib.attention.naive_masks import kernel  # imports Triton
 
     return kernel(name, every_tile)

@@ -136,13 +136,13 @@ def configured():
     import torch._functorch.config
     import torch._inductor.config
 
-    from a2lib.experiments.flash import peers
+    from a2lib.lab import inductor
 
     modules = torch._dynamo.config, torch._functorch.config, torch._inductor.config
     before = [module.get_config_copy() for module in modules]
     precision = torch.get_float32_matmul_precision()
     torch._dynamo.reset()
-    peers.configure()
+    inductor.configure()
     yield
     torch.set_float32_matmul_precision(precision)
     for module, switches in zip(modules, before, strict=True):

@@ -17,11 +17,12 @@ def figures(notebook):
 
 
 def rows(measured, section, **cells):
-    """The rows of a section, all of the notebook's one run and with these cells."""
+    """The rows of a section, all of the notebook's runs and with these cells."""
     with open(measured / "runs.csv", newline="") as file:
-        (run,) = csv.DictReader(file)
+        runs = {run["run"] for run in csv.DictReader(file)}
     with open(measured / section / "cpu.csv", newline="") as file:
         found = list(csv.DictReader(file))
-    for name, cell in {"run": run["run"], **cells}.items():
+    assert {row["run"] for row in found} <= runs
+    for name, cell in cells.items():
         assert {row[name] for row in found} == {str(cell)}, name
     return found

@@ -7,7 +7,7 @@ import refusals
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from a2lib.experiments.flash.shapes import Parameters
+from a2lib.experiments.attention import Parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import Common, ParameterError, check
 from a2lib.lab.sections import SECTIONS
@@ -34,7 +34,7 @@ def test_defaults_pass_whatever_else_the_notebook_has():
 @example(name="seq_len", value=10**30)
 @example(name="time_limit_s", value=10**400)
 @example(name="seed", value=2**63)
-@example(name="heads", value=10**5000)
+@example(name="head_dim", value=10**5000)
 def test_whole_numbers_are_bounded_and_may_come_as_floats(name, value):
     rules = FIELDS[name].metadata
     assert rules["minimum"] >= 0 and rules["maximum"] < 2**63
@@ -82,7 +82,7 @@ def test_flags_may_come_as_words(form, meant):
 @pytest.mark.parametrize("form", [None, "null", "none", "None"])
 def test_no_value_may_come_as_a_word_where_it_is_allowed(form):
     assert check({**DEFAULTS, "seq_len": form}, Parameters).seq_len is None
-    assert "heads" in refused(heads=form)
+    assert "head_dim" in refused(head_dim=form)
 
 
 @pytest.mark.parametrize("notebook", sorted({s.notebook for s in SECTIONS.values() if s.handler}))

@@ -65,8 +65,8 @@ README = {
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))
 def test_a_section(section):
-    """Its columns end in the common ones and a reason, stand in the readme of the data, and its
-    handler can be called."""
+    """Its columns end in the common ones and a reason, and stand in the readme of the data; a
+    handler, where there is one, can be called."""
     assert section.columns[-7:] == ("note", *COMMON)
     assert len(set(section.columns)) == len(section.columns)
     expected = [(c, " (key)") for c in section.key] + [(c, "") for c in section.values]

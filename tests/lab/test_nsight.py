@@ -138,3 +138,15 @@ def test_what_hangs_is_ended_with_all_it_started(fake_ncu, tmp_path):
     assert refuses("did not end within 1 s", nsight.counted, ["program"], timeout_s=1).stuck
     child = int((tmp_path / "child").read_text())
     assert until(lambda: not is_alive(child))
+
+
+def test_each_call_has_the_kernels_behind_its_marker(monkeypatch):
+    names = ["before", "spin_kernel(long)", "a", "spin_kernel(long)", "b", "c", "spin_kernel(long)"]
+    monkeypatch.setattr(nsight, "counted", lambda *_, timeout_s: [{"kernel": n} for n in names])
+    calls = nsight.counted_calls([lambda: None] * 3)
+    assert [[kernel["kernel"] for kernel in kernels] for kernels in calls] == [
+        ["a"],
+        ["b", "c"],
+        [],
+    ]
+    refuses("3 of 2 calls were counted", nsight.counted_calls, [lambda: None] * 2)

@@ -1,10 +1,13 @@
 """What the pages on attention derive from their rows, by value; the ladder's are invented."""
 
+import functools
+
 import pandas as pd
 import pytest
+from notebook_cells import load_cells
 
-from a2lib.experiments.flash import ladder as measured
-from a2lib.experiments.flash.shapes import Parameters
+from a2lib import lab
+from a2lib.attention.ladder import RUNGS
 from a2lib.report import data
 from a2lib.report.page import pick
 from a2lib.report.pages import flash
@@ -76,26 +79,40 @@ def test_a_block_can_have_a_mebibyte_beyond_a_tensor_that_is_no_multiple_of_two(
     assert set(found[1024]) == {0}
 
 
-def invented(**ms):
+@pytest.fixture(scope="module")
+def measured():
+    """The notebook's names where there is a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab, "device_kind", lambda: "cuda")
+        return load_cells("flash", sweep="ladder")
+
+
+@pytest.fixture
+def invented(measured):
+    return functools.partial(rows_of, measured)
+
+
+def rows_of(measured, **ms):
     """Rung k, counted from the top, takes 2^k ms on one GPU and 2.2^k on the other; peers 4."""
     found = []
-    for task in measured.tasks(Parameters(sweep="ladder"), "cuda"):
+    for keys in measured.ladder_tasks:
         for gpu, base in (("a", 2.0), ("b", 2.2)):
-            for key in task.keys:
-                order = measured.RUNGS[::-1]
+            for key in keys:
+                order = list(RUNGS)[::-1]
                 own = key["rung"] in order
                 time = base ** order.index(key["rung"]) if own else 4.0
                 found.append({**key, "gpu": gpu, "status": "ok", "ms": ms.get(key["rung"], time)})
     return ladder.columns(pd.DataFrame(found), None)
 
 
-def test_the_rungs_and_shapes_are_those_that_are_measured():
-    assert tuple(ladder.RUNGS) == measured.RUNGS and set(ladder.PEERS) == set(measured.PEERS)
-    assert tuple(ladder.PASSES) == measured.PASSES
+def test_the_rungs_and_shapes_are_those_that_are_measured(measured, invented):
+    assert tuple(ladder.RUNGS) == tuple(RUNGS)
+    assert set(ladder.PEERS) == set(measured.LADDER_PEERS)
+    assert set(ladder.PASSES) == {key["pass"] for key in measured.ladder_tasks[0]}
     assert set(invented()["kind"]) == set(ladder.SHAPES)
 
 
-def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_not_choose():
+def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_not_choose(invented):
     tiles = pytest.importorskip("a2lib.attention.tiles")
     cells = invented()[["kind", "heads", "head_dim", "seq_len"]].drop_duplicates()
     assert len(cells) == len(ladder.SHAPES)
@@ -109,7 +126,7 @@ def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_no
         assert {rung for rung, on in chosen.items() if not on} == set(ladder.SAME[kind])
 
 
-def test_a_gain_is_of_one_gpu_and_a_median_over_all():
+def test_a_gain_is_of_one_gpu_and_a_median_over_all(invented):
     rows = invented()
     for gpu, base in (("a", 2.0), ("b", 2.2)):
         own = rows[(rows["gpu"] == gpu) & rows["rung"].isin(ladder.RUNGS)]
@@ -122,7 +139,7 @@ def test_a_gain_is_of_one_gpu_and_a_median_over_all():
     assert (at["cudnn"] == 2).all() and (at["fa2"] == 2).all()
 
 
-def test_tables_have_a_line_a_rung_and_ranges_over_the_gpus():
+def test_tables_have_a_line_a_rung_and_ranges_over_the_gpus(invented):
     rows = invented(query_chunks=2.0)
     gains, machines = ladder.gains(rows), ladder.machines(rows)
     assert list(gains["rung"]) == [*ladder.RUNGS.values(), *ladder.PEERS.values()]
@@ -131,7 +148,7 @@ def test_tables_have_a_line_a_rung_and_ranges_over_the_gpus():
     assert set(ladder.machines(rows)["ours / cuDNN"]) == {"0.500 to 1.00"}
 
 
-def test_a_rung_without_a_kernel_is_left_out_of_the_figure():
+def test_a_rung_without_a_kernel_is_left_out_of_the_figure(invented):
     rows = invented()
     rows.loc[rows["rung"] == "one_sweep", "ms"] = None
     (ax,) = ladder.climb(rows, "few").figure.axes

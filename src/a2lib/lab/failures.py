@@ -1,11 +1,15 @@
 """What an exception says about a configuration: out of memory, unsupported, or an error."""
 
+import contextlib
 import re
+import sys
 import traceback
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 
 from a2lib.errors import UnsupportedError
 from a2lib.lab.csv_file import clean
+from a2lib.lab.memory import free_memory
 from a2lib.lab.runs import scrub
 
 NOTE_LENGTH = 200
@@ -55,6 +59,31 @@ def failed(error: BaseException, warned: Iterable[str] = ()) -> dict[str, str]:
     """Return the columns of a row whose call raised ``error``: its status and a note."""
     status, why = classify(error, warned)
     return {"status": status, "note": why}
+
+
+@contextlib.contextmanager
+def trial() -> Iterator[dict[str, str]]:
+    """Try one of several implementations: where it fails the others go on.
+
+    The dict that is given is filled at the end with ``failed(error)``, the warnings taken into
+    account, or stays empty; what the failed call held is freed. An error that leaves the CUDA
+    context unusable passes through.
+
+        with trial() as failure:
+            o = attention(q, k, v)
+        if failure:
+            yield {**key, **failure}
+    """
+    failure: dict[str, str] = {}
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        try:
+            yield failure
+        except Exception as error:
+            if is_lost(error):
+                raise
+            failure.update(failed(error, [str(warning.message) for warning in caught]))
+    if failure and "torch" in sys.modules:
+        free_memory("cuda" if sys.modules["torch"].cuda.is_available() else "cpu")
 
 
 def is_lost(error: BaseException) -> bool:

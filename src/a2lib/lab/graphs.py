@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from a2lib.lab.clock import Clock
-from a2lib.lab.failures import linked
+from a2lib.lab.failures import classify, linked, note
 from a2lib.lab.timing import Attempts, Timing, in_turns, sample_count
 
 REP_MS = 80.0
@@ -42,6 +42,13 @@ class Replays:
 
     results: dict[str, Timing | Exception]
     usable: bool = True
+
+    def row(self, name: str) -> dict[str, object]:
+        """Return the column ``ms_graph`` of a call, or the ``note`` that says why it has none."""
+        result = self.results[name]
+        if isinstance(result, Exception):
+            return {"note": note(f"no graph: {classify(result)[1]}")}
+        return {"ms_graph": result.ms}
 
 
 class CudaGraphs:

@@ -59,6 +59,25 @@ def read(code: str, moved: int | None = None) -> Graph:
     )
 
 
+def configure() -> None:
+    """Set the switches of this process for compiled code that is timed.
+
+    Products of fp32 are no TF32, several backwards may go through one graph, and code that Dynamo
+    would no longer compile, and run uncompiled in its place, is an error.
+    """
+    import torch
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.config
+
+    # Donated buffers are gone after one backward; timing it alone takes many on one graph.
+    torch._functorch.config.donated_buffer = False
+    torch._functorch.config.enable_autograd_cache = True
+    torch._inductor.config.fx_graph_cache = True
+    torch._dynamo.config.error_on_recompile = True
+    torch.set_float32_matmul_precision("highest")
+
+
 @contextlib.contextmanager
 def watching() -> Iterator[list[Graph]]:
     """A list that gets every graph compiled meanwhile, in order."""

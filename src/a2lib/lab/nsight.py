@@ -3,7 +3,7 @@ what the hardware counted while kernels ran: bytes by level of memory, shares of
 
     path, printed = record([sys.executable, "-m", "module"], Path("report"))
     a2lib.lab.trace.from_nsys(path)
-    counted([sys.executable, "-m", "module", "arguments"])   # one dict per kernel, in order
+    counted_calls([make, ...])      # of each call that ``make()`` returns: one dict per kernel
 
 The command marks what is traced or counted with ``torch.cuda.profiler.start()`` and ``stop()``.
 ``nsys`` is what ``$A2LIB_NSYS`` names, else the one on the path, else one in a folder where NVIDIA
@@ -19,7 +19,9 @@ import csv
 import glob
 import os
 import shutil
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from a2lib.lab.program import ProgramError, last_line, run
@@ -51,6 +53,10 @@ NCU_OPTIONS = ("--csv", "--page", "raw", "--print-units", "base", "--print-fp")
 NCU_OPTIONS += ("--metrics", ",".join(METRICS.values()), "--clock-control", "none")
 NCU_OPTIONS += ("--profile-from-start", "off", "--target-processes", "all")
 NCU_PLACES = ("/usr/local/cuda/bin/**/ncu", "/opt/nvidia/nsight-compute/**/ncu")
+
+
+# The kernel of torch.cuda._sleep, which nothing else launches.
+MARKER = "spin_kernel"
 
 
 def find() -> str | None:
@@ -113,6 +119,59 @@ def counted(command: Sequence[str], *, timeout_s: float = 300) -> list[dict[str,
     return [_kernel(dict(zip(head, row, strict=True))) for row in rows if row[0]]
 
 
+def counted_calls(
+    makers: Sequence[Callable[[], Callable[[], object]]], *, timeout_s: float = 300
+) -> list[list[dict[str, object]]]:
+    """Return the kernels of each call that one of ``makers`` returns, as ``counted`` has them.
+
+    The makers go to one process by value, which makes the calls in turn, each behind a marker. A
+    call that fails has no kernels, and the rest go on. Raises ProgramError as ``counted``.
+    """
+    import cloudpickle
+
+    with tempfile.TemporaryDirectory(prefix="a2lib-counted-") as folder:
+        path = Path(folder) / "makers"
+        path.write_bytes(cloudpickle.dumps(list(makers)))
+        command = [sys.executable, "-m", "a2lib.lab.nsight", str(path)]
+        groups = by_call(counted(command, timeout_s=timeout_s))
+    if len(groups) != len(makers):
+        raise ProgramError(f"{len(groups)} of {len(makers)} calls were counted")
+    return groups
+
+
+def by_call(kernels: Sequence[dict[str, object]]) -> list[list[dict[str, object]]]:
+    """Return the kernels between one marker and the next, a list for each marker."""
+    groups: list[list[dict[str, object]]] = []
+    for kernel in kernels:
+        if MARKER in str(kernel["kernel"]):
+            groups.append([])
+        elif groups:
+            groups[-1].append(kernel)
+    return groups
+
+
+def main(path: str) -> None:
+    """Make and run the calls of ``counted_calls`` in this process; needs a CUDA GPU."""
+    import cloudpickle
+    import torch
+
+    for make in cloudpickle.loads(Path(path).read_bytes()):
+        call = None
+        try:
+            call = make()
+        except Exception as error:
+            print(f"a call is not counted: {error}", file=sys.stderr)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        torch.cuda._sleep(1)
+        if call is not None:
+            call()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+        call = None
+        torch.cuda.empty_cache()
+
+
 def _kernel(cells: dict[str, str]) -> dict[str, object]:
     values: dict[str, object] = {"kernel": cells["Kernel Name"]}
     for column, metric in METRICS.items():
@@ -131,3 +190,7 @@ def installed(program: str, places: Sequence[str]) -> str | None:
     found = [path for place in places for path in sorted(glob.glob(place, recursive=True))]
     runs = (path for path in reversed(found) if os.access(path, os.X_OK))
     return shutil.which(program) or next(runs, None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

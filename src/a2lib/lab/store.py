@@ -106,7 +106,7 @@ class Table(CsvFile):
             rows = {key: rows[key] for key in wanted if key in rows}
         frame = pd.DataFrame(rows.values(), columns=list(self.columns))
         for column in frame:
-            frame[column] = _typed(frame[column])
+            frame[column] = _typed(column, frame[column])
         return frame
 
     def to_text(self, row: Mapping[str, object]) -> Row:
@@ -238,9 +238,11 @@ def _section(section: Section | str, key: str = "", values: str = "") -> Section
     return registered
 
 
-def _typed(cells: pandas.Series) -> pandas.Series:
+def _typed(column: str, cells: pandas.Series) -> pandas.Series:
     import pandas as pd
 
+    if column in TIMES or column in RESULTS or column in INTEGERS:
+        return pd.to_numeric(cells, errors="coerce")
     if set(cells) <= {"true", "false"} and len(cells):
         return cells == "true"
     numbers = pd.to_numeric(cells, errors="coerce")

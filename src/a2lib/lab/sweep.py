@@ -209,6 +209,7 @@ class _Group:
         for path in self.folder.iterdir():
             if path.name != "job":
                 path.unlink()
+        self.asked = {self.table.identify(key) for task in tasks for key in task}
         (self.folder / "tasks.json").write_text(json.dumps([[dict(k) for k in t] for t in tasks]))
         _drop_half_compiled()
         with open(self.folder / "log", "w") as log:
@@ -261,7 +262,7 @@ class _Group:
         counted, began, heard = 0, False, time.monotonic()
         while process.poll() is None:
             time.sleep(POLL_S)
-            rows = len(self._rows())
+            rows = self._asked_rows()
             if rows > counted:
                 self.bar.advance(rows - counted)
                 counted, heard = rows, time.monotonic()
@@ -269,7 +270,7 @@ class _Group:
                 began, heard = True, time.monotonic()
             if time.monotonic() > heard + (self.silence_s if began else START_S):
                 return f"no row within {self.silence_s:g} s: {self._where()}"
-        self.bar.advance(len(self._rows()) - counted)
+        self.bar.advance(self._asked_rows() - counted)
         return ""
 
     def _end(self, process: subprocess.Popen) -> None:
@@ -320,6 +321,10 @@ class _Group:
     def _reached(self) -> int:
         path = self.folder / "reached"
         return int(path.read_text() or 0) if path.exists() else 0
+
+    def _asked_rows(self) -> int:
+        """Return how many of the rows asked for are stored; others may come with them."""
+        return len(self._rows() & self.asked)
 
     def _rows(self) -> set[tuple[str, ...]]:
         path = self.folder / "rows.jsonl"

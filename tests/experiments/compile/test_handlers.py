@@ -7,8 +7,7 @@ import pytest
 from inductor_plans import planned
 
 from a2lib.experiments import compile as compiling
-from a2lib.experiments.compile import Shape, Steps, attention, model
-from a2lib.experiments.flash import peers, turns
+from a2lib.experiments.compile import Shape, Steps, attention, model, turns
 from a2lib.experiments.steps import Configuration
 from a2lib.experiments.workload import Result, StepTimes
 from a2lib.lab import COMPILE_ATTENTION, COMPILE_MODEL, inductor
@@ -42,21 +41,23 @@ def of_attention(job, in_turns=True):
 
 
 def test_alone_each_is_to_blame_for_itself(job, monkeypatch):
-    right = peers.reference
-    monkeypatch.setattr(peers, "reference", lambda causal, compiled: right(causal, compiled=False))
+    right = attention.reference
+    monkeypatch.setattr(
+        attention, "reference", lambda causal, compiled: right(causal, compiled=False)
+    )
     rows, begun = of_attention(job, in_turns=False)
     assert begun == ["eager"] * 3 + ["compile"] * 3
     assert {(r["status"], r["kernels_called"]) for r in rows.values()} == {("ok", "")}
 
 
 def test_a_wrong_result_is_an_error_and_eager_is_still_timed(job, monkeypatch):
-    right = peers.reference
+    right = attention.reference
 
     def reference(causal, *, compiled):
         forward = right(causal, compiled=False)
         return (lambda q, k, v: 1.1 * forward(q, k, v)) if compiled else forward
 
-    monkeypatch.setattr(peers, "reference", reference)
+    monkeypatch.setattr(attention, "reference", reference)
     rows, _ = of_attention(job)
     assert {rows["compile", p]["status"] for p in ("forward", "backward")} == {"error"}
     assert "wrong o" in rows["compile", "forward"]["note"]

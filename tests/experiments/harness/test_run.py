@@ -23,7 +23,6 @@ from a2lib.lab import DeviceBusy, DeviceLock, Store, StoreError, read_runs
 @dataclass(frozen=True)
 class Parameters(Common):
     size: int = parameter(1, "of it")
-    compile_workers: int = parameter(0, "processes that compile ahead")
 
 
 TOYS = Experiment(

@@ -11,15 +11,15 @@ from functools import partial
 
 import torch
 
+from a2lib.attention import attention_reference
 from a2lib.experiments.compile import PASSES, Shape
-from a2lib.experiments.flash import peers
-from a2lib.experiments.flash.turns import Turns
+from a2lib.experiments.compile.turns import Turns
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.passes import DTYPES
 from a2lib.lab import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
 from a2lib.theory.eager import Eager
 
-prepare = peers.configure
+prepare = inductor.configure
 
 
 def measure(job: Job) -> None:
@@ -38,7 +38,7 @@ class _Comparison(Turns):
     section, passes = COMPILE_ATTENTION, PASSES
 
     def prepare(self, name: str) -> None:
-        forward = peers.reference(self.shape.causal, compiled=name == "compile")
+        forward = reference(self.shape.causal, compiled=name == "compile")
         found: dict[str, Row] = {pass_: {} for pass_ in PASSES}
         if name == "compile":
             forward, found = self._compile()
@@ -63,7 +63,7 @@ class _Comparison(Turns):
 
     def _first(self) -> tuple[Callable, dict[str, float]]:
         """A newly compiled function, and the ms of its first forward and backward."""
-        forward = peers.reference(self.shape.causal, compiled=True)
+        forward = reference(self.shape.causal, compiled=True)
         start = self._now()
         o = forward(*self.qkv)
         middle = self._now()
@@ -79,6 +79,15 @@ class _Comparison(Turns):
         more = launched(make) if self.device == "cuda" and usable else {}
         notes = filter(None, (one.get("note") for one in (more, times)))
         return more | times | {"note": failures.note("; ".join(notes))}
+
+
+def reference(causal: bool, *, compiled: bool) -> Callable:
+    """Return the definition of attention, compiled at its first call if it is to be."""
+
+    def forward(q, k, v):
+        return attention_reference(q, k, v, is_causal=causal)
+
+    return torch.compile(forward, dynamic=False, fullgraph=True) if compiled else forward
 
 
 def counts(compiled: list[inductor.Graph], times: int = 1) -> Row:

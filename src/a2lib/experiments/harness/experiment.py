@@ -10,24 +10,21 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from a2lib import paths
 from a2lib.errors import OneLine
-from a2lib.experiments.harness import ahead, output, parameters, view
+from a2lib.experiments.harness import output, parameters, view
 from a2lib.experiments.harness.process import Worker
 from a2lib.experiments.harness.sweep import Sweep, Task, gpus_of, identity, plan
 from a2lib.experiments.harness.view import Plot
 from a2lib.experiments.harness.worker import store_of
 from a2lib.lab import DeviceLock, Section, Store, device_kind, device_slug, read_runs, start_run
 from a2lib.lab.csv_file import StoreError
-from a2lib.lab.memory import free_bytes
 
 _HEAD = ("run", "torch", "triton", "cuda", "cudnn", "driver", "python", "git", "command")
-# Share of the free device memory that compiling ahead may take.
-COMPILE_SHARE = 0.8
 
 
 @dataclass
@@ -235,25 +232,6 @@ class Experiment:
             again = command(run.notebook, run.parameters)
             print(f"{run.left} rows are left; run again: {again}")
         print(f"Book: `make book` rebuilds the report with them; the chapter is {self.chapter}.")
-
-
-def compile_ahead(run: Run, tasks: Sequence[ahead.Compilation], handler: str) -> None:
-    """Fill the compilation caches with ``tasks``, in parallel, where that pays."""
-    with measuring(run):
-        workers = ahead.worker_count(len(tasks), run.parameters.compile_workers)
-        if not workers:
-            print("Nothing to compile ahead: what needs compiling is compiled when it is measured.")
-            return
-        bar = output.Progress(len(tasks), "compile", unit="kernels")
-        try:
-            how = {"handler": handler, "device": run.device, "workers": workers, "until": run.until}
-            how["memory_bytes"] = int(COMPILE_SHARE * free_bytes(run.device))
-            how["progress"] = lambda task: bar.step(text=task.label)
-            failed = ahead.compile_ahead(tasks, **how)
-        finally:
-            bar.close(f"{workers} processes")
-    for task, reason in failed:
-        print(f"  not compiled ahead: {task.label}: {reason}")
 
 
 def command(notebook: str, given: object) -> str:

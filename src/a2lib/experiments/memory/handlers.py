@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import torch
 
-from a2lib.experiments import ceilings
 from a2lib.experiments.harness.worker import Job, Row
 from a2lib.experiments.memory import BLOCK, STEPS, counted, picture
 from a2lib.experiments.steps import Configuration
@@ -34,7 +33,10 @@ LEVELS = {
     "reserved_bytes": "reserved_bytes",
 }
 
-prepare = ceilings.prepare
+
+def prepare() -> None:
+    """Have fp32 multiplied as fp32, not as TF32."""
+    torch.set_float32_matmul_precision("highest")
 
 
 class Peaks:

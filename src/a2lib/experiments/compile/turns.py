@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from a2lib.experiments.flash import peers, sanity
+from a2lib.attention import sanity
 from a2lib.experiments.harness.worker import Job, Row, free_memory
-from a2lib.experiments.passes import one_pass, replayed
+from a2lib.experiments.passes import one_pass, random, replayed
 from a2lib.lab import Section, Timing, failures, timing
 
 TIMING = {
@@ -56,7 +56,7 @@ class Turns:
 
     def _ready(self, name: str) -> None:
         if self.expected is None:
-            *self.qkv, self.do = peers.inputs(self.shape, self.device, self.job.seed)
+            *self.qkv, self.do = inputs(self.shape, self.device, self.job.seed)
             how = {"causal": self.shape.causal, "dtype": self.shape.dtype}
             self.expected = sanity.Expected(*self.qkv, self.do, **how)
         self.prepare(name)
@@ -136,6 +136,15 @@ class Turns:
             passes = self.passes_of(name)
         self.job.fail(error, [self.left.pop((name, pass_)) for pass_ in passes], warned)
         free_memory(self.device)
+
+
+def inputs(shape, device: str, seed: int) -> tuple:
+    """Return q, k, v (leaves that require grad) and do, of ``shape.sizes``, normal."""
+    import torch
+
+    options = random(shape.dtype, device, seed)
+    *qkv, do = (torch.randn(shape.sizes, **options) for _ in range(4))
+    return (*(x.requires_grad_() for x in qkv), do)
 
 
 def tried(step: Callable[[], object]) -> Exception | None:

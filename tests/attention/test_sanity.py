@@ -2,19 +2,18 @@
 
 import pytest
 import torch
+from attention_inputs import inputs
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from a2lib.attention import FlashAttentionPyTorch, attention_reference
-from a2lib.experiments.flash import peers, sanity
-from a2lib.experiments.flash.shapes import Shape
+from a2lib.attention import FlashAttentionPyTorch, attention_reference, sanity
 
 
-def results(shape, forward=attention_reference, seed=0):
-    q, k, v, do = peers.inputs(shape, "cpu", seed)
-    expected = sanity.Expected(q, k, v, do, causal=shape.causal, dtype=shape.dtype)
-    o = forward(q, k, v, shape.causal)
+def results(dtype, *sizes, causal=True, forward=attention_reference, seed=0):
+    q, k, v, do = inputs(dtype, *sizes, seed=seed)
+    expected = sanity.Expected(q, k, v, do, causal=causal, dtype=dtype)
+    o = forward(q, k, v, causal)
     return expected, o.detach(), torch.autograd.grad(o, (q, k, v), expected.do)
 
 
@@ -27,7 +26,7 @@ def results(shape, forward=attention_reference, seed=0):
     seed=st.integers(0, 99),
 )
 def test_rounding_passes(forward, dtype, n, d, causal, seed):
-    expected, o, gradients = results(Shape(dtype, 1, 2, n, d, causal), forward, seed)
+    expected, o, gradients = results(dtype, 1, 2, n, d, causal=causal, forward=forward, seed=seed)
     expected.check_output(o)
     expected.check_gradients(*gradients)
 
@@ -35,21 +34,21 @@ def test_rounding_passes(forward, dtype, n, d, causal, seed):
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("fault", [0.8, float("nan"), 0.0])
 def test_a_wrong_gradient_is_found_and_named(which, fault):
-    expected, _, gradients = results(Shape("bf16", 1, 2, 96, 32, True))
+    expected, _, gradients = results("bf16", 1, 2, 96, 32)
     spoilt = [g * fault if i == which else g for i, g in enumerate(gradients)]
     name = ("dq", "dk", "dv")[which]
     refused(name, expected.check_gradients, *spoilt, error=sanity.WrongResult)
 
 
 def test_one_wrong_row_is_found_among_many_heads():
-    expected, o, _ = results(Shape("bf16", 4, 8, 256, 16, True))
+    expected, o, _ = results("bf16", 4, 8, 256, 16)
     expected.check_output(o)
     o[2, 5, expected.rows[-1], :] *= 1.3
     refused("wrong o", expected.check_output, o, error=sanity.WrongResult)
 
 
 def test_tf32_products_are_not_fp32():
-    q, k, v, do = peers.inputs(Shape("fp32", 1, 1, 128, 64, True), "cpu", 0)
+    q, k, v, do = inputs("fp32", 1, 1, 128, 64)
     expected = sanity.Expected(q, k, v, do, causal=True, dtype="fp32")
 
     def tf32(x):  # 10 bits of mantissa are kept
@@ -60,7 +59,7 @@ def test_tf32_products_are_not_fp32():
 
 
 def test_an_infinity_elsewhere_is_found():
-    expected, o, _ = results(Shape("fp32", 1, 1, 256, 16, True))
+    expected, o, _ = results("fp32", 1, 1, 256, 16)
     assert 1 not in expected.rows
     o[..., 1, 0] = float("inf")
     refused("o is not finite", expected.check_output, o, error=sanity.WrongResult)

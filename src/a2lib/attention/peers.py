@@ -1,0 +1,130 @@
+"""Other implementations of attention, each of which runs or raises: none answers for another.
+
+    o = flex(q, k, v, is_causal)       # all take q, k, v as (batch, heads, tokens, head_dim)
+
+``flash_attention`` and ``attention_reference`` are called in the same way.
+"""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+
+import torch
+import torch.nn.attention
+import torch.nn.functional as F
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from a2lib.attention.reference import attention_reference
+from a2lib.attention.tiled import FlashAttentionPyTorch
+from a2lib.errors import UnsupportedError
+
+
+def tiled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Compute attention tile by tile in plain PyTorch."""
+    return FlashAttentionPyTorch.apply(q, k, v, is_causal)
+
+
+def compiled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Compute the definition of attention, compiled by torch.compile at the first call."""
+    return _compiled_reference()(q, k, v, is_causal)
+
+
+def compiled_backward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Run our Triton forward, with a backward over whole matrices that torch.compile compiles."""
+    from a2lib.attention.recomputed import CompiledBackward
+
+    return CompiledBackward.apply(q, k, v, is_causal)
+
+
+def sdpa(backend: str) -> Callable:
+    """Return PyTorch's scaled_dot_product_attention with one backend, such as "FLASH_ATTENTION"."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        if is_compiling():  # decided while traced: no part of a call
+            with torch.nn.attention.sdpa_kernel([_backend(backend)]):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        _admit(backend)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    return forward
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Run FlexAttention, compiled at the first call."""
+    mask = causal_mask(q.shape[-2], k.shape[-2], q.device) if is_causal else None
+    return _compiled_flex()(q, k, v, block_mask=mask)
+
+
+def flash_attention_4(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Run FlashAttention-4, the package `flash-attn-4`, which takes the heads behind the tokens.
+
+    Raises UnsupportedError where it is not installed.
+    """
+    function = _flash_attention_4()
+    in_order = torch.are_deterministic_algorithms_enabled()
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    o, _ = function(q, k, v, causal=is_causal, deterministic=in_order)
+    return o.transpose(1, 2)
+
+
+def has_flash_attention_4() -> bool:
+    """Return whether FlashAttention-4 is installed."""
+    return (
+        importlib.util.find_spec("flash_attn") is not None
+        and importlib.util.find_spec("flash_attn.cute") is not None
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def causal_mask(n_queries: int, n_keys: int, device: torch.device):
+    """Return FlexAttention's description of the causal mask; the last one is kept."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(_sees, None, None, n_queries, n_keys, device)
+
+
+@functools.cache
+def _compiled_reference() -> Callable:
+    return torch.compile(attention_reference, dynamic=False, fullgraph=True)
+
+
+@functools.cache
+def _compiled_flex() -> Callable:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def _sees(batch, head, query, key):
+    return query >= key
+
+
+@functools.cache
+def _flash_attention_4() -> Callable:
+    try:
+        from flash_attn.cute.interface import flash_attn_func
+    except ImportError as error:
+        why = f"FlashAttention-4 is not installed (pip install flash-attn-4): {error}"
+        raise UnsupportedError(why) from None
+    return flash_attn_func
+
+
+# The one backend that SDPA may use in this process, and the context that says so.
+_admitted: dict = {}
+
+
+def _admit(backend: str) -> None:
+    """Have SDPA use this backend or raise, until another is admitted.
+
+    A context around each call would be timed with it, and takes the host longer than the call.
+    """
+    if backend not in _admitted:
+        while _admitted:
+            _admitted.popitem()[1].__exit__(None, None, None)
+        _admitted[backend] = torch.nn.attention.sdpa_kernel([_backend(backend)])
+        _admitted[backend].__enter__()
+
+
+def _backend(name: str):
+    return getattr(torch.nn.attention.SDPBackend, name)

@@ -1,0 +1,13 @@
+"""Normal inputs of attention."""
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def inputs(dtype, *sizes, seed=0, device="cpu"):
+    """q, k, v, which require gradients, and do."""
+    generator = torch.Generator(device).manual_seed(seed)
+    options = {"generator": generator, "dtype": DTYPES[dtype], "device": device}
+    *qkv, do = (torch.randn(sizes, **options) for _ in range(4))
+    return *(x.requires_grad_() for x in qkv), do

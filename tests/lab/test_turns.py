@@ -1,0 +1,88 @@
+"""Calls in turns on a stand-in for a GPU: a graph's time, or why there is none."""
+
+import pytest
+import torch
+
+from a2lib.lab import SECTIONS, Timing, failures, turns
+from a2lib.lab.graphs import Replays
+
+QUICK = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
+REPLAYED = Timing(0.25, 0.125, 0.5, 7)
+LOST = RuntimeError("CUDA error: an illegal memory access")
+
+
+def make(is_captured):
+    return lambda: sum(range(100))
+
+
+def raising(error):
+    def call():
+        raise error
+
+    return lambda is_captured: call
+
+
+@pytest.fixture
+def time(monkeypatch):
+    """``time(makers, replays)``: the rows on a "GPU" that is the CPU, with these replays; those too
+    before it raises, then ``time.raised`` is what."""
+    time_many = turns.time_many
+    monkeypatch.setattr(
+        turns, "time_many", lambda calls, device, **timing: time_many(calls, device="cpu", **timing)
+    )
+
+    def measure(makers, replays=None):
+        def time_replays(captured, expected_ms):
+            assert captured.keys() == expected_ms.keys() and all(expected_ms.values())
+            for call in captured.values():
+                call()()
+            return replays or Replays(dict.fromkeys(captured, REPLAYED))
+
+        monkeypatch.setattr(turns, "time_replays", time_replays)
+        rows, measure.raised = {}, None
+        try:
+            rows.update(turns.time_in_turns(makers, SECTIONS["flash"], device="cuda", **QUICK))
+        except failures.LostContext as error:
+            measure.raised = error
+        return rows
+
+    return measure
+
+
+def test_each_has_a_time_of_the_host_and_of_its_graph(time):
+    rows = time({"a": make, "b": make})
+    assert list(rows) == ["a", "b"] and not time.raised
+    for row in rows.values():
+        assert 0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] and row["ms_graph"] == 0.25
+
+
+def test_on_a_cpu_there_is_no_graph():
+    rows = dict(turns.time_in_turns({"a": make}, SECTIONS["flash"], device="cpu", **QUICK))
+    assert rows["a"]["ms"] > 0 and "ms_graph" not in rows["a"]
+
+
+def test_what_fails_is_a_row_and_the_others_are_timed(time):
+    def cannot(is_captured):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    rows = time({"cannot": cannot, "late": raising(ValueError("odd")), "good": make})
+    assert rows["cannot"] == {"status": "oom", "note": "out of memory"}
+    assert rows["late"] == {"status": "error", "note": "ValueError: odd"}
+    assert rows["good"]["ms_graph"] == 0.25
+
+
+def test_what_cannot_be_captured_keeps_its_time_and_says_why(time):
+    rows = time({"a": make, "b": make}, Replays({"a": RuntimeError("x" * 1000), "b": REPLAYED}))
+    assert rows["a"]["ms"] > 0 and "ms_graph" not in rows["a"]
+    assert rows["a"]["note"] == "no graph: RuntimeError: " + "x" * 173 + "..."
+    assert rows["b"]["ms_graph"] == 0.25
+
+
+def test_a_graph_that_spoils_the_device_is_noted_and_the_rest_measured_elsewhere(time):
+    rows = time({"a": make, "b": make}, Replays({"b": LOST}, usable=False))
+    assert time.raised and list(rows) == ["b"]  # "a" was not come to
+    assert rows["b"]["ms"] > 0 and rows["b"]["note"].startswith("no graph: ")
+
+
+def test_a_device_lost_in_turns_blames_nobody(time):
+    assert not time({"late": raising(LOST), "good": make}) and time.raised

@@ -1,0 +1,501 @@
+"""What the cells of notebooks/flash.ipynb measure: at the smallest size on the CPU, and on a
+stand-in for a GPU."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from notebook_cells import load_cells
+
+from a2lib import lab
+from a2lib.attention import attention_reference, tiles
+from a2lib.attention.ladder import HOPPER, RUNGS
+from a2lib.lab import Timing, failures, nsight
+from a2lib.lab.program import ProgramError
+from a2lib.lab.sustained import Second
+from a2lib.paths import ROOT
+
+QUICK = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+LOST = RuntimeError("CUDA error: an illegal memory access")
+TINY = {"seq_len": 40, "head_dim": 16, "heads": 2}
+PASSES = ("forward", "backward", "end_to_end")
+
+
+@pytest.fixture
+def cells(configured):
+    """``cells(**parameters)``: the notebook's names, with quick timing."""
+
+    def load(**parameters):
+        loaded = load_cells("flash", **parameters)
+        for settings in loaded.TIMING.values():
+            settings.update(QUICK)
+        return loaded
+
+    return load
+
+
+@pytest.fixture
+def replace(monkeypatch):
+    """``replace(cells, name=value)``: other values for globals of the notebook."""
+
+    def swap(cells, **values):
+        for name, value in values.items():
+            monkeypatch.setitem(cells.measure.__globals__, name, value)
+
+    return swap
+
+
+@pytest.fixture
+def on_a_gpu(cells, monkeypatch):
+    """``on_a_gpu(**parameters)``: the notebook's names where there is a GPU."""
+    monkeypatch.setattr(lab, "device_kind", lambda: "cuda")
+    return cells
+
+
+def by_name(rows):
+    """Rows of `measure` by (implementation, pass), none of them twice."""
+    rows = list(rows)
+    found = {(row["implementation"], row["pass"]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def statuses(rows, name):
+    return [rows[name, pass_].get("status", "ok") for pass_ in PASSES if (name, pass_) in rows]
+
+
+def fits(row, section):
+    """Whether a row has exactly the key columns of a section, and values that it has."""
+    values = {*section.values, *lab.sections.COMMON}
+    return set(row) - values == set(section.key) and set(section.key) <= set(row)
+
+
+def wrong(q, k, v, is_causal):
+    return attention_reference(q, k, v, is_causal=not is_causal)
+
+
+class BackwardFails(torch.autograd.Function):
+    """Right forwards; its backward raises or returns what the class attribute says."""
+
+    result = staticmethod(lambda do: (do, do, do, None))
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal):
+        return attention_reference(q, k, v, is_causal)
+
+    @staticmethod
+    def backward(ctx, do):
+        return BackwardFails.result(do)
+
+
+def backward_fails(q, k, v, is_causal):
+    return BackwardFails.apply(q, k, v, is_causal)
+
+
+def failing_late(error):
+    """Right while it is checked; it raises where it is timed."""
+    calls = []
+
+    def attend(q, k, v, is_causal):
+        calls.append(1)
+        if len(calls) > 6:
+            raise error
+        return attention_reference(q, k, v, is_causal)
+
+    return attend
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize("name, change", [
+    ("flash", {}),
+    ("ceiling", {}),
+    ("flash_accuracy", {}),
+    ("flash_protocol", {"second": "0"}),
+    ("flash_counters", {"launch": "0"}),
+    ("flash_ladder", {"gpu": "cpu"}),
+])  # fmt: skip
+def test_every_committed_row_can_be_measured_again(on_a_gpu, replace, name, change):
+    """Later seconds, later launches and other GPUs come with the rows that are asked for."""
+    notebook = on_a_gpu(sweep="all")
+    tasks = {
+        "flash": notebook.tasks,
+        "ceiling": [notebook.ceiling_keys],
+        "flash_accuracy": notebook.errors_asked,
+        "flash_protocol": notebook.other_tasks + notebook.first_tasks,
+        "flash_counters": notebook.counters_asked,
+        "flash_ladder": notebook.ladder_tasks,
+    }[name]
+    table = lab.Table(name, "nvidia-h200", ROOT / "data")
+    asked = [table.identify({**key, **change}) for task in tasks for key in task]
+    assert len(set(asked)) == len(asked)
+    committed = {table.identify({**row, **change}) for row in table.rows()}
+    assert committed and committed <= set(asked)
+
+
+def test_one_shape_is_asked_for_with_who_runs_here(cells, on_a_gpu):
+    (keys,) = on_a_gpu(seq_len=65536).tasks
+    assert {key["seq_len"] for key in keys} == {65536} and {key["dtype"] for key in keys} == {
+        "bf16"
+    }
+    names = {key["implementation"] for key in keys}
+    assert names >= {"a2lib", "compile", "sdpa_cudnn", "compiled_backward"}
+    assert "tiled" not in names
+    assert ("compiled_backward", "forward") not in {(k["implementation"], k["pass"]) for k in keys}
+
+
+def test_a_cpu_measures_what_it_can(cells):
+    (keys,) = cells().tasks
+    assert {key["implementation"] for key in keys} == {"eager", "tiled", "sdpa_flash"}
+    assert {(key["seq_len"], key["dtype"]) for key in keys} == {(128, "fp32")}
+
+
+@pytest.mark.parametrize("parameters, words", [
+    ({"sweep": "hand"}, "did you mean handout"),
+    ({"implementations": "a2lib,cudnn"}, "allowed: auto, all, a2lib, eager"),
+    ({"seq_len": 0}, "a whole number from 1"),
+    ({"dtype": "fp8"}, "auto, bf16, fp16, fp32"),
+    ({"passes": "backwards"}, "did you mean backward"),
+    ({"sweep": "handout", "seq_len": 64}, "sweep = handout has its own lengths"),
+])  # fmt: skip
+def test_a_wrong_parameter_is_one_line_that_says_what_is_allowed(cells, parameters, words):
+    with pytest.raises(lab.ParameterError, match=words) as caught:
+        cells(**parameters)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_can_be_of_one_dtype_and_of_some_implementations(on_a_gpu):
+    notebook = on_a_gpu(sweep="all", dtype="fp32", implementations="eager,flex", passes="forward")
+    keys = [key for task in notebook.tasks for key in task]
+    assert {key["dtype"] for key in keys} == {"fp32"} and len(keys) == 2 * 10 * 4
+    assert not notebook.ladder_tasks
+
+
+# flash
+
+
+def test_times_are_positive_and_in_order(cells):
+    notebook = cells(**TINY, implementations="eager,sdpa_flash,tiled")
+    rows = by_name(notebook.measure(notebook.tasks[0]))
+    assert len(rows) == 9
+    for row in rows.values():
+        assert fits(row, notebook.table.section) and row["n"] >= 2
+        assert 0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] < math.inf
+        # The host does the work itself here.
+        assert row["ms_host"] is row["sm_mhz"] is row["peak_bytes"] is None
+
+
+def test_an_entry_of_the_readers_has_rows_beside_the_others(cells, replace):
+    notebook = cells(**TINY)
+    notebook.MAKE["mine"] = F.scaled_dot_product_attention
+    (shape,) = notebook.shapes_of("shape")
+    keys = notebook.keys_at(shape)
+    assert {key["implementation"] for key in keys} == {"eager", "tiled", "sdpa_flash", "mine"}
+    assert statuses(by_name(notebook.measure(keys)), "mine") == ["ok"] * 3
+
+
+@pytest.mark.parametrize("bad, status, note", [
+    (wrong, "error", "WrongResult: wrong o"),
+    (failing_late(OUT_OF_MEMORY), "oom", "out of memory"),
+    (failing_late(ValueError("odd")), "error", "ValueError: odd"),
+], ids=["wrong", "late", "other"])  # fmt: skip
+def test_what_fails_or_is_wrong_has_no_time_and_the_others_go_on(cells, bad, status, note):
+    notebook = cells(**TINY)
+    notebook.MAKE["bad"] = bad
+    keys = notebook.keys_at(notebook.shapes_of("shape")[0])
+    rows = by_name(notebook.measure([k for k in keys if k["implementation"] in ("bad", "eager")]))
+    failing = [row for row in rows.values() if "status" in row]
+    assert failing and statuses(rows, "eager") == ["ok"] * 3
+    for row in failing:
+        assert row["implementation"] == "bad" and row["status"] == status
+        assert row["note"].startswith(note) and row.get("ms") is row.get("peak_bytes") is None
+
+
+def test_a_backward_that_fails_leaves_the_forward(cells, monkeypatch):
+    notebook = cells(**TINY)
+    notebook.MAKE["eager"] = backward_fails
+    keys = [key for key in notebook.tasks[0] if key["implementation"] == "eager"]
+    rows = by_name(notebook.measure(keys))
+    assert statuses(rows, "eager") == ["ok", "error", "error"]
+    assert "wrong dq" in rows["eager", "backward"]["note"]
+
+
+def test_what_needs_a_gpu_is_refused_with_the_reason(cells):
+    notebook = cells(**TINY, implementations="a2lib,flex,fa4,sdpa_cudnn")
+    rows = list(notebook.measure(notebook.tasks[0]))
+    assert [row["status"] for row in rows] == ["unsupported"] * 12
+    assert rows[0]["note"] == "a2lib needs a CUDA GPU"
+
+
+def test_what_cannot_fit_the_cpu_is_not_run(cells, monkeypatch):
+    notebook = cells(**TINY, implementations="eager,sdpa_flash")
+    monkeypatch.setattr(notebook.memory, "available_bytes", lambda: 1)
+    rows = by_name(notebook.measure(notebook.tasks[0]))
+    assert statuses(rows, "eager") == ["oom"] * 3 and statuses(rows, "sdpa_flash") == ["ok"] * 3
+
+
+def test_a_lost_device_ends_the_process_and_blames_nobody_in_turns(cells):
+    notebook = cells(**TINY)
+    notebook.MAKE["eager"] = failing_late(LOST)
+    keys = [k for k in notebook.tasks[0] if k["implementation"] != "tiled"]
+    with pytest.raises(failures.LostContext, match="illegal memory access"):
+        list(notebook.measure(keys))
+
+
+def test_small_ones_take_turns_and_large_ones_are_alone(cells, replace, monkeypatch):
+    """On a "GPU" that is the CPU, with a terabyte of memory."""
+    notebook = cells(**TINY, implementations="eager,sdpa_flash")
+    replace(notebook, ON_GPU=True)
+    monkeypatch.setattr(notebook.memory, "total_bytes", lambda device: 10**12)
+    turns = []
+
+    def time_in_turns(makers, section, **timing):
+        turns.append(sorted(makers))
+        for name, make in makers.items():
+            make(True)()
+            yield name, {"ms": 1.0}
+
+    replace(notebook, time_in_turns=time_in_turns)
+    for peak, expected in (
+        (1000, [["eager", "sdpa_flash"]]),
+        (10**11, [["eager"], ["sdpa_flash"]]),
+    ):
+        monkeypatch.setattr(lab, "peak_bytes", lambda call, device, peak=peak: (call(), peak)[1])
+        turns.clear()
+        rows = by_name(notebook.measure(notebook.tasks[0]))
+        assert turns == expected * 3 and {row["peak_bytes"] for row in rows.values()} == {peak}
+
+
+# The tables beside it
+
+
+def test_ceilings_have_a_time_each(cells):
+    notebook = cells()
+    for settings in notebook.BURST.values():
+        settings.update(QUICK)
+    rows = list(notebook.measure_ceilings(notebook.ceiling_keys))
+    assert [row["operation"] for row in rows] == ["matmul"] * 3 + ["copy"]
+    assert all(row["ms"] > 0 and fits(row, notebook.ceiling.section) for row in rows)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_ladder_of_a_cpu(cells, replace, right):
+    notebook = cells(sweep="ladder")
+    if not right:
+        replace(notebook, flash_attention=wrong)
+    else:
+        replace(notebook, flash_attention=attention_reference)
+    (keys,) = notebook.ladder_tasks
+    rows = list(notebook.measure_ladder(keys))
+    assert len(rows) == len(keys) == 2 * len([*RUNGS, *notebook.LADDER_PEERS])
+    for row in rows:
+        assert fits(row, notebook.ladder.section) and row["gpu"] == "cpu"
+        if row["rung"] in ("sdpa_cudnn", *HOPPER):
+            assert row["status"] == "unsupported"
+        elif right or row["rung"] == "sdpa_flash":
+            assert row["ms"] > 0 and row.get("status", "ok") == "ok"
+        else:
+            assert row["status"] == "error" and "wrong o" in row["note"] and "ms" not in row
+
+
+def protocol_task(notebook, name):
+    """The first task of a protocol of the leaderboard, at a small size."""
+    keys = notebook.protocol_tasks(name)[0]
+    return [{**key, "heads": 1, "seq_len": 64, "head_dim": 16} for key in keys]
+
+
+@pytest.fixture
+def board(cells):
+    return cells(sweep="leaderboard")
+
+
+def test_burst_is_a_row_for_each_with_its_mean(board):
+    rows = list(board.measure_protocols(protocol_task(board, "burst")))
+    assert [row["implementation"] for row in rows] == ["eager", "sdpa_flash"]
+    for row in rows:
+        assert fits(row, board.protocol.section) and row["second"] == 0 and row["n"] > 0
+        assert row["ms"] > 0 and row["ms_mean"] > 0 and row["sm_mhz"] is None
+
+
+def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(board, replace):
+    def seconds_of(call, **settings):
+        assert settings["n_seconds"] == 10
+        call()
+        timings = [Timing.from_samples([1.0 + s, 2.0 + s], mhz=[1900 - s]) for s in (0, 1, 3)]
+        return [Second(s, t, 600.5) for s, t in zip((0, 1, 3), timings, strict=True)]
+
+    replace(board, seconds_of=seconds_of)
+    rows = list(board.measure_protocols(protocol_task(board, "sustained")))
+    assert [row["second"] for row in rows] == [3, 1, 0]
+    assert rows[0]["ms"] == rows[0]["ms_mean"] == 4.5 and rows[0]["sm_mhz"] == 1897
+    assert rows[0]["power_w"] == 600.5
+
+
+@pytest.mark.parametrize("name", ["burst", "sustained"])
+def test_what_is_wrong_gets_no_time_by_any_protocol(board, name):
+    board.MAKE["eager"] = wrong
+    rows = {r["implementation"]: r for r in board.measure_protocols(protocol_task(board, name))}
+    assert rows["eager"]["status"] == "error" and "wrong o" in rows["eager"]["note"]
+    assert rows["eager"]["second"] == 0 and "ms" not in rows["eager"]
+    assert name == "sustained" or rows["sdpa_flash"]["ms"] > 0
+
+
+def test_in_a_fixed_order_is_what_is_checked_and_timed(board):
+    orders = []
+
+    def attend(q, k, v, is_causal):
+        orders.append(torch.are_deterministic_algorithms_enabled())
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        return attention_reference(q, k, v, is_causal)
+
+    board.MAKE["eager"] = attend
+    rows = list(board.measure_protocols(protocol_task(board, "fixed_order")[:1]))
+    assert rows[0]["ms"] > 0 and all(orders) and len(orders) > 4
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+@pytest.mark.parametrize("name", ["host", pytest.param("host_compiled", marks=pytest.mark.slow)])
+def test_the_host_is_timed_in_turns_with_and_without_gradients(board, replace, monkeypatch, name):
+    """With a clock of the host that a GPU would have; what is compiled is compiled whole."""
+    turns, compiled, compile_ = [], [], torch.compile
+
+    def host(_, call, n):
+        result = call()
+        result = result if isinstance(result, torch.Tensor) else result[0]
+        turns.append(result.requires_grad)
+        return len(turns)
+
+    def counted_compile(function, **options):
+        compiled.append(options)
+        return compile_(function, **options)
+
+    monkeypatch.setattr(board.Clock, "host", host)
+    monkeypatch.setattr(torch, "compile", counted_compile)
+    replace(board, HOST_TURNS=3, HOST_LENGTH=32, WHO={name: ("eager", "sdpa_flash")})
+    rows = [r for keys in board.protocol_tasks(name) for r in board.measure_protocols(keys)]
+    times = [(row["pass"], row["implementation"], row["heads"], row.get("ms")) for row in rows]
+    assert times == [
+        (pass_, peer, 1, n * 3 * 2 - 3 + ahead)
+        for n, pass_ in enumerate(("end_to_end", "forward"), 1)
+        for ahead, peer in enumerate(("eager", "sdpa_flash"))
+    ]
+    assert set(turns) == {False}
+    assert compiled == [{"fullgraph": True}] * (4 if name == "host_compiled" else 0)
+
+
+def test_the_first_lengths_are_those_of_the_same_form_and_of_another(on_a_gpu):
+    notebook = on_a_gpu(sweep="leaderboard")
+    shape = notebook.leaderboard_shape()
+    n, same, other = (int(part * shape["seq_len"]) for part in notebook.FIRST_LENGTHS)
+
+    def form(n):
+        return tiles.hopper_forward(shape["head_dim"], n, shape["heads"], shape["causal"])
+
+    assert form(n) == form(same) != form(other) and same % 64 and other % 64
+
+
+def test_first_calls_are_three_seconds_and_wrong_ones_an_error(board):
+    (key,) = protocol_task(board, "first")
+    rows = list(board.measure_first([key]))
+    assert [row["second"] for row in rows] == [2, 1, 0]
+    assert all(row["ms"] > 0 and fits(row, board.protocol.section) for row in rows)
+    board.MAKE["eager"] = wrong
+    with pytest.raises(RuntimeError, match="wrong o"):
+        list(board.measure_first([key]))
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa_flash"])
+def test_the_board_sums_and_differentiates_three_dimensions(board, replace, monkeypatch, name):
+    made, real = [], torch.randn
+
+    def randn(*sizes, **options):
+        made.append(real(*sizes, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "randn", randn)
+    monkeypatch.setattr(torch, "compile", lambda fn: fn)
+    (key,) = [key for (key,) in board.protocol_tasks("board") if key["implementation"] == name]
+    with pytest.raises(board.UnsupportedError):
+        board.board_call(key)
+    replace(board, ON_GPU=True)
+    call = board.board_call(key)
+    qkv, do = made
+    assert qkv.shape == (3, 2, 256, 64) and do.shape == (2, 256, 64) and qkv.grad is None
+    call()
+    q, k, v = (x[None].double() for x in qkv.detach())
+    exact = torch.stack([q, k, v]).requires_grad_()
+    attention_reference(*exact.unbind(), True).sum().backward()
+    right = exact.grad.squeeze(1)
+    assert (qkv.grad - right).norm() < 0.02 * right.norm()
+
+
+def accuracy_task(notebook, name="eager", scale=1):
+    task = next(
+        t
+        for t in notebook.accuracy_tasks()
+        if (t[0]["implementation"], t[0]["score_scale"], t[0]["dtype"]) == (name, scale, "fp32")
+    )
+    return [{**key, "seq_len": 24, "head_dim": 16} for key in task]
+
+
+def test_the_errors_are_relative_to_the_truth(board):
+    truth = torch.tensor([3.0, -4.0], dtype=torch.float64)
+    row = board.errors_of(torch.tensor([3.0, -3.5]), truth)
+    assert row["error"] == pytest.approx(0.5 / 5) and row["error_max"] == pytest.approx(0.5 / 4)
+    with pytest.raises(ArithmeticError):
+        board.errors_of(torch.tensor([3.0, float("nan")]), truth)
+
+
+@pytest.mark.parametrize("scale", [1, 10])
+@pytest.mark.parametrize("larger", [0, 0.5])
+def test_a_known_error_is_found_in_each_tensor(board, larger, scale):
+    """The reference differs by rounding. Outputs half as large again have an error of a half, and
+    so have their gradients."""
+    board.MAKE["eager"] = lambda q, k, v, is_causal: (
+        (1 + larger) * attention_reference(q, k, v, is_causal)
+    )
+    rows = list(board.measure_accuracy(accuracy_task(board, scale=scale)))
+    assert [row["tensor"] for row in rows] == ["o", "dq", "dk", "dv"]
+    for row in rows:
+        assert fits(row, board.accuracy.section) and row["score_scale"] == scale
+        for name in ("error", "error_max"):
+            assert 0 < row[name] == pytest.approx(larger, rel=1e-3, abs=1e-4), row
+
+
+def test_a_backward_that_runs_out_of_memory_leaves_the_output(board, monkeypatch):
+    def refuse(do):
+        raise OUT_OF_MEMORY
+
+    monkeypatch.setattr(BackwardFails, "result", refuse)
+    board.MAKE["eager"] = backward_fails
+    rows = list(board.measure_accuracy(accuracy_task(board)))
+    assert rows[0]["error"] > 0
+    assert [row["status"] for row in rows[1:]] == ["oom"] * 3
+
+
+def test_each_counted_call_has_its_kernels(board, replace, monkeypatch):
+    keys = board.counter_tasks()[0]
+    with pytest.raises(board.UnsupportedError):
+        list(board.measure_counters(keys))
+    replace(board, ON_GPU=True)
+    kernel = {"device_bytes": 7, "l2_bytes": 8}
+    counted = [[{"kernel": "a", **kernel}, {"kernel": "b", **kernel}], []]
+    monkeypatch.setattr(nsight, "counted_calls", lambda makers, timeout_s: counted)
+    rows = list(board.measure_counters(keys))
+    assert [(r["pass"], r["launch"], r.get("kernel")) for r in rows] == [
+        ("forward", 0, "a"),
+        ("forward", 1, "b"),
+        ("backward", 0, None),
+    ]
+    assert rows[2]["status"] == "unsupported" and fits(rows[0], board.counters.section)
+
+    def refuse(makers, timeout_s):
+        raise ProgramError("ncu is refused it")
+
+    monkeypatch.setattr(nsight, "counted_calls", refuse)
+    with pytest.raises(board.UnsupportedError, match="ncu is refused it"):
+        list(board.measure_counters(keys))

@@ -14,7 +14,7 @@ from a2lib.lab.sections import SECTIONS
 
 # Those that do not hold their experiment yet.
 NOTEBOOKS = sorted({s.notebook for s in SECTIONS.values() if s.handler})
-TWO_GPUS = ("ddp", "fsdp", "sharded_optimizer")  # who have no sweep elsewhere
+TWO_GPUS = ("fsdp", "sharded_optimizer")  # who have no sweep elsewhere
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -53,11 +53,10 @@ for name in sys.argv[1:]:
     ("checkpointing", {"strategies": "segments:5"}, "allowed are none, half"),
     ("checkpointing", {"strategies": "segments:8"}, "allowed as k are 1 to 4"),
     ("checkpointing", {"precision": "tf32"}, "needs a GPU"),
-    ("ddp", {"sent_dtype": "bf16"}, "sent_dtype = 'bf16': allowed with wrappers bucketed"),
     *((name, {"sweep": "all"}, "allowed on two GPUs or more") for name in TWO_GPUS),
     *((name, {"capture": True}, "capture = True: allowed with nccl") for name in TWO_GPUS),
     *((name, {"capture": True, "wrappers": peer}, f"without {peer}, which is launched")
-      for name, peer in zip(TWO_GPUS, ("torch_ddp", "fsdp2", "torch_ddp"), strict=True)),
+      for name, peer in zip(TWO_GPUS, ("fsdp2", "torch_ddp"), strict=True)),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_before_a_run_is_recorded(
     name, given, words, gpus, on_cpu, tmp_path

@@ -27,30 +27,6 @@ def test_collectives_stores_and_draws_each_operation(execute):
     assert figures(notebook) == 1
 
 
-def test_ddp_stores_ours_and_pytorchs_with_their_parts_and_draws_them(execute):
-    notebook, measured = execute("ddp", wrappers="bucketed,torch_ddp", bucket_mb=100, context=8)
-    what = {"model": "tiny", "context": 8, "bucket_mb": 100, "ms_host": ""}
-    found = {row["wrapper"]: row for row in rows(measured, "ddp", **BY_GLOO, **what)}
-    assert set(found) == {"bucketed", "torch_ddp"}
-    for row in found.values():
-        assert int(row["n"]) >= FEWEST
-        ranks = [float(row[f"ms_rank_{one}"]) for one in ("min", "median", "max")]
-        assert ranks == sorted(ranks) and ranks[0] > 0
-        base = [float(row[f"ms_without{one}"]) for one in ("_p20", "", "_p80")]
-        assert base == sorted(base) and base[0] > 0
-        assert float(row["ms_backward_without"]) > 0
-    ours, peer = found["bucketed"], found["torch_ddp"]
-    # PyTorch's cannot send without a backward.
-    assert float(ours["ms_communication"]) > 0 and peer["ms_communication"] == ""
-    assert int(ours["sent_bytes"]) == int(peer["sent_bytes"]) > 0
-    name = "ddp-tiny-bucketed-100-MB-2-ranks"
-    assert bulk.pictures("strip", measured.parent) == [("cpu", name)]
-    drawn = bulk.read("strip", "cpu", name, measured.parent)
-    assert drawn.run == ours["run"] and drawn.about["wrapper"] == "bucketed"
-    assert "backward" in {row["phase"] for row in drawn.rows}
-    assert figures(notebook) == 1
-
-
 def test_fsdp_stores_and_draws_steps_what_a_rank_holds_and_each_gather(execute):
     notebook, measured = execute("fsdp", context=8)
     what = {"model": "tiny", "context": 8, "precision": "fp32", "note": ""}

@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
-from a2lib.experiments import ddp, fsdp, sharded_optimizer
-from a2lib.experiments.data_parallel.configurations import BEST_MB, SENT_DTYPES, Setting, Way, tasks
+from a2lib.experiments import fsdp, sharded_optimizer
+from a2lib.experiments.data_parallel.configurations import Setting, Way, tasks
 from a2lib.experiments.harness.ranks import Ranks
-from a2lib.lab import DDP, FSDP, FSDP_MEMORY, SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY, bulk
+from a2lib.lab import FSDP, FSDP_MEMORY, SHARDED_OPTIMIZER, SHARDED_OPTIMIZER_MEMORY, bulk
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.sharding import Held
 from a2lib.theory.transformer import Shape
@@ -18,23 +18,6 @@ CAPTURED = dataclasses.replace(LAUNCHED, capture=True)
 SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
-
-
-def test_rows_and_timelines_of_ddp(measured, tmp_path):
-    ways = [*map(Way, ("naive", "flat", "overlapped")), Way("bucketed", BEST_MB)]
-    ways += [Way(w, 1, c, t) for w in ddp.CARRIED for c in ddp.CARRIERS for t in SENT_DTYPES]
-    peers = [*(Way(peer, 25) for peer in ddp.PEERS), Way("torch_ddp", 25, sent_dtype="bf16")]
-    rows = measured(DDP, tasks(DDP, {CAPTURED: ways, LAUNCHED: [*ways, *peers]}))
-    assert all(float(row["ms_host"]) > 0 for row in rows)
-    beside = [(row["wrapper"], row["capture"]) for row in rows if row["ms_without_updating"]]
-    assert set(beside) == {("updating", "true")} and len(beside) == 4
-    drawn = {name for _, name in bulk.pictures("strip", tmp_path)}
-    bucketed = f"bucketed-{BEST_MB}-MB"
-    shown = ("naive", "overlapped", bucketed, f"{bucketed}-captured")
-    assert drawn == {f"ddp-tiny-{way}-eager-uncompiled-2-ranks" for way in shown}
-    for name in drawn:
-        kinds = {row["kind"] for row in bulk.read("strip", "nvidia", name, tmp_path).rows}
-        assert {"communication", "matmul"} <= kinds, name
 
 
 def test_rows_of_the_sharded_optimizer_and_its_memory_by_the_formula(measured):

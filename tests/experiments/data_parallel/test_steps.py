@@ -5,37 +5,15 @@ import contextlib
 
 import pytest
 import torch
-from refusals import refused
 
-from a2lib.experiments import attention, collectives, ddp, fsdp, sharded_optimizer
-from a2lib.experiments.data_parallel import gathers, traces, training
+from a2lib.experiments import attention, collectives, fsdp, sharded_optimizer
+from a2lib.experiments.data_parallel import gathers, training
 from a2lib.experiments.data_parallel.configurations import Setting, Way
 from a2lib.experiments.data_parallel.sharded import TOLERANCE, Deviation, deviation, worst
 from a2lib.experiments.harness.ranks import Ranks
 from a2lib.lab import bulk, read_runs
-from a2lib.lab.trace import Kernel, Trace, TraceError
 
 TINY = Setting.usual(Ranks(2, "gloo"), context=8).spec()
-
-
-def test_the_window_of_a_replay_ends_backward_with_its_last_product():
-    """20 ms of products, an all-reduce until 24, the optimizer from there to 60."""
-    ms = 10**6
-    kernels = [
-        Kernel("nvjet_tst", "7", 0, 20 * ms),
-        Kernel("ncclDevKernel_AllReduce", "9", 18 * ms, 24 * ms),
-        Kernel("multi_tensor_apply_kernel<FusedAdam>", "7", 24 * ms, 60 * ms),
-    ]
-    found = Trace("torch", kernels, [], [])
-    rows = traces.averaging(found, captured=True)
-    assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
-        ("matmul", 0, 15_000),
-        ("communication", 13_000, 6_000),
-        ("optimizer", 19_000, 11_000),
-    ]
-    without = Trace("torch", kernels[1:], [], [])
-    refused("no product was traced", traces.averaging, without, captured=True, error=TraceError)
-    refused("no kernel of a backward", traces.averaging, found, error=TraceError)
 
 
 @pytest.fixture
@@ -160,12 +138,6 @@ def test_gradients_are_held_against_their_mean(world, alike):
 
 def test_a_training_has_the_ways_that_are_named(gpus):
     gpus(0)
-    ((training, ours),) = ddp.Parameters().asked().items()
-    assert training.model == "tiny" and training.ranks.backend == "gloo"
-    labels = ["naive", "flat", "overlapped", "bucketed 25 MB", "updating 25 MB"]
-    assert [way.label for way in ours] == labels
-    (named,) = ddp.Parameters(wrappers="flat,torch_ddp").asked().values()
-    assert named == [Way("flat"), Way("torch_ddp", 25)]
     (named,) = fsdp.Parameters(wrappers="fsdp2").asked().values()
     assert named == [Way("fsdp2")]
     (every,) = sharded_optimizer.Parameters().times().values()
@@ -175,8 +147,8 @@ def test_a_training_has_the_ways_that_are_named(gpus):
 
 
 @pytest.mark.parametrize(("start", "given", "n"), [
-    (ddp.start, ddp.Parameters(sweep="essential"), "2"),
-    (ddp.start, ddp.Parameters(backend="gloo"), "1"),
+    (fsdp.start, fsdp.Parameters(sweep="xl25"), "2"),
+    (fsdp.start, fsdp.Parameters(backend="gloo"), "1"),
     (collectives.start, collectives.Parameters(sweep="handout"), "4"),
     (attention.start, attention.Parameters(), "1"),
 ])  # fmt: skip

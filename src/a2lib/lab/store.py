@@ -106,7 +106,7 @@ class Table(CsvFile):
             rows = {key: rows[key] for key in wanted if key in rows}
         frame = pd.DataFrame(rows.values(), columns=list(self.columns))
         for column in frame:
-            frame[column] = _typed(frame[column])
+            frame[column] = _typed(frame[column], column in INTEGERS | RESULTS or column in TIMES)
         return frame
 
     def to_text(self, row: Mapping[str, object]) -> Row:
@@ -238,11 +238,12 @@ def _section(section: Section | str, key: str = "", values: str = "") -> Section
     return registered
 
 
-def _typed(cells: pandas.Series) -> pandas.Series:
+def _typed(cells: pandas.Series, is_number: bool) -> pandas.Series:
+    """Return numbers and flags as such; a column of numbers may be blank altogether."""
     import pandas as pd
 
     if set(cells) <= {"true", "false"} and len(cells):
         return cells == "true"
     numbers = pd.to_numeric(cells, errors="coerce")
     numeric = (numbers.notna() | (cells == "")).all() and numbers.notna().any()
-    return numbers if numeric else cells
+    return numbers if numeric or is_number else cells

@@ -124,17 +124,21 @@ class Training(TrainingStep):
             self.drop_gradients()
             gc.collect()
 
-    def checked_gradients(self, send: bool) -> list:
-        """Return what a step makes of some gradients: of the parameters whose names differ in
-        numbers alone, the first and the last."""
+    def looked_at(self) -> list:
+        """Return the parameters that checks look at: of those whose names differ in numbers alone,
+        the first and the last."""
         kinds: dict[str, list] = {}
         for name, p in self.model.named_parameters():
             kinds.setdefault(re.sub(r"\d+", "", name), []).append(p)
-        looked_at = dict.fromkeys(p for same in kinds.values() for p in (same[0], same[-1]))
+        ends = [p for same in kinds.values() for p in (same[0], same[-1])]
+        return list(dict.fromkeys(ends))
+
+    def checked_gradients(self, send: bool) -> list:
+        """Return what a step makes of the gradients of `looked_at`."""
         gradients: list = []
 
         def copy() -> None:
-            gradients.extend(p.grad.clone() for p in looked_at)
+            gradients.extend(p.grad.clone() for p in self.looked_at())
 
         self(send=send, before_optimizer=copy)
         return gradients
@@ -170,6 +174,23 @@ def stand_still(optimizer):
     return optimizer
 
 
+def state_bytes(optimizer) -> dict[str, int]:
+    """Return the bytes that this rank holds of parameters, gradients and AdamW's state, as columns
+    of a row. The parameters are the optimizer's: a sharded module's are whole while it computes."""
+    from a2lib.parallel.fsdp.shards import local
+
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    inner = getattr(optimizer, "optim", optimizer)  # PyTorch's that shards has one within
+    state = [inner.state[p] for p in inner.state if "exp_avg" in inner.state[p]]
+    return {
+        "parameter_bytes": sum(local(p).nbytes for p in params),
+        "gradient_bytes": sum(local(p.grad).nbytes for p in params if p.grad is not None),
+        "optimizer_bytes": sum(
+            local(x).nbytes for values in state for x in values.values() if hasattr(x, "nbytes")
+        ),
+    }
+
+
 def marking(name: str, device: str, marks: list[Mark]) -> Phase:
     """Return a phase that appends to `marks` where the phase `name` begins and where it ends."""
 
@@ -182,6 +203,14 @@ def marking(name: str, device: str, marks: list[Mark]) -> Phase:
             marks.append(Mark(device))
 
     return phase
+
+
+def adamw(params, device: str):
+    """Return PyTorch's AdamW that leaves the weights as they are and can be captured."""
+    import torch
+
+    capturable = device == "cuda"
+    return torch.optim.AdamW(params, lr=0.0, fused=True, capturable=capturable)
 
 
 def replayed(step: Callable, capture: bool, held: ExitStack) -> Callable:

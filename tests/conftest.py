@@ -104,6 +104,14 @@ def gpus(monkeypatch):
 
 
 @pytest.fixture
+def two_gpus():
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+
+
+@pytest.fixture
 def plain_frames():
     """For a test that counts a step's tensors: Python's own evaluator of frames.
 

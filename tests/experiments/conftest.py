@@ -54,11 +54,3 @@ def measured(tmp_path):
         return rows
 
     return measure
-
-
-@pytest.fixture
-def two_gpus():
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")

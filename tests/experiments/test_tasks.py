@@ -9,12 +9,12 @@ from refusals import refused
 
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.sweep import identity
+from a2lib.lab import read_runs
 from a2lib.lab.device import has_driver
 from a2lib.lab.sections import SECTIONS
 
 # Those that do not hold their experiment yet.
 NOTEBOOKS = sorted({s.notebook for s in SECTIONS.values() if s.handler})
-TWO_GPUS = ("ddp", "fsdp", "sharded_optimizer")  # who have no sweep elsewhere
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -23,7 +23,7 @@ def test_each_row_is_asked_for_once_by_the_whole_key(name, device, gpus):
     gpus(2 if device == "cuda" else 0)
     experiment = importlib.import_module(f"a2lib.experiments.{name}").EXPERIMENT
     given = experiment.Parameters()
-    if hasattr(given, "sweep") and not (device == "cpu" and name in TWO_GPUS):
+    if hasattr(given, "sweep"):
         given = dataclasses.replace(given, sweep="all")
     asked = {section: [] for section in experiment.sections}
     for table in experiment.tables:
@@ -53,11 +53,6 @@ for name in sys.argv[1:]:
     ("checkpointing", {"strategies": "segments:5"}, "allowed are none, half"),
     ("checkpointing", {"strategies": "segments:8"}, "allowed as k are 1 to 4"),
     ("checkpointing", {"precision": "tf32"}, "needs a GPU"),
-    ("ddp", {"sent_dtype": "bf16"}, "sent_dtype = 'bf16': allowed with wrappers bucketed"),
-    *((name, {"sweep": "all"}, "allowed on two GPUs or more") for name in TWO_GPUS),
-    *((name, {"capture": True}, "capture = True: allowed with nccl") for name in TWO_GPUS),
-    *((name, {"capture": True, "wrappers": peer}, f"without {peer}, which is launched")
-      for name, peer in zip(TWO_GPUS, ("torch_ddp", "fsdp2", "torch_ddp"), strict=True)),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_before_a_run_is_recorded(
     name, given, words, gpus, on_cpu, tmp_path
@@ -70,3 +65,14 @@ def test_what_cannot_be_is_refused_before_a_run_is_recorded(
 
     refused(words, start, error=ParameterError)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("name", "given", "n"), [
+    ("collectives", {"sweep": "handout"}, "4"),
+    ("attention", {}, "1"),
+])  # fmt: skip
+def test_a_run_names_the_gpus_that_measure_together(gpus, on_cpu, tmp_path, name, given, n):
+    gpus(4)
+    experiment = importlib.import_module(f"a2lib.experiments.{name}").EXPERIMENT
+    experiment.start(experiment.Parameters(**given))
+    assert [run["n_devices"] for run in read_runs(tmp_path / "data")] == [n]

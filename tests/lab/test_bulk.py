@@ -7,8 +7,8 @@ from allocations import recorded
 from profiles import make
 from refusals import refused
 
-from a2lib.experiments.data_parallel import gathers
 from a2lib.lab import StoreError, bulk, snapshot, trace
+from a2lib.lab.gathers import Moment, gather_rows
 from a2lib.lab.saved import Saved, saved_rows
 
 RUN = "20260102T030405Z-cpu-000000"
@@ -47,7 +47,7 @@ def test_what_the_readers_make_is_what_the_tables_take(data):
         "memory": snapshot.timeline_rows(recording, "step 0"),
         "largest": snapshot.largest_rows(snapshot.peak(recording, "step 0")),
         "lines": snapshot.line_rows(recording, "step 0"),
-        "gathers": gathers.table([gathers.Moment(n, "root", "forward", ms) for n, ms in STEP]),
+        "gathers": gather_rows([Moment(n, "root", "forward", ms) for n, ms in STEP]),
         "saved": saved_rows([Saved("attn", (2, 3), "float32", 24, ["MmBackward0.self"])]),
     }
     assert set(made) == set(bulk.TABLES)

@@ -1,18 +1,13 @@
 """FSDP of modules that others wrote and of uses that are easily forgotten, against one process."""
 
 import warnings
-from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from checking import check, mean_gradients, seeded, take_step, world
 from checks_fsdp import mine_of
 from torch import nn
 
-from a2lib.experiments.data_parallel.sharded import TOLERANCE, Sharded, worst
-from a2lib.experiments.data_parallel.training import Training
 from a2lib.parallel import FSDP
-from a2lib.parallel.fsdp import units
 
 WIDTH = 6
 
@@ -173,24 +168,3 @@ def fsdp_trains_other_peoples_modules():
                 with quiet():
                     alike(fsdp(batch(7)), reference(batch(7)), what)
             check_alike(fsdp, reference, what)
-
-
-@check(2)
-def the_experiment_sees_a_wrong_reduction():
-    """In bf16 against autocast: what is right passes, gradients that are each rank's own do not."""
-    rank, size = world()
-    device = torch.get_default_device().type
-
-    def none(parts, wholes, group):
-        for part, whole in zip(parts, wholes, strict=True):
-            part.copy_(whole.chunk(size)[rank])
-
-    spec = {"model": "tiny", "batch": 2, "context": 16, "precision": "bf16"}
-    spec |= {"attention": "eager", "compile": "none", "capture": False}
-    plain = Training(spec, device, rank, 0)
-    for reduce, refused in ((units.reduce_scatter_coalesced, False), (none, True)):
-        with patch.object(units, "reduce_scatter_coalesced", reduce):
-            found = Sharded(spec, device, rank, 0, "fsdp").deviation_from(plain)
-        each = [None] * size
-        dist.all_gather_object(each, found)
-        assert worst(each).exceeds(TOLERANCE["bf16"]) is refused, found

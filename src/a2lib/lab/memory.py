@@ -78,6 +78,32 @@ def allocated_bytes(device: str) -> int:
     return torch.cuda.memory_allocated()
 
 
+def reset_peaks(device: str) -> None:
+    """Have `peak_row` count from now on."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_row(device: str, less: int = 0) -> dict[str, int]:
+    """Return the most that tensors asked for since `reset_peaks`, `less` of it being somebody
+    else's, and what allocator and driver have for it, as columns of a row; {} on the CPU."""
+    if device == "cpu":
+        return {}
+    import torch
+
+    stats = torch.cuda.memory_stats()
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "tensor_bytes": stats["requested_bytes.all.peak"] - less,
+        "allocated_bytes": stats["allocated_bytes.all.peak"],
+        "reserved_bytes": stats["reserved_bytes.all.current"],
+        "driver_bytes": total - free,
+    }
+
+
 def expandable_segments(on: bool) -> None:
     """Have PyTorch's allocator take memory of the GPU in a range that grows page by page, or in
     blocks again."""

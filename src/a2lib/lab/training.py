@@ -1,0 +1,266 @@
+"""A training step that every rank takes on a batch of its own: made, checked and timed.
+
+    with on_stream(device):
+        training = Training(StepConfig.of(key), device)
+        means = training.mean_gradients()            # over the ranks, nothing wrapped yet
+        with training.wrapped(BucketedDDP(training.model, 25)):
+            training.error(means)                    # of the gradients that the wrapper leaves
+            times = time_in_turns({"sent": training.step}, device)
+            slowest(times["sent"].by_rank).ms        # of each step the slowest rank, the median
+
+With a learning rate of 0 the weights stay what they are, at the work of any other step: all
+wrappers average the same gradients. Everything is on one stream that is not the default one, since
+a step may be captured there. Every rank calls each of these.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+
+from a2lib.lab.clock import Mark
+from a2lib.lab.device import synchronize
+from a2lib.lab.graphs import CudaGraphs
+from a2lib.lab.steps import Phase, StepConfig, TrainingStep
+from a2lib.lab.timing import in_turns, meet
+
+# Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
+TOLERANCE = 0.01
+WARMUP = 4
+# Steps that are timed, the fewest where one is long: it varies little then.
+STEPS, FEWEST = 20, 10
+LONG_MS = 300.0
+# What a wrapper has that waits for its messages after backward; PyTorch's waits in backward.
+FINISH = "finish_gradient_synchronization"
+
+
+def on_stream(device: str) -> AbstractContextManager:
+    """Return the context in which a training is made and run whose step may be captured."""
+    return CudaGraphs().on_stream() if device == "cuda" else nullcontext()
+
+
+class Training(TrainingStep):
+    """The step of one rank: the model, AdamW that changes nothing, and a batch of its own."""
+
+    def __init__(self, config: StepConfig, device: str, seed: int = 0) -> None:
+        import torch
+        import torch.distributed as dist
+
+        # Captured or not, the optimizer counts its steps on the GPU.
+        super().__init__(dataclasses.replace(config, capture=device == "cuda"), device, seed)
+        stand_still(self.optimizer)
+        generator = torch.Generator(device).manual_seed(seed + 1 + dist.get_rank())
+        for tokens in (self.tokens, self.targets):
+            tokens.random_(0, config.shape.vocab_size, generator=generator)
+        self.wrapper = None
+
+    def __call__(
+        self,
+        phase: Phase = nullcontext,
+        *,
+        send: bool = True,
+        before_optimizer: Callable[[], object] | None = None,
+    ):
+        """Take one step and return its loss; without `send` gradients stay this rank's own.
+
+        `before_optimizer` is called behind backward, and behind the finish where that is due.
+        """
+        import torch
+
+        quiet, cast = nullcontext(), nullcontext()
+        if self.wrapper is not None and not send:
+            quiet = self.wrapper.no_sync()
+        if self.config.precision == "bf16":
+            cast = torch.autocast(self.device, torch.bfloat16)
+        with quiet:
+            with cast:
+                with phase("forward"):
+                    output = self.forward(self.tokens)
+                with phase("loss"):
+                    output = self.loss(output, self.targets)
+            with phase("backward"), self.beside_backward():
+                output.backward()
+        if self.finishes and send:
+            with phase("communication"):
+                self.finish()
+        if before_optimizer is not None:
+            before_optimizer()
+        if not send and hasattr(self.wrapper, "reset"):
+            self.wrapper.reset()  # or it refuses the step
+        with phase("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return output.detach()
+
+    @property
+    def finishes(self) -> bool:
+        """Return whether the wrapper has to be asked to finish."""
+        return hasattr(self.wrapper, FINISH)
+
+    def finish(self) -> None:
+        """Wait for the gradients that travel."""
+        getattr(self.wrapper, FINISH)()
+
+    def warm(self, send: bool = True) -> None:
+        """Take steps that are not timed: they compile, allocate and agree on an order."""
+        for _ in range(WARMUP):
+            self(send=send)
+
+    @contextlib.contextmanager
+    def wrapped(self, wrapper) -> Iterator[None]:
+        """Have steps in this context go through `wrapper`, a wrapper of the model."""
+        self.wrapper = self.forward = wrapper
+        del wrapper  # or the collection would come too early for it
+        try:
+            yield
+        finally:
+            self.wrapper, self.forward = None, self.model
+            self.drop_gradients()
+            gc.collect()
+
+    def looked_at(self) -> list:
+        """Return the parameters that checks look at: of those whose names differ in numbers alone,
+        the first and the last."""
+        kinds: dict[str, list] = {}
+        for name, p in self.model.named_parameters():
+            kinds.setdefault(re.sub(r"\d+", "", name), []).append(p)
+        ends = [p for same in kinds.values() for p in (same[0], same[-1])]
+        return list(dict.fromkeys(ends))
+
+    def checked_gradients(self, send: bool) -> list:
+        """Return what a step makes of the gradients of `looked_at`."""
+        gradients: list = []
+
+        def copy() -> None:
+            gradients.extend(p.grad.clone() for p in self.looked_at())
+
+        self(send=send, before_optimizer=copy)
+        return gradients
+
+    def mean_gradients(self) -> list:
+        """Return the means over the ranks of the gradients that are looked at."""
+        import torch.distributed as dist
+
+        gradients = self.checked_gradients(send=False)
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+        return gradients
+
+    def error(self, means: list) -> float:
+        """Return how far gradients are from `means` after a step, relative to their size: the
+        largest difference on any rank; not above `TOLERANCE` where they are right."""
+        import torch
+
+        from a2lib.parallel.group import everyone
+
+        differences = []
+        for gradient, mean in zip(self.checked_gradients(send=True), means, strict=True):
+            differences.append((gradient - mean).norm() / mean.norm().clamp(min=1e-30))
+        largest = torch.stack(differences).nan_to_num(nan=torch.inf).max().item()
+        return max(everyone(largest))
+
+
+def stand_still(optimizer):
+    """Give `optimizer` a learning rate of 0, and return it."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return optimizer
+
+
+def state_bytes(optimizer) -> dict[str, int]:
+    """Return the bytes that this rank holds of parameters, gradients and AdamW's state, as columns
+    of a row. The parameters are the optimizer's: a sharded module's are whole while it computes."""
+    from a2lib.parallel.fsdp.shards import local
+
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    inner = getattr(optimizer, "optim", optimizer)  # PyTorch's that shards has one within
+    state = [inner.state[p] for p in inner.state if "exp_avg" in inner.state[p]]
+    return {
+        "parameter_bytes": sum(local(p).nbytes for p in params),
+        "gradient_bytes": sum(local(p.grad).nbytes for p in params if p.grad is not None),
+        "optimizer_bytes": sum(
+            local(x).nbytes for values in state for x in values.values() if hasattr(x, "nbytes")
+        ),
+    }
+
+
+def marking(name: str, device: str, marks: list[Mark]) -> Phase:
+    """Return a phase that appends to `marks` where the phase `name` begins and where it ends."""
+
+    @contextlib.contextmanager
+    def phase(part: str) -> Iterator[None]:
+        if part == name:
+            marks.append(Mark(device))
+        yield
+        if part == name:
+            marks.append(Mark(device))
+
+    return phase
+
+
+def adamw(params, device: str):
+    """Return PyTorch's AdamW that leaves the weights as they are and can be captured."""
+    import torch
+
+    capturable = device == "cuda"
+    return torch.optim.AdamW(params, lr=0.0, fused=True, capturable=capturable)
+
+
+def replayed(step: Callable, capture: bool, held: ExitStack) -> Callable:
+    """Return the step, or if `capture` its replay from a CUDA graph, as long as `held` is open."""
+    from a2lib.parallel import capture_step
+
+    return held.enter_context(capture_step(step)).replay if capture else step
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Milliseconds of each step, a list for each rank; and what the host takes to issue one, of the
+    slowest rank, None on the CPU."""
+
+    by_rank: list[list[float]]
+    ms_host: float | None
+
+
+def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankTimes]:
+    """Time each of `steps`, in turns whose order changes, and return what every rank took.
+
+    A step's time is from its begin to the next one's, several of them in a row.
+    """
+    from a2lib.parallel.group import everyone
+
+    longest = max(max(time_steps(step, device, 1)[0]) for step in steps.values())
+    count = STEPS if max(everyone(longest)) < LONG_MS else FEWEST
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    issued: dict[str, list[float]] = {name: [] for name in steps}
+    for name, several in in_turns(dict.fromkeys(steps, count)):
+        times, host = time_steps(steps[name], device, several)
+        taken[name] += times
+        issued[name].append(host)
+    every = {}
+    for name in steps:
+        host = max(everyone(statistics.median(issued[name]))) if device == "cuda" else None
+        every[name] = RankTimes(everyone(taken[name]), host)
+    return every
+
+
+def time_steps(step: Callable, device: str, count: int) -> tuple[list[float], float]:
+    """Return the milliseconds of each of `count` steps behind a first one, which all ranks begin
+    from rest, and what the host took to issue that first one."""
+    meet(device)
+    start = time.perf_counter_ns()
+    step()
+    issued = (time.perf_counter_ns() - start) / 1e6
+    marks = [Mark(device)]
+    for _ in range(count):
+        step()
+        marks.append(Mark(device))
+    synchronize(device)
+    return [a.ms_until(b) for a, b in itertools.pairwise(marks)], issued

@@ -1,0 +1,159 @@
+"""notebooks/ddp.ipynb: what it asks for, what its ranks measure, and what they refuse.
+
+The wrappers themselves are checked in ranks: tests/parallel/checks_ddp.py.
+"""
+
+import committed
+import pytest
+from notebook_cells import load_cells
+
+from a2lib.lab import ParameterError, bulk, read_section, sweep
+from a2lib.lab.notebook import Run
+
+SWEEPS = ("essential", "xl25", "2.7B", "plain-xl25", "plain-2.7B", "all")
+OURS = ["naive", "flat", "overlapped", "bucketed", "updating"]
+# The wrapper of a reader who has followed the handout, and one of whom forgets to divide.
+OF_A_READER = """
+import torch.distributed as dist
+
+class MyDDP(torch.nn.Module):
+    def __init__(self, model, divisor):
+        super().__init__()
+        self.model, self.divisor = model, divisor
+
+    def forward(self, tokens):
+        return self.model(tokens)
+
+    def finish_gradient_synchronization(self):
+        for p in self.model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= self.divisor
+
+MAKE["mine"] = lambda model: MyDDP(model, dist.get_world_size())
+MAKE["sums"] = lambda model: MyDDP(model, 1)
+MAKE["nothing"] = lambda model: model
+MAKE["raises"] = lambda model: model.no_such_name
+"""
+
+
+@pytest.fixture(autouse=True)
+def rows_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+
+
+def keys(cells):
+    return [cells.table.identify(key) for task in cells.tasks for key in task]
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_asks_for_each_row_once(gpus, name):
+    gpus(2)
+    asked = keys(load_cells("ddp", sweep=name))
+    assert len(asked) == len(set(asked))
+
+
+def test_the_sweeps_ask_for_every_published_row(gpus):
+    gpus(2)
+    cells = load_cells("ddp", sweep="all")
+    published = {cells.table.identify(row) for row in committed.measured("ddp")}
+    assert published and published <= set(keys(cells))
+    assert set(keys(load_cells("ddp", sweep="essential"))) <= set(keys(cells))
+
+
+def test_what_the_parameters_name(gpus):
+    gpus(0)
+    [task] = load_cells("ddp").tasks
+    assert [key["wrapper"] for key in task] == OURS
+    assert {(key["model"], key["backend"], key["precision"]) for key in task} == {
+        ("tiny", "gloo", "fp32")
+    }
+    [task] = load_cells("ddp", wrappers="flat,torch_ddp", batch=3).tasks
+    assert [(key["wrapper"], key["bucket_mb"], key["batch"]) for key in task] == [
+        ("flat", 0, 3),
+        ("torch_ddp", 25, 3),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [
+    {"sweep": "all"},
+    {"capture": True},
+    {"carrier": "copy_engines"},
+    {"wrappers": "naive", "sent_dtype": "bf16"},
+    {"wrappers": "nave"},
+    {"compile": "model"},
+    {"world_size": 1},
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
+    gpus(0)
+    with pytest.raises(ParameterError) as refusal:
+        load_cells("ddp", **wrong)
+    assert "\n" not in str(refusal.value)
+
+
+def test_pytorchs_wrapper_is_not_captured(gpus):
+    gpus(2)
+    with pytest.raises(ParameterError, match="torch_ddp"):
+        load_cells("ddp", capture=True, wrappers="torch_ddp")
+
+
+@pytest.mark.slow
+def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus, tmp_path):
+    gpus(0)
+    cells = load_cells("ddp", context=8, bucket_mb=100)
+    exec(OF_A_READER, cells.measure.__globals__)
+    [first, *_] = cells.tasks[0]
+    ways = [cells.way(name) for name in ("mine", "sums", "nothing")]
+    ways += [cells.way("bucketed", 100, "copy_engines"), cells.way("torch_ddp", 25)]
+    tasks = [[*cells.tasks[0], *({**first, **way} for way in ways)]]
+    tasks += [[{**first, **cells.way("raises")}]]
+    run = Run("ddp", {}, {}, "cpu", "cpu")
+    assert sweep(cells.table, tasks, cells.measure, run, ranks=2, device="cpu") == 0
+    rows = {(row["wrapper"], row["carrier"]): row for row in read_section("ddp")["cpu"]}
+    assert {name for name, row in rows.items() if row["status"] != "ok"} == {
+        ("sums", "backend"),
+        ("nothing", "backend"),
+        ("raises", "backend"),
+        ("bucketed", "copy_engines"),
+    }
+    assert "off their mean by 1" in rows["sums", "backend"]["note"]
+    assert "no_such_name" in rows["raises", "backend"]["note"]
+    assert rows["bucketed", "copy_engines"]["status"] == "unsupported"
+    for name in (*OURS, "mine", "torch_ddp"):
+        row = rows[name, "backend"]
+        of_ranks = [float(row[f"ms_rank_{part}"]) for part in ("min", "median", "max")]
+        assert of_ranks == sorted(of_ranks) and of_ranks[0] > 0
+        assert float(row["ms"]) > 0 and int(row["n"]) >= 10 and int(row["sent_bytes"]) > 0
+        assert row["conditions"].endswith("cores")
+        # PyTorch's cannot send without a backward; the reader's has no step without messages.
+        assert bool(row["ms_communication"]) is (name in OURS)
+        assert bool(row["ms_without"]) is (name != "mine")
+    drawn = {f"ddp-tiny-{way}-2-ranks" for way in ("naive", "overlapped", "bucketed-100-MB")}
+    assert set(bulk.pictures("strip")) == {("cpu", name) for name in drawn}
+    picture = bulk.read("strip", "cpu", "ddp-tiny-bucketed-100-MB-2-ranks")
+    assert picture.run == rows["bucketed", "backend"]["run"]
+    assert (picture.about["section"], picture.about["wrapper"]) == ("ddp", "bucketed")
+    assert "backward" in {row["phase"] for row in picture.rows}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [False, True])
+def test_rows_of_two_gpus(two_gpus, capture):
+    tiny = {"model": "tiny", "batch": 2, "context": 8, "attention": "eager", "compile": "none"}
+    cells = load_cells("ddp", **tiny, capture=capture)
+    ways = [cells.way(name) for name in ("naive", "flat", "overlapped")]
+    ways += [*cells.DRAWN[2:], *cells.IN_BF16, cells.UPDATING, *cells.MORE_UPDATING]
+    if not capture:
+        ways += [cells.way("torch_ddp", 25), *cells.PEERS]
+    [first, *_] = cells.tasks[0]
+    run = Run("ddp", {}, {}, "cuda", cells.table.device)
+    sweep(cells.table, [[{**first, **way} for way in ways]], cells.measure, run, ranks=2)
+    rows = read_section("ddp")[cells.table.device]
+    assert len(rows) == len(ways)
+    for row in rows:
+        assert (row["status"], row["note"]) == ("ok", "")
+        assert float(row["ms_host"]) > 0 and float(row["ms_without"]) > 0
+        assert bool(row["ms_without_updating"]) is (capture and row["wrapper"] == "updating")
+    for device, name in bulk.pictures("strip"):
+        kinds = {row["kind"] for row in bulk.read("strip", device, name).rows}
+        assert {"communication", "matmul"} <= kinds, name
+    assert len(bulk.pictures("strip")) == (2 if capture else 4)

@@ -1,0 +1,202 @@
+"""notebooks/fsdp.ipynb: what it asks for, what its ranks measure, and what they refuse.
+
+The wrapper itself is checked in ranks: tests/parallel/checks_fsdp.py.
+"""
+
+import committed
+import pytest
+import torch
+from notebook_cells import load_cells
+
+from a2lib.lab import ParameterError, bulk, read_section, sweep
+from a2lib.lab.notebook import Run
+from a2lib.theory import fsdp as theory
+from a2lib.theory.transformer import TINY, parameter_count
+
+PARAMETERS = parameter_count(TINY)
+# AdamW's counters of steps, 4 bytes for each of the tensors.
+COUNTERS = 4 * (2 * 9 + 3)
+PARTS = {"parameter": "parameters", "gradient": "gradients", "optimizer": "optimizer"}
+# Wrappers of a reader: one is ours, one keeps each rank's own gradients.
+OF_A_READER = """
+def no_reduction(model, low):
+    from a2lib.parallel.fsdp import units
+
+    def keep(parts, wholes, group):
+        for part, whole in zip(parts, wholes, strict=True):
+            part.copy_(whole.chunk(dist.get_world_size())[dist.get_rank()])
+
+    units.reduce_scatter_coalesced = keep
+    return FSDP(model, low)
+
+MAKE["mine"] = lambda model, low: FSDP(model, low)
+MAKE["own"] = no_reduction
+"""
+
+
+@pytest.fixture(autouse=True)
+def rows_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+
+
+def identities(table, tasks):
+    asked = [table.identify(key) for task in tasks for key in task]
+    assert len(asked) == len(set(asked))
+    return set(asked)
+
+
+def test_the_sweeps_ask_for_every_published_row(gpus):
+    gpus(2)
+    cells = load_cells("fsdp", sweep="all")
+    for table, tasks in ((cells.table, cells.tasks), (cells.memory_table, cells.memory_tasks)):
+        published = {table.identify(row) for row in committed.measured(table.section.name)}
+        assert published and published <= identities(table, tasks)
+
+
+def test_what_the_parameters_name(gpus):
+    gpus(2)
+    [task] = load_cells("fsdp", capture=True, context=64).tasks
+    assert [(key["wrapper"], key["context"]) for key in task] == [("fsdp", 64)]
+    cells = load_cells("fsdp", wrappers="fsdp2")
+    assert [task[0]["wrapper"] for task in cells.memory_tasks] == ["fsdp2"]
+    assert [key["wrapper"] for key in cells.tasks[0]] == ["fsdp2"]
+
+
+@pytest.mark.parametrize("wrong", [
+    {"sweep": "all"},
+    {"capture": True},
+    {"wrappers": "fsdp3"},
+    {"world_size": 1},
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
+    gpus(0)
+    with pytest.raises(ParameterError) as refusal:
+        load_cells("fsdp", **wrong)
+    assert "\n" not in str(refusal.value)
+
+
+def test_pytorchs_is_not_captured(gpus):
+    gpus(2)
+    with pytest.raises(ParameterError, match="fsdp2"):
+        load_cells("fsdp", capture=True, wrappers="fsdp2")
+
+
+@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize("alike", [0.0, 1.0])
+def test_gradients_are_held_against_their_mean(gpus, world, alike):
+    """In what ranks have alike, too, and beside roundings of a third of their size."""
+    gpus(0)
+    cells = load_cells("fsdp")
+    each = alike * torch.randn(1, 16, 32) + torch.randn(world, 16, 32)
+    mean = each.mean(0)
+    gradients = {
+        "right": mean,
+        "own": each[0],
+        "sum": world * mean,
+        "divided twice": mean / world,
+        "of other rows": mean.roll(8, 0),
+    }
+    noise = torch.randn(16, 32)
+    noise *= mean.norm() / noise.norm()
+    for precision, size in (("bf16", 0.33), ("fp32", 1e-3)):
+        allowed = torch.tensor(cells.TOLERANCE[precision])
+        for name, gradient in gradients.items():
+            numbers = cells.deviation(gradient + size * noise, mean, each[0])
+            assert bool((numbers <= allowed).all()) is (name == "right"), (name, numbers)
+    assert cells.deviation(mean[:0], mean[:0], mean[:0]).tolist() == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_what_two_ranks_hold_is_what_the_theory_says(gpus):
+    """But for AdamW's counters; PyTorch's divides vectors too."""
+    gpus(0)
+    cells = load_cells("fsdp", context=8)
+    run = Run("fsdp", {}, {}, "cpu", "cpu")
+    options = {"ranks": 2, "device": "cpu", "whole": True}
+    sweep(cells.memory_table, cells.memory_tasks, cells.measure_memory, run, **options)
+    rows = {}
+    for row in read_section("fsdp_memory")["cpu"]:
+        assert (row["status"], row["present_bytes"]) == ("ok", "")
+        rows[row["wrapper"], row["step_number"], row["moment"]] = row
+    assert len(rows) == 4 * 7
+    for held, moment in zip(theory.between(TINY, 2), ("init", "before", "after"), strict=True):
+        for wrapper, share in (("fsdp", 1), ("fsdp2", 2 * PARAMETERS / theory.kept(TINY, 2))):
+            for part, name in PARTS.items():
+                extra = COUNTERS if part == "optimizer" and held.optimizer else 0
+                size = int(rows[wrapper, "0", moment][f"{part}_bytes"])
+                assert size == pytest.approx(share * held.parts[name] + extra), (wrapper, part)
+    # Whole models have two ranks' parameters and gradients; ZeRO-1's optimizer is half of DDP's.
+    ddp, zero1 = (rows[wrapper, "0", "after"] for wrapper in ("ddp", "zero1"))
+    for part in ("parameter", "gradient"):
+        assert ddp[f"{part}_bytes"] == zero1[f"{part}_bytes"] == str(4 * PARAMETERS)
+    assert int(ddp["optimizer_bytes"]) == pytest.approx(8 * PARAMETERS + COUNTERS, abs=8)
+    assert int(zero1["optimizer_bytes"]) < 0.6 * int(ddp["optimizer_bytes"])
+    moments = list(theory.step(TINY, 2, 0, computes=4))
+    [last] = [moment for moment in moments if moment.moment == "backward root"]
+    assert int(rows["fsdp", "3", "forward"]["whole_bytes"]) == last.gathered
+    # Without activations, which a CPU does not tell, and when a unit begins.
+    computing = [moment for moment in moments if moment.moment[:4] in ("forw", "back")]
+    fullest = max(computing, key=lambda moment: moment.total)
+    peak = rows["fsdp", "3", "peak"]
+    held = sum(int(peak[f"{part}_bytes"]) for part in (*PARTS, "whole", "travelling"))
+    assert held >= fullest.total + COUNTERS
+
+
+@pytest.mark.slow
+def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus):
+    gpus(0)
+    cells = load_cells("fsdp", context=8)
+    exec(OF_A_READER, cells.measure.__globals__)
+    [keys] = cells.tasks
+    # Last, since it changes its process; in bf16, whose roundings are larger than in fp32.
+    wrong = {**keys[0], "wrapper": "own", "precision": "bf16"}
+    right = {**keys[0], "wrapper": "mine", "precision": "bf16"}
+    tasks = [keys, [right], [wrong]]
+    run = Run("fsdp", {}, {}, "cpu", "cpu")
+    assert sweep(cells.table, tasks, cells.measure, run, ranks=2, device="cpu") == 0
+    rows = {row["wrapper"]: row for row in read_section("fsdp")["cpu"]}
+    assert rows["own"]["status"] == "error" and "off their mean" in rows["own"]["note"]
+    for name in ("fsdp", "fsdp2", "mine"):
+        row = rows[name]
+        assert row["status"] == "ok" and row["conditions"].endswith("cores")
+        assert float(row["ms"]) > 0 and float(row["ms_without"]) > 0 and int(row["n"]) >= 10
+        assert bool(row["ms_waited"]) is (name != "fsdp2")
+    assert ("cpu", "fsdp-tiny-2-ranks") in bulk.pictures("strip")
+    assert ("cpu", "fsdp-tiny-launched-2-ranks") in bulk.pictures("gathers")
+    gathers = bulk.read("gathers", "cpu", "fsdp-tiny-launched-2-ranks").rows
+    gathered = [("forward", unit) for unit in ("root", "layers.0", "layers.1")]
+    gathered.append(("backward", "layers.0"))
+    assert [(row["pass"], row["unit"]) for row in gathers] == gathered
+    for row in gathers:
+        # The CPU gathers before it goes on.
+        times = [row[f"{name}_ms"] for name in ("gather_start", "gather_end", "turn")]
+        times += [row["compute_start_ms"], row["compute_end_ms"]]
+        assert times == sorted(times)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [False, True])
+def test_rows_of_two_gpus(two_gpus, capture):
+    cells = load_cells("fsdp", model="tiny", batch=2, context=8, capture=capture)
+    eager = {"attention": "eager", "compile": "none"}
+    tasks = [[{**key, **eager} for key in task] for task in cells.tasks]
+    memory_tasks = [[{**key, **eager} for key in task] for task in cells.memory_tasks]
+    run = Run("fsdp", {}, {}, "cuda", cells.table.device)
+    options = {"ranks": 2, "whole": True}
+    sweep(cells.memory_table, memory_tasks, cells.measure_memory, run, **options)
+    sweep(cells.table, tasks, cells.measure, run, ranks=2)
+    memory = read_section("fsdp_memory")[cells.table.device]
+    held = {(row["wrapper"], row["step_number"], row["moment"]): row for row in memory}
+    for wrapper in ("fsdp", "fsdp2", "ddp", "zero1"):
+        after = held[wrapper, "3", "after"]
+        named = sum(int(after[f"{part}_bytes"]) for part in PARTS)
+        peak = int(held[wrapper, "3", "peak"]["tensor_bytes"])
+        assert peak >= int(after["present_bytes"]) >= named
+    rows = read_section("fsdp")[cells.table.device]
+    assert {row["wrapper"] for row in rows} == ({"fsdp"} if capture else {"fsdp", "fsdp2"})
+    for row in rows:
+        assert (row["status"], row["note"]) == ("ok", "") and float(row["ms_host"]) > 0
+    [(device, name)] = bulk.pictures("gathers")
+    waited = [row["waited_ms"] for row in bulk.read("gathers", device, name).rows]
+    assert len(waited) == 4 and min(waited) >= 0
+    assert len(bulk.pictures("strip")) == (0 if capture else 1)

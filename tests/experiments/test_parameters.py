@@ -4,10 +4,10 @@ import importlib
 
 import pytest
 import refusals
+from a2lib.experiments.attention import Parameters
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from a2lib.experiments.attention import Parameters
 from a2lib.experiments.harness import parameters
 from a2lib.experiments.harness.parameters import Common, ParameterError, check
 from a2lib.lab.sections import SECTIONS

@@ -247,4 +247,4 @@ def _typed(column: str, cells: pandas.Series) -> pandas.Series:
         return cells == "true"
     numbers = pd.to_numeric(cells, errors="coerce")
     numeric = (numbers.notna() | (cells == "")).all() and numbers.notna().any()
-    return numbers if numeric or is_number else cells
+    return numbers if numeric else cells

@@ -135,17 +135,6 @@ class Eager:
         return tensors * self.tensor + matrices * self.matrix
 
 
-def by_hand_saved(shape: Eager) -> dict[str, int]:
-    """Return what autograd saves where the softmax is written out as exp(s - max) / sum: the
-    exponentials and the weights, the sums, and the places of the maxima."""
-    rows = shape.batch * shape.n
-    return shape.saved() | {
-        "exponentials": shape.matrix,
-        "sums": rounded(rows * WIDE),
-        "places of the maxima": rounded(rows * INDEX),
-    }
-
-
 def longest(
     batch: int, d: int, causal: bool, room: int, pass_: str, *, step: int = 1, how: str = "tensors"
 ) -> int:

@@ -149,10 +149,13 @@ def _measure(
         end = group.work([waiting[0]] if fresh else list(waiting))
         for _ in range(end.reached):
             _blame_missing(group, table, waiting.popleft(), end.stored, run_id)
-        if end.is_orderly or not waiting:  # a process may die behind its last task
+        if end.is_orderly:
             continue
-        left = [key for key in waiting.popleft() if table.identify(key) not in end.stored]
-        if not left:
+        left = []
+        if waiting:
+            left = [key for key in waiting.popleft() if table.identify(key) not in end.stored]
+        if not left:  # a process may die behind its last row, which is no row's fault
+            print(f"behind its last row: {end.note}")
             continue
         first = table.identify(left[0])
         if end.from_outside and first not in ended_before:

@@ -1,16 +1,34 @@
 """Parameters: every wrong one stops with one line that says what is allowed."""
 
 import importlib
+from dataclasses import dataclass
 
 import pytest
 import refusals
-from a2lib.experiments.attention import Parameters
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from a2lib.experiments.harness import parameters
-from a2lib.experiments.harness.parameters import Common, ParameterError, check
+from a2lib.experiments.harness.parameters import (
+    Common,
+    ParameterError,
+    WithSweep,
+    check,
+    parameter,
+)
 from a2lib.lab.sections import SECTIONS
+
+
+@dataclass(frozen=True)
+class Parameters(WithSweep):
+    seq_len: int | None = parameters.count(None, "tokens", 2**24)
+    heads: int = parameters.count(1, "heads", 2**16)
+    causal: bool = parameter(True, "whether a query sees no later key")
+    implementations: str = parameter(
+        "auto", "a comma list", choices=("auto",), many=("eager", "tiled")
+    )
+    sweep: str = parameters.sweep(("grid", "all"))
+
 
 FIELDS = {field.name: field for field in parameters.fields(Parameters)}
 DEFAULTS = {name: field.default for name, field in FIELDS.items()}
@@ -34,7 +52,7 @@ def test_defaults_pass_whatever_else_the_notebook_has():
 @example(name="seq_len", value=10**30)
 @example(name="time_limit_s", value=10**400)
 @example(name="seed", value=2**63)
-@example(name="head_dim", value=10**5000)
+@example(name="heads", value=10**5000)
 def test_whole_numbers_are_bounded_and_may_come_as_floats(name, value):
     rules = FIELDS[name].metadata
     assert rules["minimum"] >= 0 and rules["maximum"] < 2**63
@@ -82,7 +100,7 @@ def test_flags_may_come_as_words(form, meant):
 @pytest.mark.parametrize("form", [None, "null", "none", "None"])
 def test_no_value_may_come_as_a_word_where_it_is_allowed(form):
     assert check({**DEFAULTS, "seq_len": form}, Parameters).seq_len is None
-    assert "head_dim" in refused(head_dim=form)
+    assert "heads" in refused(heads=form)
 
 
 @pytest.mark.parametrize("notebook", sorted({s.notebook for s in SECTIONS.values() if s.handler}))

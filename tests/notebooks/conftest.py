@@ -1,11 +1,6 @@
 """A notebook through papermill, at the size that a test asks for."""
 
-import nbformat
-import papermill
 import pytest
-from jupyter_client import AsyncKernelManager
-from jupyter_core.utils import run_sync
-from notebook_runs import environment
 
 from a2lib.paths import ROOT
 
@@ -26,6 +21,13 @@ def execute(tmp_path_factory):
     Those of a file share a kernel and its worker, which take longer to start than all that is
     measured; test_flash_notebook.py has a run by the command.
     """
+    # Here, since the tests beside this that are for a GPU run where these are not installed.
+    import nbformat
+    import papermill
+    from jupyter_client import AsyncKernelManager
+    from jupyter_core.utils import run_sync
+    from notebook_runs import environment
+
     kernel = AsyncKernelManager(kernel_name="python3")
     env = {"A2LIB_LOCKS": str(tmp_path_factory.mktemp("locks")), "CUDA_VISIBLE_DEVICES": ""}
     run_sync(kernel.start_kernel)(env=environment(ROOT, **env), cwd=ROOT)

@@ -15,9 +15,10 @@ from a2lib.attention import attention_reference
 from a2lib.experiments.compile import PASSES, Shape
 from a2lib.experiments.compile.turns import Turns
 from a2lib.experiments.harness.worker import Job, Row
-from a2lib.experiments.passes import DTYPES
 from a2lib.lab import COMPILE_ATTENTION, failures, inductor, peak_bytes, synchronize
 from a2lib.theory.eager import Eager
+
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 prepare = inductor.configure
 
@@ -26,7 +27,7 @@ def measure(job: Job) -> None:
     """The wanted implementations at one shape: in turns, or each by itself."""
     shape = Shape(**job.spec["shape"])
     sizes = shape.batch, shape.seq_len, shape.head_dim
-    if job.would_swap(Eager(*sizes, shape.causal, DTYPES[shape.dtype]).total("backward")):
+    if job.would_swap(Eager(*sizes, shape.causal, ELEMENT_BYTES[shape.dtype]).total("backward")):
         return
     inductor.prime(job.device)
     for group in job.groups():

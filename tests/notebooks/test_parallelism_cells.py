@@ -7,7 +7,7 @@ import committed
 import pytest
 from notebook_cells import load_cells
 
-from a2lib.lab import ParameterError, device_slug, gpu_count, read_section, sweep
+from a2lib.lab import ParameterError, read_section, sweep
 from a2lib.lab.notebook import Run
 
 SMALL = {"tokens": 16, "d_model": 16, "d_ff": 32, "layers": 2}
@@ -97,27 +97,6 @@ def test_rows_of_ours_pytorchs_and_the_readers_own(gpus, tmp_path):
     for row in by_name["wrong"]:
         assert row["status"] == "error" and "is off the one process's by" in row["note"]
     assert set(cells.table.columns) == set(rows[0])
-
-
-@pytest.mark.gpu
-def test_rows_of_gpus(tmp_path):
-    """Every scheme, ours and PyTorch's."""
-    if gpu_count() < 2:
-        pytest.skip("needs two GPUs")
-    n = 4 if gpu_count() >= 4 else 2
-    size = {"tokens": 512, "d_model": 128, "d_ff": 256, "layers": 3, "world_size": n}
-    cells = load_cells("parallelism", **size)
-    for scheme in cells.SCHEMES:
-        cells.tasks.extend(cells.keys_of(scheme, "torch", 256, [512]))
-    slug = device_slug()
-    run = Run("parallelism", {}, {}, "cuda", slug)
-    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=n, device="cuda") == 0
-    rows = read_section("parallelism", tmp_path / "data")[slug]
-    assert {row["status"] for row in rows} == {"ok"}, rows
-    sent = {(r["scheme"], r["pass"]) for r in rows if r["ms_communication"]}
-    assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
-    both = [r for r in rows if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib")]
-    assert all(row["ms_data"] and row["ms_tensor"] for row in both)
 
 
 def forgetful(stack):

@@ -104,8 +104,8 @@ def forgetful(stack):
 
     class Forgetful(stack):
         def gradients(self):
-            found = super().gradients()
-            return {**found, "0.w2": 0 * found["0.w2"]}
+            gradients = super().gradients()
+            return {**gradients, "0.w2": 0 * gradients["0.w2"]}
 
     Forgetful.__module__ = "__main__"  # travels by value, as what a cell defines
     return Forgetful

@@ -3,12 +3,15 @@
 The schemes themselves are checked in ranks: tests/parallel/checks_feed_forward.py.
 """
 
+import json
+
 import committed
 import pytest
 from notebook_cells import load_cells
 
 from a2lib.lab import ParameterError, read_section, sweep
 from a2lib.lab.notebook import Run
+from a2lib.paths import ROOT
 
 SMALL = {"tokens": 16, "d_model": 16, "d_ff": 32, "layers": 2}
 PASSES = ("forward", "backward", "end_to_end")
@@ -109,3 +112,16 @@ def forgetful(stack):
 
     Forgetful.__module__ = "__main__"  # travels by value, as what a cell defines
     return Forgetful
+
+
+def test_a_layout_of_the_readers_own_is_estimated():
+    notebook = json.loads((ROOT / "notebooks" / "parallelism.ipynb").read_text(encoding="utf-8"))
+    [cell] = [cell for cell in notebook["cells"] if cell["id"] == "layout"]
+    code = "".join(cell["source"])
+    mine = 'LAYOUTS["mine"] = Layout(data=8, context=2, microbatches=16)\nestimates = []'
+    namespace = {}
+    exec(code.replace("estimates = []", mine), namespace)
+    assert [line["layout"] for line in namespace["estimates"]] == [*namespace["LAYOUTS"]]
+    for line in namespace["estimates"]:
+        assert 0 < line["s"] <= line["s, none hidden"] and 0 < line["MFU, 6ND"] < 1
+    assert any(line["fits"] for line in namespace["estimates"])

@@ -23,14 +23,14 @@ SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]
 
 
 def test_what_it_refuses_is_one_line(capsys):
-    for given, complaint in {
+    for options, complaint in {
         "--way=fast": "way 'fast': allowed are recomputed, attention_kept, fused_head",
         "--way=own_attention": "way 'own_attention': allowed without a GPU are recomputed, ",
         "--size=7B": "size '7B': allowed are tiny, small, medium",
         "--layers=4": "unknown --layers=4 (did you mean --num-layers?); allowed are --help, --way",
         "--num-layers=100 --size=10B": "GB are left here; allowed is what fits: a smaller model",
     }.items():
-        line = refused_command(lambda a: leaderboard.parse(a, "cpu"), given.split(), capsys)
+        line = refused_command(lambda a: leaderboard.parse(a, "cpu"), options.split(), capsys)
         assert complaint in line
 
 

@@ -178,7 +178,7 @@ class ChunkedHead(TransformerLM):
 
 
 class Training:
-    """The model of ``given``, sharded, with this rank's batch and fused AdamW; collective.
+    """The model of ``spec``, sharded, with this rank's batch and fused AdamW; collective.
 
     ``plans(training)`` says what each block keeps, and may look at what is free by then; None keeps
     each block's input, and computes the block again. With ``lr`` 0 the weights stay what they are,
@@ -193,7 +193,7 @@ class Training:
 
     def __init__(
         self,
-        given: Step,
+        spec: Step,
         device: str,
         rank: int,
         seed: int,
@@ -204,13 +204,13 @@ class Training:
         compiler: str = "",
         least_moved: int | None = None,
     ) -> None:
-        shape, way = given.shape, given.way
+        shape, way = spec.shape, spec.way
         self.device = device
         kind = TransformerLM if way.head == "fused" else ChunkedHead
         self.model = kind.from_size(
             shape,
-            given.context,
-            attention=way.attention or given.attention,
+            spec.context,
+            attention=way.attention or spec.attention,
             device=device,
             dtype=wide,
             seed=seed,
@@ -220,7 +220,7 @@ class Training:
             module.compile(**compiled)
         if way.head == "chunks":
             self.model.cross_entropy = torch.compile(cross_entropy, **compiled)
-        low = torch.bfloat16 if given.dtype == "bf16" else None
+        low = torch.bfloat16 if spec.dtype == "bf16" else None
         if way.fsdp == "a2lib":
             self.wrapper: nn.Module = FSDP(self.model, low)
         else:
@@ -240,7 +240,7 @@ class Training:
                 self.mover = Mover(device, least=least, in_flight=most)
             self.model.use_checkpointing(PlannedBlocks(self.plans, self.mover))
         generator = torch.Generator(device).manual_seed(seed + 1 + rank)
-        size = (2, given.batch, given.context)
+        size = (2, spec.batch, spec.context)
         self.token_ids, self.targets = torch.randint(
             shape.vocab_size, size, generator=generator, device=device
         )
@@ -458,26 +458,26 @@ def parser() -> Parser:
 def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int, bool]:
     """Return the name of the way, the step, the seed, and whether JSON is asked for; SystemExit for
     what cannot be on ``device``."""
-    options = parser()
-    given = options.parse_args(arguments)
+    command = parser()
+    options = command.parse_args(arguments)
     here = [name for name, way in LADDER.items() if device == "cuda" or way.attention != "flash"]
-    name = given.way or here[-1]
+    name = options.way or here[-1]
     if name not in here:
         where = " without a GPU" if name in LADDER else ""
-        options.error(f"way {name!r}: allowed{where} are {', '.join(here)}")
+        command.error(f"way {name!r}: allowed{where} are {', '.join(here)}")
     try:
-        shape = named_size(given.size, MODELS)
+        shape = named_size(options.size, MODELS)
     except ValueError as error:
-        options.error(str(error))
-    shape = dataclasses.replace(shape, num_layers=given.num_layers or shape.num_layers)
-    context = given.context or CONTEXT[device]
-    step = Step(LADDER[name], shape, given.batch, context, ATTENTION[device], DTYPE[device])
+        command.error(str(error))
+    shape = dataclasses.replace(shape, num_layers=options.num_layers or shape.num_layers)
+    context = options.context or CONTEXT[device]
+    step = Step(LADDER[name], shape, options.batch, context, ATTENTION[device], DTYPE[device])
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if device == "cpu":  # which would swap, or be killed
         too_little = memory.too_little(device, ranks * step.rank_bytes(ranks), "some")
         if too_little:
-            options.error(too_little)
-    return name, step, given.seed, given.json
+            command.error(too_little)
+    return name, step, options.seed, options.json
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -518,7 +518,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def table(name: str, step: Step, row: dict, device: str) -> str:
     """Return a few lines for people."""
     tflops = step.flops / row["ms"] / 1e9
-    peaks = {known.slug: known.flops for known in DEVICES.values()}
+    peaks = {gpu.slug: gpu.flops for gpu in DEVICES.values()}
     share = "no peak of this device is known"
     if device_slug() in peaks:
         share = f"{1e12 * tflops / peaks[device_slug()]:.1%} of the stated peak (MFU)"

@@ -61,19 +61,19 @@ def start(tmp_path):
 
 def losses(*processes):
     """Return what the ranks print, by rank and world size."""
-    printed = []
+    lines = []
     for process in processes:
         text, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, text
-        printed += re.findall(r"rank (\d) of (\d): loss (\d\.\d+)", text)
-    return {(int(rank), int(size)): loss for rank, size, loss in printed}
+        lines += re.findall(r"rank (\d) of (\d): loss (\d\.\d+)", text)
+    return {(int(rank), int(size)): loss for rank, size, loss in lines}
 
 
 def test_two_processes_on_one_machine(start):
     [command] = [line for line in COMMANDS if "--nproc-per-node 2" in line]
-    found = losses(start(shlex.split(command)))
-    assert set(found) == {(0, 2), (1, 2)}
-    assert found[0, 2] != found[1, 2]  # each has a batch of its own
+    printed = losses(start(shlex.split(command)))
+    assert set(printed) == {(0, 2), (1, 2)}
+    assert printed[0, 2] != printed[1, 2]  # each has a batch of its own
 
 
 def test_two_machines(start):
@@ -84,8 +84,8 @@ def test_two_machines(start):
     assert len(lines) == 2
     lines = [line.replace("first-host", "127.0.0.1").replace("29500", port) for line in lines]
     lines = [line.replace("--nproc-per-node 8", "--nproc-per-node 1") for line in lines]
-    found = losses(*[start(shlex.split(line)) for line in lines])
-    assert set(found) == {(0, 2), (1, 2)}
+    printed = losses(*[start(shlex.split(line)) for line in lines])
+    assert set(printed) == {(0, 2), (1, 2)}
 
 
 def test_a_slurm_job(start, tmp_path):

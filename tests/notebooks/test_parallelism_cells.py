@@ -3,12 +3,15 @@
 The schemes themselves are checked in ranks: tests/parallel/checks_feed_forward.py.
 """
 
+import json
+
 import committed
 import pytest
 from notebook_cells import load_cells
 
-from a2lib.lab import ParameterError, device_slug, gpu_count, read_section, sweep
+from a2lib.lab import ParameterError, read_section, sweep
 from a2lib.lab.notebook import Run
+from a2lib.paths import ROOT
 
 SMALL = {"tokens": 16, "d_model": 16, "d_ff": 32, "layers": 2}
 PASSES = ("forward", "backward", "end_to_end")
@@ -99,34 +102,26 @@ def test_rows_of_ours_pytorchs_and_the_readers_own(gpus, tmp_path):
     assert set(cells.table.columns) == set(rows[0])
 
 
-@pytest.mark.gpu
-def test_rows_of_gpus(tmp_path):
-    """Every scheme, ours and PyTorch's."""
-    if gpu_count() < 2:
-        pytest.skip("needs two GPUs")
-    n = 4 if gpu_count() >= 4 else 2
-    size = {"tokens": 512, "d_model": 128, "d_ff": 256, "layers": 3, "world_size": n}
-    cells = load_cells("parallelism", **size)
-    for scheme in cells.SCHEMES:
-        cells.tasks.extend(cells.keys_of(scheme, "torch", 256, [512]))
-    slug = device_slug()
-    run = Run("parallelism", {}, {}, "cuda", slug)
-    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=n, device="cuda") == 0
-    rows = read_section("parallelism", tmp_path / "data")[slug]
-    assert {row["status"] for row in rows} == {"ok"}, rows
-    sent = {(r["scheme"], r["pass"]) for r in rows if r["ms_communication"]}
-    assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
-    both = [r for r in rows if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib")]
-    assert all(row["ms_data"] and row["ms_tensor"] for row in both)
-
-
 def forgetful(stack):
     """Return a stack that loses the gradient of one matrix."""
 
     class Forgetful(stack):
         def gradients(self):
-            found = super().gradients()
-            return {**found, "0.w2": 0 * found["0.w2"]}
+            gradients = super().gradients()
+            return {**gradients, "0.w2": 0 * gradients["0.w2"]}
 
     Forgetful.__module__ = "__main__"  # travels by value, as what a cell defines
     return Forgetful
+
+
+def test_a_layout_of_the_readers_own_is_estimated():
+    notebook = json.loads((ROOT / "notebooks" / "parallelism.ipynb").read_text(encoding="utf-8"))
+    [cell] = [cell for cell in notebook["cells"] if cell["id"] == "layout"]
+    code = "".join(cell["source"])
+    mine = 'LAYOUTS["mine"] = Layout(data=8, context=2, microbatches=16)\nestimates = []'
+    namespace = {}
+    exec(code.replace("estimates = []", mine), namespace)
+    assert [line["layout"] for line in namespace["estimates"]] == [*namespace["LAYOUTS"]]
+    for line in namespace["estimates"]:
+        assert 0 < line["s"] <= line["s, none hidden"] and 0 < line["MFU, 6ND"] < 1
+    assert any(line["fits"] for line in namespace["estimates"])

@@ -9,7 +9,7 @@ import committed
 import pytest
 from notebook_cells import load_cells
 
-from a2lib.lab import ParameterError, bulk, device_slug, gpu_count, read_section, sweep
+from a2lib.lab import ParameterError, bulk, read_section, sweep
 from a2lib.lab.notebook import Run
 from a2lib.lab.ranks import SWITCHES
 
@@ -77,25 +77,3 @@ def test_rows_of_two_ranks_and_of_the_readers_own_way(gpus, tmp_path):
     drawn = bulk.read("kernels", "cpu", name, tmp_path / "data")
     assert drawn.about["section"] == "leaderboard" and drawn.run == rows["offloaded"]["run"]
     assert {row["phase"] for row in drawn.rows} >= {"forward", "backward", "optimizer"}
-
-
-@pytest.mark.gpu
-def test_every_way_on_gpus(tmp_path):
-    """In as many processes as there are GPUs for; the losses of all agree."""
-    n = min(2, gpu_count())
-    size = {"model": "2.7B", "layers": 4, "context": 2048, "room_percent": 75}
-    quick = {"warmup_ms": 1, "rep_ms": 1, "cold": False}
-    cells = load_cells("leaderboard", world_size=n, **size, **quick)
-    slug = device_slug()
-    run = Run("leaderboard", {}, {}, "cuda", slug)
-    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=n, device="cuda") == 0
-    rows = {row["way"]: row for row in read_section("leaderboard", tmp_path / "data")[slug]}
-    assert set(rows) == set(cells.MAKE) and {row["status"] for row in rows.values()} == {"ok"}, rows
-    for row in rows.values():
-        for name in ("loss", "gradient_norm"):
-            assert float(row[name]) == pytest.approx(float(rows["recomputed"][name]), rel=0.02)
-    assert int(rows["offloaded"]["host_bytes"]) > 0 == int(rows["products_kept"]["host_bytes"])
-    kept = {way: int(row["kept_bytes"]) for way, row in rows.items()}
-    assert kept["offloaded"] <= kept["products_kept"] * 1.05
-    assert kept["own_fsdp"] < kept["products_kept"]
-    assert len(bulk.pictures("kernels", tmp_path / "data")) == len(rows)

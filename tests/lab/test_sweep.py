@@ -91,6 +91,17 @@ def test_rows_are_stored_by_one_process_and_name_their_run(table, run):
     assert recorded["command"] == "papermill notebooks/toy.ipynb" and len(recorded["source"]) == 12
 
 
+def measure_and_raise(asked):
+    yield from measure(asked)
+    raise ValueError("no picture of it")
+
+
+def test_what_fails_behind_the_rows_is_said(table, run, capsys):
+    sweep(table, [keys("a"), keys("b", sizes=(1,))], measure_and_raise, run)
+    assert statuses(table) == {"a": ["ok"] * 2, "b": ["ok"]}
+    assert capsys.readouterr().out.count("no picture of it") == 2
+
+
 @pytest.mark.parametrize(("part", "status", "note"), [
     ("abort", "error", "its process was killed by SIGABRT"),
     ("raise", "error", "ValueError: first line"),

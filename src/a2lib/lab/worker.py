@@ -96,6 +96,8 @@ def work(job: dict, tasks: list[list[dict]], folder: Path, rank: int, ranks: int
             traceback.print_exc()
             stored = _stored(folder)
             failed = [key for key in keys if table.identify(key) not in stored]
+            if not failed:
+                raise  # behind the last row: the sweep says it
             put(*({**key, "status": status, "note": note} for key in failed))
         if rank == 0:
             (folder / "reached").write_text(str(number + 1))

@@ -133,27 +133,3 @@ def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus, tmp_path):
     assert picture.run == rows["bucketed", "backend"]["run"]
     assert (picture.about["section"], picture.about["wrapper"]) == ("ddp", "bucketed")
     assert "backward" in {row["phase"] for row in picture.rows}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("capture", [False, True])
-def test_rows_of_two_gpus(two_gpus, capture):
-    tiny = {"model": "tiny", "batch": 2, "context": 8, "attention": "eager", "compile": "none"}
-    cells = load_cells("ddp", **tiny, capture=capture)
-    ways = [cells.way(name) for name in ("naive", "flat", "overlapped")]
-    ways += [*cells.DRAWN[2:], *cells.IN_BF16, cells.UPDATING, *cells.MORE_UPDATING]
-    if not capture:
-        ways += [cells.way("torch_ddp", 25), *cells.PEERS]
-    [first, *_] = cells.tasks[0]
-    run = Run("ddp", {}, {}, "cuda", cells.table.device)
-    sweep(cells.table, [[{**first, **way} for way in ways]], cells.measure, run, ranks=2)
-    rows = read_section("ddp")[cells.table.device]
-    assert len(rows) == len(ways)
-    for row in rows:
-        assert (row["status"], row["note"]) == ("ok", "")
-        assert float(row["ms_host"]) > 0 and float(row["ms_without"]) > 0
-        assert bool(row["ms_without_updating"]) is (capture and row["wrapper"] == "updating")
-    for device, name in bulk.pictures("strip"):
-        kinds = {row["kind"] for row in bulk.read("strip", device, name).rows}
-        assert {"communication", "matmul"} <= kinds, name
-    assert len(bulk.pictures("strip")) == (2 if capture else 4)

@@ -133,28 +133,3 @@ def test_rows_of_two_ranks_with_optimizers_of_the_readers_own(gpus):
         assert row["status"] == "ok" and row["conditions"].endswith("cores")
         assert int(row["n"]) >= 10
         assert all(float(row[column]) > 0 for column in ("ms", "ms_without", "ms_optimizer"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("capture", [False, True])
-def test_rows_of_two_gpus(two_gpus, capture):
-    cells = load_cells("sharded_optimizer", model="tiny", batch=2, context=8, capture=capture)
-    eager = {"attention": "eager", "compile": "none"}
-    tasks = [[{**key, **eager} for key in task] for task in cells.tasks]
-    memory_tasks = [[{**key, **eager} for key in task] for task in cells.memory_tasks]
-    run = Run("sharded_optimizer", {}, {}, "cuda", cells.table.device)
-    sweep(cells.table, tasks, cells.measure, run, ranks=2)
-    options = {"ranks": 2, "whole": True}
-    sweep(cells.memory_table, memory_tasks, cells.measure_memory, run, **options)
-    rows = read_section("sharded_optimizer")[cells.table.device]
-    assert len(rows) == (4 if capture else 6)
-    for row in rows:
-        assert (row["status"], row["note"]) == ("ok", "") and float(row["ms_optimizer"]) > 0
-    for row in read_section("sharded_optimizer_memory")[cells.table.device]:
-        assert row["status"] == "ok"
-        assert int(row["present_bytes"]) > int(row["parameter_bytes"])
-        # Backward runs in a thread of its own, whose calls are to be counted too.
-        if row["moment"] == "step" and row["carrier"] == "backend":
-            assert int(row["reduced_bytes"]) >= int(row["parameter_bytes"]), row
-            gathered = int(row["gathered_bytes"]) + int(row["broadcast_bytes"])
-            assert (gathered >= int(row["parameter_bytes"])) is (row["optimizer"] != "plain"), row

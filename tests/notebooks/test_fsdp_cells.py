@@ -172,31 +172,3 @@ def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus):
         times = [row[f"{name}_ms"] for name in ("gather_start", "gather_end", "turn")]
         times += [row["compute_start_ms"], row["compute_end_ms"]]
         assert times == sorted(times)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("capture", [False, True])
-def test_rows_of_two_gpus(two_gpus, capture):
-    cells = load_cells("fsdp", model="tiny", batch=2, context=8, capture=capture)
-    eager = {"attention": "eager", "compile": "none"}
-    tasks = [[{**key, **eager} for key in task] for task in cells.tasks]
-    memory_tasks = [[{**key, **eager} for key in task] for task in cells.memory_tasks]
-    run = Run("fsdp", {}, {}, "cuda", cells.table.device)
-    options = {"ranks": 2, "whole": True}
-    sweep(cells.memory_table, memory_tasks, cells.measure_memory, run, **options)
-    sweep(cells.table, tasks, cells.measure, run, ranks=2)
-    memory = read_section("fsdp_memory")[cells.table.device]
-    held = {(row["wrapper"], row["step_number"], row["moment"]): row for row in memory}
-    for wrapper in ("fsdp", "fsdp2", "ddp", "zero1"):
-        after = held[wrapper, "3", "after"]
-        named = sum(int(after[f"{part}_bytes"]) for part in PARTS)
-        peak = int(held[wrapper, "3", "peak"]["tensor_bytes"])
-        assert peak >= int(after["present_bytes"]) >= named
-    rows = read_section("fsdp")[cells.table.device]
-    assert {row["wrapper"] for row in rows} == ({"fsdp"} if capture else {"fsdp", "fsdp2"})
-    for row in rows:
-        assert (row["status"], row["note"]) == ("ok", "") and float(row["ms_host"]) > 0
-    [(device, name)] = bulk.pictures("gathers")
-    waited = [row["waited_ms"] for row in bulk.read("gathers", device, name).rows]
-    assert len(waited) == 4 and min(waited) >= 0
-    assert len(bulk.pictures("strip")) == (0 if capture else 1)

@@ -141,6 +141,7 @@ def gluon_calls():
     """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``."""
     calls = []
     for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
+        calls += gluon_backward_calls(d, causal, ragged)
         x, lse = torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16), torch.empty(1, 1, 256)
         more = x.new_empty(1, 1, 256, d)  # queries, so that some are past the keys
         names = ("q", "o", "do", "dq", "k", "v", "dk", "dv", "lse")
@@ -164,6 +165,28 @@ def gluon_calls():
     return calls
 
 
+def gluon_backward_calls(d, causal, ragged):
+    """The backward in a fixed order, and of heads of keys that two query heads share."""
+    calls = []
+    hopper.hopper_backward_stays = table.hopper_backward_stays
+    for heads, ordered in ((1, True), (2, False)):
+        x, lse = (
+            torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16),
+            torch.empty(1, heads, 256),
+        )
+        more = x.new_empty(1, heads, 256, d)
+        names = ("q", "o", "do", "dq", "k", "v", "dk", "dv", "lse")
+        problem = passes._Problem((*[more] * 4, *[x] * 4, lse), (), names, causal, None)
+        problem.fixed_order = ordered
+        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(more), strict=True)))
+        problem.add(turns=hopper.turns(problem.tensors["rows"]))
+        how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
+        how |= {"kernel": "backward", "ordered": ordered, "group": heads}
+        hopper.launch = _keep(calls, how)
+        hopper.backward(problem)
+    return calls
+
+
 def _keep(calls, how):
     def launch(kernel, key, n_programs, tensors, numbers, constants, options, forms):
         if forms:
@@ -174,7 +197,7 @@ def _keep(calls, how):
 
 def compile_gluon(how, call):
     fn, tensors, numbers, constants, options, forms = call
-    of = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+    of = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
     types = [
         f"tensordesc<{of[x.dtype]}{form.block},{form.layout!r}>"
         for x, form in zip(tensors, forms, strict=False)

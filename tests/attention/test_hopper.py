@@ -47,7 +47,10 @@ def permuted(x):
     return tiles[..., row, column].reshape(tiles.shape).transpose(-3, -2).reshape(x.shape)
 
 
-def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal, chunks):
+ONE_PASS = "CAUSAL", "CHUNKS", "ORDERED"
+
+
+def one_pass(q, do, k, v, sums, rows, dk, dv, turns, scale, scale2, causal, chunks, ordered):
     """``hopper_backward.backward_kernel`` in PyTorch."""
     heads, n = q.shape[:2], q.shape[2]
     group = heads[1] // k.shape[1]
@@ -60,6 +63,9 @@ def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal, chunks):
     dq, d = (ds @ k32).flatten(0, 1), q.shape[3]
     if d > 64:  # whole tiles: what is past the last query or column is nobody's
         dq = permuted(F.pad(dq, (0, 128 - d, 0, sums.shape[1] - n), value=math.nan))
+    if ordered:
+        assert (turns == 0).all()
+        sums.zero_()  # the first tile's part is stored
     sums += dq
     found = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q32 * scale, p.mT @ do32))
     for x, new in zip((dk, dv), found, strict=True):
@@ -70,22 +76,25 @@ def one_pass(q, do, k, v, sums, rows, dk, dv, scale, scale2, causal, chunks):
     "n, d, causal",
     [(1, 64, True), (127, 40, False), (128, 64, True), (200, 80, False), (200, 128, True)],
 )
-def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
-    inputs = random_inputs((1, 3, n, d), (1, 3, n + 1, d), torch.float16)
+@pytest.mark.parametrize("heads, fixed_order", [(3, False), (1, False), (3, True)])
+def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal, heads, fixed_order):
+    inputs = random_inputs((1, 3, n, d), (1, heads, n + 1, d), torch.float16)
     q, k, v, do = (laid_out(x, "transposed") for x in inputs)
     truth = in_float64(q, k, v, do, causal)
     o, lse = truth["o"].half(), compare.log_sum_exp(q, k, causal).float()
     made = torch.full_like(q, math.nan), torch.full_like(k, math.nan), torch.full_like(v, math.nan)
     p = passes._Problem((do, q, k, v, o, lse), made, BACKWARD, causal, None)
+    p.fixed_order = fixed_order
     scratch = dict(zip(("rows", "sums"), hopper.scratch(q), strict=True))
     p.add(**{name: x.fill_(math.nan) for name, x in scratch.items()})
+    p.add(turns=hopper.turns(scratch["rows"]).fill_(-1))
     seen = {}
 
     def run(kernel, key, n_programs, tensors, numbers, constants, options, forms):
         if not forms:
             return launch.launch(kernel, key, n_programs, tensors, numbers, constants, options)
         seen.update({name: x.clone() for name, x in scratch.items()}, programs=n_programs)
-        one_pass(*tensors, *numbers[-9:-7], constants["CAUSAL"], constants["CHUNKS"])
+        one_pass(*tensors, *numbers[-9:-7], *(constants[x] for x in ONE_PASS))
 
     monkeypatch.setattr(hopper, "launch", run)
     monkeypatch.setattr(hopper, "hopper_backward_stays", lambda *_: False)
@@ -94,8 +103,9 @@ def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal):
     torch.testing.assert_close(rows[:, :, 0, :n], lse / math.log(2))
     torch.testing.assert_close(rows[:, :, 1, :n], (do.float() * o.float()).sum(-1))
     assert rows.shape[-1] % 128 == 0 and (rows[:, :, 0, n:] == math.inf).all()
-    assert (rows[:, :, 1, n:] == 0).all() and (seen["sums"] == 0).all()
-    assert seen["programs"] == 3 * -(-(n + 1) // 128)
+    assert (rows[:, :, 1, n:] == 0).all()
+    assert (seen["sums"].isnan() if fixed_order else seen["sums"] == 0).all()
+    assert seen["programs"] == heads * -(-(n + 1) // 128)
     results = dict(zip(("o", "dq", "dk", "dv"), (o, *p.made), strict=False))
     for name, error in errors(results, truth).items():
         assert error < 1e-2, (name, error)
@@ -111,7 +121,7 @@ def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
 
     def run(kernel, key, n_programs, tensors, numbers, constants, options, forms):
         programs.append(n_programs)
-        one_pass(*tensors, *numbers[-9:-7], constants["CAUSAL"], constants["CHUNKS"])
+        one_pass(*tensors, *numbers[-9:-7], *(constants[x] for x in ONE_PASS))
 
     monkeypatch.setattr(hopper, "launch", run)
     monkeypatch.setattr(hopper, "chunk_queries", lambda p: 128)
@@ -160,8 +170,10 @@ def test_heads_of_40_to_128_in_steps_of_8_and_of_16_bits(on_hopper):
     assert served(tensor(dtype=torch.float16)) == (True, True)
     assert served(tensor(dtype=torch.float32)) == (False, False)
     assert served(tensor(length=0)) == (False, False)
-    # Grouped keys and short rows are plain Triton's backward.
+    # Few programs of grouped keys and short rows are plain Triton's backward.
     assert served(tensor(), tensor(heads=1), tensor(heads=1)) == (True, False)
+    grouped = tensor(4096, heads=2)
+    assert served(tensor(4096, heads=4), grouped, grouped) == (True, True)
     assert served(tensor(length=256, heads=8)) == (True, False)
 
 
@@ -265,7 +277,9 @@ def test_every_tile_is_done_once_and_causal_programs_have_as_much_to_do(
             )
             turns = range(hopper_forward.n_turns.fn(n_tiles, n_heads, causal, stay))
             mine = [
-                hopper_forward.tile_and_head.fn(turn, n_tiles, n_heads, together, causal, stay)
+                hopper_forward.tile_and_head.fn(
+                    program, turn, n_tiles, n_heads, together, causal, stay
+                )
                 for turn in turns
             ]
             done += mine
@@ -273,6 +287,21 @@ def test_every_tile_is_done_once_and_causal_programs_have_as_much_to_do(
     assert sorted(done) == list(itertools.product(range(n_tiles), range(n_heads)))
     if pairs:
         assert max(lengths) - min(lengths) <= n_tiles + 1, "one pair"
+
+
+@given(few, few, few, st.booleans())
+def test_a_program_waits_for_programs_that_began_before_it(n_tiles, n_heads, together, causal):
+    """In a fixed order a tile waits for the lower tiles of its head, and numbers are given out as
+    programs begin: nobody waits for one that may never begin."""
+    begun = {head: [] for head in range(n_heads)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper_forward, "gl", SimpleNamespace(minimum=min, constexpr=None))
+        for number in range(n_tiles * n_heads):
+            tile, head = hopper_forward.tile_and_head.fn(
+                number, 0, n_tiles, n_heads, together, causal, False
+            )
+            begun[head].append(tile)
+    assert set(map(tuple, begun.values())) == {tuple(range(n_tiles))}
 
 
 # What a pass that ran before launches.
@@ -327,10 +356,16 @@ def test_not_all_gradients_are_plain_tritons(log, needs):
     assert {name for name, *_ in log[1:]} == {"backward_dq", "backward_dkdv"}
 
 
-def test_a_fixed_order_is_plain_tritons_and_a_form_of_its_own(log):
-    inputs = [tensor() for _ in range(3)]
+@pytest.mark.parametrize("least", [1, 1000])
+def test_a_fixed_order_is_a_form_of_its_own_and_of_few_programs_plain_tritons(
+    log, monkeypatch, least
+):
+    monkeypatch.setattr(hopper, "ORDERED_PROGRAMS", least)
+    inputs, seen = [tensor() for _ in range(3)], []
     for fixed in (False, True, False, True):
         log.clear()
         with filled_with_nan() if fixed else contextlib.nullcontext():
             run(*inputs)
-        assert ("backward_kernel" in [name for name, *_ in log]) != fixed
+        seen.append([name for name, *_ in log])
+    assert seen[:2] == seen[2:]
+    assert ("backward_kernel" in seen[1]) == (least == 1) and "backward_kernel" in seen[0]

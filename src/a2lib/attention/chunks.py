@@ -194,9 +194,9 @@ def prepare_chunks_kernel(
     n_queries = n_rows // B * n_heads_total
     if tl.program_id(0) < n_queries:
         prepare_kernel(
-            O, DO, LSE, ROWS, DQ,
+            O, DO, LSE, ROWS, DQ, DQ,
             stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
-            d, BD, B, PERMUTED, PRECISION,
+            d, BD, B, PERMUTED, PRECISION, False,
         )  # fmt: skip
     else:
         n_tiles = tl.cdiv(Nk, B)

@@ -22,6 +22,15 @@ L2_BYTES_STAY = 8 * 2**20
 # In the backward at least so many, unless programs stay: its longest rows were faster (measured on
 # an H200).
 BACKWARD_HEADS = 4
+# Heads of keys that query heads share, one of which is read at a time; and from how many programs
+# on they are one sweep (both measured on an H100).
+L2_BYTES_GROUPED = 24 * 2**20
+GROUPED_PROGRAMS = 128
+# Heads that run together where dQ is added up in the order of the tiles, by mask and columns: of
+# fewer heads more tiles wait for each other, of more the L2 cache holds less; and from how many
+# programs on that is one sweep (measured on an H100, the last from 512 programs on).
+ORDERED_HEADS = {(True, 64): 16, (True, 128): 16, (False, 64): 8, (False, 128): 4}
+ORDERED_PROGRAMS = 264
 
 
 def serves_forward(problem) -> bool:
@@ -31,11 +40,16 @@ def serves_forward(problem) -> bool:
 
 
 def serves_backward(problem) -> bool:
-    """As serves_forward. Each query head needs keys of its own, and all gradients are computed."""
-    names = ("q", "k", "v", "do")
-    n_heads = problem.batch * problem.heads
-    worth = in_one_sweep(problem.n_keys, n_heads, problem.head_dim, _bytes(problem))
-    return worth and problem.group == 1 and _can(problem, names)
+    """As serves_forward. All gradients are computed."""
+    p = problem
+    n_heads = p.batch * p.kv_heads
+    worth = in_one_sweep(p.n_keys, n_heads, p.head_dim, _bytes(p))
+    n_programs = -(-p.n_keys // ROWS) * n_heads
+    if p.group > 1:  # in a fixed order two sweeps were as fast
+        worth = worth and not p.fixed_order and n_programs >= GROUPED_PROGRAMS
+    if p.fixed_order:
+        worth = worth and n_programs >= ORDERED_PROGRAMS
+    return worth and _can(p, ("q", "k", "v", "do"))
 
 
 def _can(problem, names):
@@ -102,14 +116,15 @@ def forward(problem) -> None:
 
 
 def backward(problem) -> None:
-    """Fill dq, dk and dv, by way of ``rows`` and ``sums``, both fp32."""
+    """Fill dq, dk and dv, by way of ``rows`` and ``sums``, both fp32, and in a fixed order of
+    ``turns``."""
     p, n_heads, d, BD = problem, problem.batch * problem.heads, problem.head_dim, _columns(problem)
     padded = p.tensors["rows"].shape[-1]
     n_tiles = padded // ROWS * n_heads
     small = {"d": d, "BD": BD, "B": ROWS, "PERMUTED": BD == 128}
-    names = ("o", "do", "lse", "rows", "sums")
+    names = ("o", "do", "lse", "rows", "sums", "turns" if p.fixed_order else "rows")
     sizes = (p.heads, p.n_queries, padded)
-    prepared = {**small, "PRECISION": p.precision}
+    prepared = {**small, "PRECISION": p.precision, "ORDERED": p.fixed_order}
     _run(p, "prepare_kernel", n_tiles, names, _strides(p, "o", "do"), sizes, prepared)
 
     _sweep(p, "sums", ("dk", "dv"), p.scale)
@@ -127,10 +142,12 @@ def backward_chunks(problem, chunk) -> None:
 def _sweep(p, sums, gradients, scale, chunk=0):
     """Have the Gluon kernel launched: dQ is added up in ``sums``, dK times ``scale`` and dV are
     stored in ``gradients``; with chunk, queries of a program, they are added up there too."""
-    n_heads, d, BD = p.batch * p.heads, p.head_dim, _columns(p)
+    d, BD = p.head_dim, _columns(p)
+    grouped, ordered = not chunk and p.group > 1, p.fixed_order
+    n_heads = p.batch * (p.heads if chunk else p.kv_heads)
     Bq = 128 if BD == 64 else 64
     n_tiles = -(-p.n_keys // 128)
-    stay = not chunk and hopper_backward_stays(d, n_tiles, n_heads, p.is_causal)
+    stay = not chunk and not ordered and hopper_backward_stays(d, n_tiles, n_heads, p.is_causal)
     constants = {
         "d": d,
         "BD": BD,
@@ -140,6 +157,8 @@ def _sweep(p, sums, gradients, scale, chunk=0):
         "RAGGED": _is_ragged(p, 128),
         "CHUNKS": chunk > 0,
         "STAY": stay,
+        "GROUPED": grouped,
+        "ORDERED": ordered,
         "num_warps": 4,
     }
     if chunk:
@@ -148,13 +167,18 @@ def _sweep(p, sums, gradients, scale, chunk=0):
     if stay:
         n_programs = _staying(n_programs, n_multiprocessors(p.device), p.is_causal)
     # dQ is read and written.
-    together = _together(p.n_queries * d * (2 + 2 + 2 * 4), n_heads, stay, p.is_causal)
-    if not stay:
+    bytes_per_head = p.n_queries * d * (2 + 2 + 2 * 4)
+    together = _together(bytes_per_head, n_heads, stay, p.is_causal)
+    if ordered:
+        together = min(ORDERED_HEADS[p.is_causal, BD], n_heads)
+    elif grouped:
+        together = max(1, min(n_heads, L2_BYTES_GROUPED // bytes_per_head))
+    elif not stay:
         together = max(together, min(BACKWARD_HEADS, n_heads))
     scales = (scale, p.scale * math.log2(math.e))
     sizes = (*scales, p.heads, n_heads, p.group, p.n_queries, p.n_keys, together, chunk)
     blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, sums: (1, 64, 64), "rows": (1, 2, Bq)}
-    names = (*blocks, *gradients)
+    names = (*blocks, *gradients, "turns" if ordered else "rows")
     if not chunk:
         blocks |= dict.fromkeys(gradients, 64)
     _run(p, "backward_kernel", n_programs, names, (), sizes, constants, _forms(p, blocks, BD))
@@ -180,6 +204,12 @@ def scratch(q, gluon=True):
     rows = q.new_empty(n_heads, 2, padded, dtype=torch.float32)
     of_head = (padded, 128) if gluon and d > 64 else (n_queries, d)
     return rows, q.new_empty(n_heads, *of_head, dtype=torch.float32)
+
+
+def turns(rows):
+    """Whose turn it is to add to each 64 rows of dQ, and before them the programs begun."""
+    n_heads, _, padded = rows.shape
+    return rows.new_empty(1 + n_heads * padded // 64, dtype=torch.int32)
 
 
 def _is_ragged(p, Bk):

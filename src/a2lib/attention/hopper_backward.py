@@ -2,8 +2,9 @@
 
 A tile is 128 keys of a head, each of two consumers has half of them, and query blocks stream past.
 dQ gets a part from every tile, added up in fp32 by the copy engine, so that the order of additions,
-and with it the last bits, differ from run to run. Where tiles are few a program has a chunk of the
-queries, and all gradients are added up.
+and with it the last bits, differ from run to run; but where it is ORDERED. Where tiles are few a
+program has a chunk of the queries, and all gradients are added up. Heads of keys that several query
+heads share have all of them streamed past one tile, head by head.
 """
 
 from triton._C.libtriton import ir
@@ -44,36 +45,36 @@ _add = getattr(tma, "async_atomic_add", None) or _add_to_global
 
 @gluon.jit
 def _keys_and_blocks(
-    turn, Nq, Nk, n_heads, TOGETHER, chunk,
+    at, turn, Nq, Nk, n_heads, TOGETHER, chunk,
     Bq: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
 ):  # fmt: skip
-    """First key of the turn's tile, its head, the first query that sees it, and how many query
-    blocks follow. A causal tile has at least as many blocks as lie on the diagonal.
+    """First key of the turn's tile, its head of keys, the first query that sees it, and how many
+    query blocks follow. A causal tile has at least as many blocks as lie on the diagonal.
 
-    With CHUNKS there are programs for each (tile, chunk of queries that sees it, head): the chunks
-    that most tiles see come first.
+    With CHUNKS there are programs for each (tile, chunk of queries that sees it, query head): the
+    chunks that most tiles see come first.
     """
     n_tiles = (Nk + KEYS - 1) // KEYS
     stop = Nq
     if CHUNKS:
-        item = gl.program_id(0) // n_heads
-        bh = gl.program_id(0) % n_heads
-        at = (Nq + chunk - 1) // chunk - 1
+        item = at // n_heads
+        bh = at % n_heads
+        which = (Nq + chunk - 1) // chunk - 1
         seen = n_tiles
         if CAUSAL:
-            seen = gl.minimum(n_tiles, (at + 1) * (chunk // KEYS))
+            seen = gl.minimum(n_tiles, (which + 1) * (chunk // KEYS))
         while item >= seen:
             item -= seen
-            at -= 1
+            which -= 1
             if CAUSAL:
-                seen = gl.minimum(n_tiles, (at + 1) * (chunk // KEYS))
+                seen = gl.minimum(n_tiles, (which + 1) * (chunk // KEYS))
         n0 = item * KEYS
-        m0 = at * chunk
+        m0 = which * chunk
         stop = gl.minimum(m0 + chunk, Nq)
         if CAUSAL:
             m0 = gl.maximum(m0, n0)
     else:
-        tile, bh = tile_and_head(turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
+        tile, bh = tile_and_head(at, turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
         n0 = tile * KEYS
         m0 = 0
         if CAUSAL:
@@ -87,40 +88,110 @@ def _keys_and_blocks(
 @gluon.jit
 def _load_backward(
     Bq: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr,
-    STAY: gl.constexpr,
+    STAY: gl.constexpr, GROUPED: gl.constexpr, ORDERED: gl.constexpr,
     Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s,
     q_full, q_empty, do_full, do_empty, kv_full, kv_empty,
-    H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+    at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
 ):  # fmt: skip
     """Blocks of queries with what belongs to them, and after the first the tile's keys and values,
     whose place the tile before leaves last."""
     loaded = 0
+    heads = 1
+    if GROUPED:
+        heads = GROUP
     for turn in range(n_turns((Nk + KEYS - 1) // KEYS, n_heads, CAUSAL, STAY)):
-        n0, bh, m0, n_blocks = _keys_and_blocks(
-            turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
+        n0, bh_kv, m0, n_blocks = _keys_and_blocks(
+            at, turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
         )
-        b = bh // H
-        h = bh % H
-        h_kv = h
-        if CHUNKS:
-            h_kv = h // GROUP
-        for i in range(n_blocks):
+        for i in range(n_blocks * heads):
+            bh = bh_kv * heads + i // n_blocks
+            m = m0 + i % n_blocks * Bq
+            if ORDERED:
+                m = m0 + (n_blocks - 1 - i) * Bq
+            b = bh // H
+            h = bh % H
             stage = loaded % STAGES
             phase = (loaded // STAGES) & 1
             mbarrier.wait(q_empty.index(stage), phase ^ 1)
             mbarrier.expect(q_full.index(stage), Q.block_type.nbytes + ROWS.block_type.nbytes)
-            load_tile(Q, [b, h, m0, 0], q_full.index(stage), q_s.index(stage))
-            load_tile(ROWS, [bh, 0, m0], q_full.index(stage), rows_s.index(stage))
+            load_tile(Q, [b, h, m, 0], q_full.index(stage), q_s.index(stage))
+            load_tile(ROWS, [bh, 0, m], q_full.index(stage), rows_s.index(stage))
             mbarrier.wait(do_empty.index(stage), phase ^ 1)
             mbarrier.expect(do_full.index(stage), DO.block_type.nbytes)
-            load_tile(DO, [b, h, m0, 0], do_full.index(stage), do_s.index(stage))
+            load_tile(DO, [b, h, m, 0], do_full.index(stage), do_s.index(stage))
             if i == 0:
                 mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
                 mbarrier.expect(kv_full.index(0), K.block_type.nbytes + V.block_type.nbytes)
-                load_tile(K, [b, h_kv, n0, 0], kv_full.index(0), k_s.index(0))
-                load_tile(V, [b, h_kv, n0, 0], kv_full.index(0), v_s.index(0))
-            m0 += Bq
+                load_tile(K, [b, h // GROUP, n0, 0], kv_full.index(0), k_s.index(0))
+                load_tile(V, [b, h // GROUP, n0, 0], kv_full.index(0), v_s.index(0))
             loaded += 1
+
+
+@gluon.jit
+def _turn_of(TURNS, bh, m, Nq):
+    """Where the number of tiles stands that have added to the 64 rows of dQ from m on."""
+    return TURNS + 1 + bh * ((Nq + 127) // 128 * 2) + m // 64
+
+
+@gluon.jit
+def _await_turns(
+    Bq: gl.constexpr, CAUSAL: gl.constexpr,
+    TURNS, dq_empty, turn_come, at, n_heads, Nq, Nk, TOGETHER,
+):  # fmt: skip
+    """Tell ``_add_backward`` of each block that all lower tiles of the head have added to it.
+
+    Those tiles began before, since tiles are given out in that order as programs begin
+    (``backward_kernel``), and the first of all that are not done waits for nobody: whatever else
+    the GPU runs, there is always one that goes on.
+    """
+    n0, bh, m0, n_blocks = _keys_and_blocks(
+        at, 0, Nq, Nk, n_heads, TOGETHER, 0, Bq, CAUSAL, False, False
+    )
+    for i in range(n_blocks):
+        m = m0 + (n_blocks - 1 - i) * Bq
+        mbarrier.wait(dq_empty.index(i % 2 * 2), (i // 2 & 1) ^ 1)
+        if m < Nq:
+            turn = _turn_of(TURNS, bh, m, Nq)
+            while gl.atomic_add(turn, 0, sem="acquire", scope="gpu") < n0 // KEYS:
+                pass
+        mbarrier.arrive(turn_come.index(i % 2), count=1)
+
+
+@gluon.jit
+def _add_backward(
+    Bq: gl.constexpr, CAUSAL: gl.constexpr,
+    DQ, TURNS, dq_s, dq_full, dq_empty, turn_come, at, n_heads, Nq, Nk, TOGETHER,
+):  # fmt: skip
+    """Both consumers' parts of dQ, block by block, in the order of the tiles: the first tile's
+    stored, the others added."""
+    n0, bh, m0, n_blocks = _keys_and_blocks(
+        at, 0, Nq, Nk, n_heads, TOGETHER, 0, Bq, CAUSAL, False, False
+    )
+    for i in range(n_blocks):
+        m = m0 + (n_blocks - 1 - i) * Bq
+        place = i % 2
+        mbarrier.wait(turn_come.index(place), i // 2 & 1)
+        gl.inline_asm_elementwise(
+            "fence.proxy.async.global; mov.u32 $0, 0;", "=r,r", [m], gl.int32, False, 1
+        )
+        for c in gl.static_range(2):
+            mbarrier.wait(dq_full.index(place * 2 + c), i // 2 & 1)
+            row = m + c * 64 if Bq == 128 else m
+            column = 0 if Bq == 128 else c * 64
+            if n0 == 0:
+                store_tile(DQ, [bh, row, column], dq_s.index(place * 2 + c))
+            else:
+                _add(DQ, [bh, row, column], dq_s.index(place * 2 + c))
+        tma.store_wait(0)
+        for c in gl.static_range(2):
+            mbarrier.arrive(dq_empty.index(place * 2 + c), count=1)
+        gl.inline_asm_elementwise(
+            "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;",
+            "=r,r", [m], gl.int32, False, 1,
+        )  # fmt: skip
+        gl.thread_barrier()
+        if m < Nq:
+            gl.atomic_add(_turn_of(TURNS, bh, m, Nq), 1, sem="release", scope="gpu")
 
 
 @gluon.jit
@@ -138,8 +209,12 @@ def _dq_product(c: gl.constexpr, ds_s, buffer, k, Bq: gl.constexpr):
 
 
 @gluon.jit
-def _dq_add(c: gl.constexpr, DQ, dq_s, dq, some, bh, m0, Bq: gl.constexpr):
+def _dq_add(
+    c: gl.constexpr, DQ, dq_s, dq_full, dq_empty, dq, some, i, bh, m0,
+    Bq: gl.constexpr, ORDERED: gl.constexpr,
+):  # fmt: skip
     """Add a part of dQ, if there is some: rows before the first are no place for the copy engine.
+    ORDERED: in block i, leave it to ``_add_backward``.
 
     With blocks of 64 queries a tile's elements lie permuted, which ``kernels.finish_kernel``
     undoes: four of a thread are together, and the fours of a warp, 16-byte stores without a bank
@@ -150,11 +225,19 @@ def _dq_add(c: gl.constexpr, DQ, dq_s, dq, some, bh, m0, Bq: gl.constexpr):
     if Bq == 64:
         dq = dq.reshape([4, 2, 8, 8, 4, 2])  # warp, upper or lower, row, columns by 8, pair, which
         dq = dq.permute((3, 0, 2, 4, 1, 5)).reshape([64, 64])
-    tma.store_wait(0)
-    dq_s.index(c)._reinterpret(gl.float32, [64, 64], layout).store(dq)
+    place = c
+    if ORDERED:
+        post = gl.maximum(i - 1, 0)
+        place += post % 2 * 2
+        mbarrier.wait(dq_empty.index(place), (post // 2 & 1) ^ 1)
+    else:
+        tma.store_wait(0)
+    dq_s.index(place)._reinterpret(gl.float32, [64, 64], layout).store(dq)
     fence_async_shared()
-    if some:
-        if Bq == 128:
+    if some:  # a branch keeps ptxas from moving products up, for which there are no registers
+        if ORDERED:
+            mbarrier.arrive(dq_full.index(place), count=1)
+        elif Bq == 128:
             _add(DQ, [bh, m0 + c * 64, 0], dq_s.index(c))
         else:
             _add(DQ, [bh, m0, c * 64], dq_s.index(c))
@@ -163,9 +246,9 @@ def _dq_add(c: gl.constexpr, DQ, dq_s, dq, some, bh, m0, Bq: gl.constexpr):
 @gluon.jit
 def _backward_block(
     c: gl.constexpr, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-    q_full, q_empty, do_full, do_empty, ds_full, dk, dv, i, left, bh, n0, m0, Nk, scale2,
-    Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASK: gl.constexpr, RAGGED: gl.constexpr, FIRST: gl.constexpr,
+    q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv, i, left, bh, n0, m0, Nk,
+    scale2, Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    MASK: gl.constexpr, RAGGED: gl.constexpr, FIRST: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     """One block of queries: this consumer's keys get their dK and dV, the block before its dQ.
 
@@ -209,7 +292,12 @@ def _backward_block(
         else:
             s = warpgroup_mma_wait(1, deps=[s_token])
         p = gl.exp2(s * scale2 - lse[None, :])
-        if MASK or RAGGED:
+        if ORDERED and MASK and not RAGGED:
+            if m0 < n0 + KEYS:
+                offs_n = n0 + c * 64 + gl.arange(0, 64, keys)
+                offs_m = m0 + half * 64 + gl.arange(0, 64, queries)
+                p = gl.where(offs_n[:, None] <= offs_m[None, :], p, 0.0)
+        elif MASK or RAGGED:
             offs_n = n0 + c * 64 + gl.arange(0, 64, keys)
             visible = (offs_n < Nk)[:, None]
             if CAUSAL and MASK:
@@ -223,13 +311,13 @@ def _backward_block(
             ds = (p * (dp - delta[None, :])).to(q.dtype)
             dq = warpgroup_mma_wait(0, deps=[dq_token])
             dv_token = warpgroup_mma(weights, do, dv, is_async=True)
-            _dq_add(c, DQ, dq_s, dq, True, bh, m0 - Bq, Bq)
+            _dq_add(c, DQ, dq_s, dq_full, dq_empty, dq, left, i, bh, m0 - Bq, Bq, ORDERED)
         else:
             if HALVES == 1 and not FIRST:
                 # Not before: past a wait ptxas seldom moves exponentials, which dQ would wait for.
                 mbarrier.wait(do_full.index(stage), phase)
                 dq = warpgroup_mma_wait(0, deps=[dq_token])
-                _dq_add(c, DQ, dq_s, dq, left, bh, m0 - Bq, Bq)
+                _dq_add(c, DQ, dq_s, dq_full, dq_empty, dq, left, i, bh, m0 - Bq, Bq, ORDERED)
                 dp_token = warpgroup_mma(
                     v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True
                 )
@@ -258,8 +346,8 @@ def _add_rows(ptr, x, n_rows, d: gl.constexpr):
 
 
 @gluon.jit
-def _store_rows(c: gl.constexpr, desc, x, place, b, h, row, BD: gl.constexpr):
-    """Store a tile of dK or dV by way of dQ's place, once what was there has been read."""
+def _store_rows(desc, x, place, b, h, row, BD: gl.constexpr):
+    """Store a tile of dK or dV by way of a place of dQ, once what was there has been read."""
     tile = place._reinterpret(desc.dtype, [128 // BD, 1, 1, 64, BD], desc.layout).index(0)
     tma.store_wait(0)
     as_matrix(tile, 64, BD).store(x.to(desc.dtype))
@@ -268,20 +356,59 @@ def _store_rows(c: gl.constexpr, desc, x, place, b, h, row, BD: gl.constexpr):
 
 
 @gluon.jit
+def _backward_head(
+    c: gl.constexpr, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+    q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
+    used, bh, n0, m0, n_blocks, Nk, scale2,
+    Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    RAGGED: gl.constexpr, FIRST: gl.constexpr,
+):  # fmt: skip
+    """The query blocks of one head, the masked ones first."""
+    N_MASKED: gl.constexpr = KEYS // Bq if CAUSAL else 0
+    if FIRST:
+        dk, dv = _backward_block(
+            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
+            used, False, bh, n0, m0, Nk, scale2,
+            Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True, False,
+        )  # fmt: skip
+    for i in range(FIRST, N_MASKED):
+        dk, dv = _backward_block(
+            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
+            used + i, i > 0, bh, n0, m0 + i * Bq, Nk, scale2,
+            Bq, BD, STAGES, CAUSAL, True, RAGGED, False, False,
+        )  # fmt: skip
+    for i in range(N_MASKED if N_MASKED > FIRST else FIRST, n_blocks):
+        dk, dv = _backward_block(
+            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
+            used + i, i > 0, bh, n0, m0 + i * Bq, Nk, scale2,
+            Bq, BD, STAGES, CAUSAL, False, RAGGED, False, False,
+        )  # fmt: skip
+    last = used + n_blocks - 1
+    mbarrier.wait(ds_full.index(last & 1), (last >> 1) & 1)
+    token = _dq_product(c, ds_s, last & 1, k, Bq)
+    dq = warpgroup_mma_wait(0, deps=[token])
+    end = m0 + (n_blocks - 1) * Bq
+    _dq_add(c, DQ, dq_s, dq_full, dq_empty, dq, True, 0, bh, end, Bq, False)
+    return dk, dv
+
+
+@gluon.jit
 def _backward_tile(
     turn, used, c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr,
-    STAY: gl.constexpr, DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-    q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
-    scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+    STAY: gl.constexpr, GROUPED: gl.constexpr, ORDERED: gl.constexpr, FIRST: gl.constexpr,
+    DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+    q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
+    scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
 ):  # fmt: skip
-    """dK and dV of 64 keys over all queries that see them, the masked blocks first; used counts the
-    query blocks before, and those after are returned."""
-    N_MASKED: gl.constexpr = KEYS // Bq if CAUSAL else 0
-    FIRST: gl.constexpr = 1 if Bq == 128 or CHUNKS else 0
+    """dK and dV of 64 keys over all queries that see them, of each head of the group; used counts
+    the query blocks before, and those after are returned."""
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     n0, bh, m0, n_blocks = _keys_and_blocks(
-        turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
+        at, turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
     )
     dk = gl.zeros([64, BD], gl.float32, sums)
     dv = gl.zeros([64, BD], gl.float32, sums)
@@ -294,31 +421,46 @@ def _backward_tile(
         scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
         k_mine = k_mine.load(gl.DotOperandLayout(0, scores, 2))
         v_mine = v_mine.load(gl.DotOperandLayout(0, scores, 2))
-    if FIRST:
-        dk, dv = _backward_block(
+    if ORDERED:
+        end = m0 + (n_blocks - 1) * Bq
+        if FIRST:
+            dk, dv = _backward_block(
+                c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+                q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
+                used, False, bh, n0, end, Nk, scale2,
+                Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True, True,
+            )  # fmt: skip
+        # One loop, which asks of each block whether it is masked: of two, with the masked one
+        # last, registers spill.
+        for i in range(FIRST, n_blocks):
+            dk, dv = _backward_block(
+                c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+                q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
+                used + i, i > 0, bh, n0, end - i * Bq, Nk, scale2,
+                Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, False, True,
+            )  # fmt: skip
+        used += n_blocks
+        mbarrier.wait(ds_full.index((used - 1) & 1), ((used - 1) >> 1) & 1)
+        token = _dq_product(c, ds_s, (used - 1) & 1, k, Bq)
+        dq = warpgroup_mma_wait(0, deps=[token])
+        _dq_add(c, DQ, dq_s, dq_full, dq_empty, dq, True, used, bh, m0, Bq, True)
+    elif GROUPED:
+        for g in range(GROUP):
+            dk, dv = _backward_head(
+                c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
+                q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
+                used + g * n_blocks, bh * GROUP + g, n0, m0, n_blocks, Nk, scale2,
+                Bq, BD, STAGES, CAUSAL, RAGGED, FIRST,
+            )  # fmt: skip
+        used += n_blocks * GROUP
+    else:
+        dk, dv = _backward_head(
             c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used, False, bh, n0, m0, Nk,
-            scale2, Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True,
+            q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
+            used, bh, n0, m0, n_blocks, Nk, scale2, Bq, BD, STAGES, CAUSAL, RAGGED, FIRST,
         )  # fmt: skip
-    for i in range(FIRST, N_MASKED):
-        dk, dv = _backward_block(
-            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used + i, i > 0, bh, n0,
-            m0 + i * Bq, Nk, scale2, Bq, BD, STAGES, CAUSAL, True, RAGGED, False,
-        )  # fmt: skip
-    for i in range(N_MASKED if N_MASKED > FIRST else FIRST, n_blocks):
-        dk, dv = _backward_block(
-            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dk, dv, used + i, i > 0, bh, n0,
-            m0 + i * Bq, Nk, scale2, Bq, BD, STAGES, CAUSAL, False, RAGGED, False,
-        )  # fmt: skip
-    used += n_blocks
-    last = used - 1
-    mbarrier.wait(ds_full.index(last & 1), (last >> 1) & 1)
-    token = _dq_product(c, ds_s, last & 1, k, Bq)
-    dq = warpgroup_mma_wait(0, deps=[token])
+        used += n_blocks
     mbarrier.arrive(kv_empty.index(0), count=1)
-    _dq_add(c, DQ, dq_s, dq, True, bh, m0 + (n_blocks - 1) * Bq, Bq)
     row = n0 + c * 64
     if CHUNKS:
         bh_kv = bh // H * (H // GROUP) + bh % H // GROUP
@@ -326,8 +468,15 @@ def _backward_tile(
         _add_rows(DK + first, dk * scale, Nk - row, d)
         _add_rows(DV + first, dv, Nk - row, d)
     else:
-        _store_rows(c, DV, dv, dq_s.index(c), bh // H, bh % H, row, BD)
-        _store_rows(c, DK, dk * scale, dq_s.index(c), bh // H, bh % H, row, BD)
+        place = c
+        if ORDERED:
+            mbarrier.wait(dq_empty.index(c + used % 2 * 2), (used // 2 & 1) ^ 1)
+            place += used % 2 * 2
+        kv_heads = H
+        if GROUPED:
+            kv_heads = H // GROUP
+        _store_rows(DV, dv, dq_s.index(place), bh // kv_heads, bh % kv_heads, row, BD)
+        _store_rows(DK, dk * scale, dq_s.index(place), bh // kv_heads, bh % kv_heads, row, BD)
     return used
 
 
@@ -335,26 +484,27 @@ def _backward_tile(
 def _backward_rows(
     c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
+    GROUPED: gl.constexpr, ORDERED: gl.constexpr, FIRST: gl.constexpr,
     DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-    q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
-    scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+    q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
+    scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
 ):  # fmt: skip
     """Consumer c: its 64 keys of each of the program's tiles."""
     used = 0
     if STAY:
         for turn in range(n_turns((Nk + KEYS - 1) // KEYS, n_heads, CAUSAL, True)):
             used = _backward_tile(
-                turn, used, c, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, True,
-                DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-                q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
-                scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+                turn, used, c, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, True, GROUPED,
+                ORDERED, FIRST, DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+                q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
+                scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
             )  # fmt: skip
     else:  # a loop would cost registers
         _backward_tile(
-            0, 0, c, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, False,
-            DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
-            scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+            0, 0, c, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, False, GROUPED,
+            ORDERED, FIRST, DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
+            q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
+            scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
         )  # fmt: skip
     tma.store_wait(0)
 
@@ -364,10 +514,11 @@ BACKWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER", "chunk"]
 
 @gluon.jit(do_not_specialize=BACKWARD_SIZES)
 def backward_kernel(
-    Q, DO, K, V, DQ, ROWS, DK, DV, scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
+    Q, DO, K, V, DQ, ROWS, DK, DV, TURNS,
+    scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
     d: gl.constexpr, BD: gl.constexpr, Bq: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
-    num_warps: gl.constexpr,
+    GROUPED: gl.constexpr, ORDERED: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """DK, DV, and what adds up to dQ / scale in DQ, in one pass: one program per (128 keys, head),
     or with STAY fewer, each of which then does several such tiles.
@@ -377,13 +528,19 @@ def backward_kernel(
     H, Nq rounded up to 128, 128), each block permuted, of which what is past Nq or d is nobody's;
     ROWS: (B H, 2, Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq is 128
     with BD 64, and 64 with BD 128. RAGGED: some block has keys past Nk that no mask hides.
-    The order in which programs add to DQ is not fixed.
+    K, V, DK and DV have H / GROUP heads, and n_heads counts those of the batch; GROUPED if GROUP is
+    above 1. The order in which programs add to DQ is not fixed.
 
-    With CHUNKS, and without STAY, a program has chunk queries, a multiple of 128. K and V then have
-    H / GROUP heads, else GROUP is 1; and it adds to DK and DV too, contiguous fp32 zeros like K.
+    With ORDERED, without STAY and GROUPED, it is: that of the tiles. DQ need not be zeros. TURNS is
+    int32 zeros: the number of programs begun, and for each head and 64 rows of DQ, rounded up to
+    128, the number of tiles that have added to them. A program takes its tile by the first.
+
+    With CHUNKS, without all of these, a program has chunk queries, a multiple of 128, of one of
+    n_heads query heads; and it adds to DK and DV too, contiguous fp32 zeros like K.
     """
     dtype: gl.constexpr = Q.dtype
     HALVES: gl.constexpr = Bq // 64
+    FIRST: gl.constexpr = 1 if Bq == 128 or CHUNKS else 0
     scale = gl.cast(scale, gl.float32)
     scale2 = gl.cast(scale2, gl.float32)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, 64], dtype)
@@ -393,7 +550,8 @@ def backward_kernel(
     v_s = gl.allocate_shared_memory(dtype, [1, 1, 1, KEYS, BD], V.layout)
     rows_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2, Bq], ROWS.layout)
     ds_s = gl.allocate_shared_memory(dtype, [2 * HALVES, KEYS, 64], ds_layout)
-    dq_s = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], DQ.layout)
+    PLACES: gl.constexpr = 4 if ORDERED else 2
+    dq_s = gl.allocate_shared_memory(gl.float32, [PLACES, 1, 64, 64], DQ.layout)
     q_full = barriers(STAGES, 1)
     q_empty = barriers(STAGES, 2)
     do_full = barriers(STAGES, 1)
@@ -401,16 +559,39 @@ def backward_kernel(
     kv_full = barriers(1, 1)
     kv_empty = barriers(1, 2)
     ds_full = barriers(2, 2)
+    dq_full = barriers(PLACES, 1)
+    dq_empty = barriers(PLACES, 1)
+    turn_come = barriers(2, 1)
     fence_async_shared()
+    at = gl.program_id(0)
+    if ORDERED:
+        at = gl.atomic_add(TURNS, 1, sem="relaxed", scope="gpu")
     ours = (DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full,
-            scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
+            q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
+            scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
     loads = (Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s,
              q_full, q_empty, do_full, do_empty, kv_full, kv_empty,
-             H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
-    gl.warp_specialize(
-        [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, STAY) + ours),
-         (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, STAY) + ours),
-         (_load_backward, (Bq, STAGES, CAUSAL, CHUNKS, STAY) + loads)],
-        [4, 1], [240, 24],
-    )  # fmt: skip
+             at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
+    adds = (DQ, TURNS, dq_s, dq_full, dq_empty, turn_come,
+            at, n_heads, Nq, Nk, TOGETHER)  # fmt: skip
+    waits = (TURNS, dq_empty, turn_come, at, n_heads, Nq, Nk, TOGETHER)
+    if ORDERED:
+        gl.warp_specialize(
+            [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, False, False, True,
+                               FIRST) + ours),
+             (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, False, False, True,
+                               FIRST) + ours),
+             (_load_backward, (Bq, STAGES, CAUSAL, False, False, False, True) + loads),
+             (_add_backward, (Bq, CAUSAL) + adds),
+             (_await_turns, (Bq, CAUSAL) + waits)],
+            [4, 1, 1, 1], [240, 24, 24, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, False,
+                               FIRST) + ours),
+             (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, False,
+                               FIRST) + ours),
+             (_load_backward, (Bq, STAGES, CAUSAL, CHUNKS, STAY, GROUPED, False) + loads)],
+            [4, 1], [240, 24],
+        )  # fmt: skip

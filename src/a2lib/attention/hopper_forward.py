@@ -45,17 +45,16 @@ def n_turns(n_tiles, n_heads, CAUSAL: gl.constexpr, STAY: gl.constexpr):
 
 @gluon.jit
 def tile_and_head(
-    turn, n_tiles, n_heads, TOGETHER, CAUSAL: gl.constexpr, STAY: gl.constexpr
+    at, turn, n_tiles, n_heads, TOGETHER, CAUSAL: gl.constexpr, STAY: gl.constexpr
 ):  # fmt: skip
-    """Tile and flat (batch, head) index of this program's turn: TOGETHER heads at a time, whose
-    tensors the L2 cache holds, and within them tile by tile, so that the longest tiles start first
-    and programs side by side read different heads.
+    """Tile and flat (batch, head) index of a turn of program number ``at``: TOGETHER heads at a
+    time, whose tensors the L2 cache holds, and within them tile by tile, so that the longest tiles
+    start first and programs side by side read different heads.
 
     Causal programs that stay do tiles of two heads in turn, whose lengths add up to the same for
     all, and TOGETHER counts such pairs.
     """
     PAIRS: gl.constexpr = STAY and CAUSAL
-    at = gl.program_id(0)
     if PAIRS:
         n_heads = n_heads // 2
         at += turn // 2 * gl.num_programs(0)
@@ -93,7 +92,8 @@ def _queries_and_blocks(
     Bq: gl.constexpr, Bk: gl.constexpr, CAUSAL: gl.constexpr, STAY: gl.constexpr,
 ):  # fmt: skip
     """First query of the turn's tile, its head, and how many key blocks any query of it sees."""
-    tile, bh = tile_and_head(turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
+    at = gl.program_id(0)
+    tile, bh = tile_and_head(at, turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
     stop = Nk
     if CAUSAL:
         tile = n_tiles - 1 - tile

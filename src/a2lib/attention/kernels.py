@@ -455,15 +455,15 @@ def backward_kernel(
 
 @triton.jit(do_not_specialize=["H", "Nq", "n_rows"])
 def prepare_kernel(
-    O, DO, LSE, ROWS, SUMS,
+    O, DO, LSE, ROWS, SUMS, TURNS,
     stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
     and rowsum(dO * O); SUMS: (B H, Nq, d) fp32 zeros, to which dQ is added, or PERMUTED (B H,
     n_rows, BD). n_rows is Nq rounded up to a multiple of B, or more; rows past Nq get +inf, which
-    makes their weights 0."""
+    makes their weights 0. ORDERED: TURNS becomes int32 zeros, and SUMS stays as it is."""
     n_tiles = n_rows // B
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
@@ -476,6 +476,11 @@ def prepare_kernel(
     tl.store(ROWS + bh * 2 * n_rows + offs_m, lse)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(ROWS + (bh * 2 + 1) * n_rows + offs_m, delta)
+    if ORDERED:
+        if tl.program_id(0) == 0:
+            tl.store(TURNS, 0)
+        tl.store(TURNS + 1 + tl.program_id(0) * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
+        return
     n = n_rows if PERMUTED else Nq
     width: tl.constexpr = BD if PERMUTED else d
     store_rows(SUMS + bh * n * width, tl.zeros([B, BD], tl.float32), m0, n, width, B, width, BD)

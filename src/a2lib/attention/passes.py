@@ -1,7 +1,7 @@
 """One forward and one backward pass on real tensors: which kernels run, with which tiles.
 
 Of the backward the first form that may run does. ``theory.attention`` has the conditions; but for
-the second and the last all want every gradient, and but for the first and the last the order of
+the second and the last all want every gradient, and but for the first and the last two the order of
 additions is not fixed: ``torch.use_deterministic_algorithms`` rules them out.
 
     ===============  =================  =========================================================
@@ -11,7 +11,7 @@ additions is not fixed: ``torch.use_deterministic_algorithms`` rules them out.
     in_two_terms     fp32, wide heads   ``wide.backward_wide_kernel``, one sweep; and the forward
     long_for_hopper  in chunks, long    ``hopper.backward_chunks``, one sweep (Gluon)
     in_chunks        few key tiles      ``chunks.backward_chunks_kernel``, one sweep
-    in_one_sweep     the rest, Hopper   ``hopper.backward``, one sweep (Gluon)
+    serves_backward  the rest, Hopper   ``hopper.backward``, one sweep (Gluon)
     else                                ``kernels.backward_dq_kernel``, ``backward_dkdv_kernel``
     ===============  =================  =========================================================
 
@@ -62,7 +62,7 @@ SPLIT_ROWS = {"bf16x6": 64, "fp16x3": 128}  # of a program; 128: terms.SPLIT_ROW
 CHUNK_ROWS = 32  # of a program before and after the backward in chunks
 COMBINED = 1024  # elements of o that a program of combine_kernel makes
 # Seen by the kernels as they are; all else as (B, H, N, d).
-_AS_THEY_ARE = ("lse", "delta", "rows", "sums")
+_AS_THEY_ARE = ("lse", "delta", "rows", "sums", "turns")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -102,8 +102,10 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
         problem.backward_in_one_launch()
     elif problem.precision == "fp16x3" or (added_up and problem.fits_chunks()):
         problem.backward_in_chunks()
-    elif added_up and hopper.serves_backward(problem):
+    elif all(needs) and hopper.serves_backward(problem):
         problem.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
+        if fixed_order:
+            problem.add(turns=hopper.turns(problem.tensors["rows"]))
         hopper.backward(problem)
     else:
         problem.add(delta=torch.empty_like(lse))
@@ -177,6 +179,7 @@ class _Problem:
         self.group = self.heads // self.kv_heads if self.kv_heads else 1
         self.is_causal = is_causal
         self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
+        self.fixed_order = torch.are_deterministic_algorithms_enabled()
         tf32, fixed_order = _settings(q) or (False, False)
         lengths = self.n_queries, self.n_keys
         two_terms = not fixed_order and in_two_terms(*lengths, self.head_dim, q.element_size())

@@ -12,16 +12,6 @@ def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
     assert figures(notebook) == 1
 
 
-def test_memory_stores_rows_and_pictures_and_has_recordings_of_a_gpu_alone(execute):
-    notebook, measured = execute("memory", context=8, batch=2)
-    for section, n in (("memory", 2 * 5), ("memory_block", 1)):
-        assert len(rows(measured, section, status="ok")) == n
-    assert len(rows(measured, "memory_recording", status="unsupported")) == 2
-    pictures = [p.parent.parent.name for p in measured.glob("bulk/*/cpu/*.csv")]
-    assert pictures == ["saved"]
-    assert figures(notebook) == 0
-
-
 @pytest.mark.slow
 def test_compile_stores_attention_with_what_was_compiled(execute):
     """A whole model would take a minute."""

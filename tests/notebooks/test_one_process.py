@@ -4,14 +4,6 @@ import pytest
 from notebook_texts import figures, rows
 
 
-def test_checkpointing_stores_and_draws_a_row_for_each_strategy(execute):
-    asked = {"context": 8, "strategies": "none,block", "steps": 1, "precision": "fp32"}
-    notebook, measured = execute("checkpointing", **asked)
-    found = rows(measured, "checkpointing", status="ok", n=1, layers=4)
-    assert {row["strategy"] for row in found} == {"none", "block"}
-    assert figures(notebook) == 1
-
-
 @pytest.mark.slow
 def test_compile_stores_attention_with_what_was_compiled(execute):
     """A whole model would take a minute."""

@@ -50,9 +50,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.parametrize(("name", "given", "words"), [
-    ("checkpointing", {"strategies": "segments:5"}, "allowed are none, half"),
-    ("checkpointing", {"strategies": "segments:8"}, "allowed as k are 1 to 4"),
-    ("checkpointing", {"precision": "tf32"}, "needs a GPU"),
+    ("compile", {"precision": "tf32"}, "needs a GPU"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_before_a_run_is_recorded(
     name, given, words, gpus, on_cpu, tmp_path

@@ -1,14 +1,11 @@
 """The count of a step's tensors against a GPU's own statistics, and what a block keeps."""
 
 import pytest
+from notebook_cells import load_cells
 
-from a2lib.experiments import memory
-from a2lib.experiments.harness.worker import Job
-from a2lib.experiments.memory import counted, handlers
-from a2lib.experiments.steps import MODELS, Configuration
-from a2lib.lab import MEMORY, MEMORY_BLOCK, MEMORY_RECORDING, Table, start_run
+from a2lib.lab import start_run
 from a2lib.theory.memory.saved import block_saved_bytes
-from a2lib.theory.memory.step import asked
+from a2lib.theory.memory.step import StepMemory, asked
 from a2lib.theory.transformer import Shape
 
 pytestmark = pytest.mark.gpu
@@ -17,59 +14,53 @@ SHAPE = Shape(d_model=1024, d_ff=2048, num_layers=2, num_heads=16, vocab_size=20
 
 
 @pytest.fixture
-def measured(tmp_path, monkeypatch):
-    """``measured(section, handler, task)``: the rows that a worker would store."""
-    monkeypatch.setitem(MODELS, "tiny", SHAPE)
-    run = start_run(command="test", parameters={}, device="gpu", data=tmp_path)
+def cells(tmp_path, monkeypatch):
+    """The names of notebooks/memory.ipynb, whose tables store below tmp_path."""
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
 
-    def measure(section, handler, task):
-        handlers.prepare()
-        store = Table(section, "gpu", tmp_path)
-        handler(Job(task.spec, "cuda", wanted=task.rows, run=run, store=store))
-        return store.rows()
+    def load(**parameters):
+        loaded = load_cells("memory", model="tiny", context=256, **parameters)
+        loaded.sizes["tiny"] = SHAPE
+        run = start_run(command="test", parameters={}, device="gpu", data=tmp_path)
+        loaded.recordings.run = loaded.blocks.run = run
+        return loaded
 
-    return measure
-
-
-def parameters(case):
-    given = {"context": case.context, "mode": case.mode, "precision": case.precision}
-    return memory.Parameters(model="tiny", attention=case.attention, **given)
+    return load
 
 
-CASES = [
-    Configuration("tiny", 256, 4, mode, precision, attention)
-    for mode in ("inference", "forward", "train-step")
-    for precision in ("fp32", "bf16")
-    for attention in ("eager", "flash")
-]
+def counted(row):
+    names = ("batch", "context", "mode", "precision", "attention")
+    step = StepMemory(SHAPE, **{n: row[n] for n in names}, first=row["step_number"] == 0)
+    return asked(step)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_peak_is_the_counted_one(measured, no_garbage, case):
-    (task,) = memory.peak_tasks(parameters(case), "cuda")
-    rows = measured(MEMORY, handlers.peaks, task)
+@pytest.mark.parametrize("mode", ["inference", "forward", "train-step"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+def test_the_peak_is_the_counted_one(cells, no_garbage, mode, precision, attention):
+    notebook = cells(mode=mode, precision=precision, attention=attention)
+    rows = [row for row in notebook.measure(notebook.tasks[0]) if row["phase"] == "step"]
+    assert len(rows) == 2
     for row in rows:
-        if row["phase"] == "step":
-            step = int(row["step_number"])
-            more = int(row["tensor_bytes"]) - asked(counted(case, step))
-            assert abs(more) <= 2**20, (step, more)
+        more = row["tensor_bytes"] - counted(row)
+        assert abs(more) <= 2**20, (row["step_number"], more)
+        assert row["tensor_bytes"] <= row["allocated_bytes"] <= row["reserved_bytes"]
+        assert row["reserved_bytes"] <= row["driver_bytes"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_recording_has_the_same_peak(measured, no_garbage, precision):
-    case = Configuration("tiny", 256, precision=precision)
-    (task,) = memory.recording_tasks(parameters(case), "cuda")
-    for row in measured(MEMORY_RECORDING, handlers.recording, task):
-        more = int(row["tensor_bytes"]) - asked(counted(case, int(row["step_number"])))
+def test_a_recording_has_the_same_peak(cells, no_garbage, precision):
+    notebook = cells(precision=precision)
+    for row in notebook.measure_recording(notebook.recording_tasks[0]):
+        more = row["tensor_bytes"] - counted(row)
         assert abs(more) <= 2**20, more
-        assert row["unexplained_bytes"] == "0"
+        assert row["unexplained_bytes"] == 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "flash"])
-def test_the_allocator_gives_what_a_block_keeps(measured, no_garbage, attention, precision):
-    case = Configuration("tiny", 256, 4, "forward-backward", precision, attention)
-    (task,) = memory.block_tasks(parameters(case), "cuda")
-    (row,) = measured(MEMORY_BLOCK, handlers.block, task)
-    formula = block_saved_bytes(SHAPE, case.batch, case.context, attention, precision)
-    assert int(row["saved_bytes"]) == int(row["grown_bytes"]) == formula
+def test_the_allocator_gives_what_a_block_keeps(cells, no_garbage, attention, precision):
+    notebook = cells(precision=precision, attention=attention)
+    (row,) = notebook.measure_block(notebook.block_tasks[0])
+    formula = block_saved_bytes(SHAPE, 4, 256, attention, precision)
+    assert row["saved_bytes"] == row["grown_bytes"] == formula

@@ -9,7 +9,6 @@ from refusals import refused
 
 from a2lib.experiments.harness.parameters import ParameterError
 from a2lib.experiments.harness.sweep import identity
-from a2lib.lab import read_runs
 from a2lib.lab.device import has_driver
 from a2lib.lab.sections import SECTIONS
 
@@ -63,14 +62,3 @@ def test_what_cannot_be_is_refused_before_a_run_is_recorded(
 
     refused(words, start, error=ParameterError)
     assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.parametrize(("name", "given", "n"), [
-    ("collectives", {"sweep": "handout"}, "4"),
-    ("attention", {}, "1"),
-])  # fmt: skip
-def test_a_run_names_the_gpus_that_measure_together(gpus, on_cpu, tmp_path, name, given, n):
-    gpus(4)
-    experiment = importlib.import_module(f"a2lib.experiments.{name}").EXPERIMENT
-    experiment.start(experiment.Parameters(**given))
-    assert [run["n_devices"] for run in read_runs(tmp_path / "data")] == [n]

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,11 +59,12 @@ def read(code: str, moved: int | None = None) -> Graph:
     )
 
 
-def configure() -> None:
+def configure(*, in_several_ways: bool = False) -> None:
     """Set the switches of this process for compiled code that is timed.
 
     Products of fp32 are no TF32, several backwards may go through one graph, and code that Dynamo
-    would no longer compile, and run uncompiled in its place, is an error.
+    would no longer compile, and run uncompiled in its place, is an error. So is compiling a
+    function again, unless it may be compiled `in_several_ways`.
     """
     import torch
     import torch._dynamo
@@ -74,8 +75,24 @@ def configure() -> None:
     torch._functorch.config.donated_buffer = False
     torch._functorch.config.enable_autograd_cache = True
     torch._inductor.config.fx_graph_cache = True
-    torch._dynamo.config.error_on_recompile = True
+    torch._dynamo.config.error_on_recompile = not in_several_ways
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch.set_float32_matmul_precision("highest")
+
+
+def counts(graphs: Sequence[Graph], times: int = 1) -> dict[str, int | None]:
+    """Return what Inductor made of these graphs, each called `times` times, as columns of a row;
+    {} where there is none."""
+    if not graphs:
+        return {}
+    moved = [graph.bytes for graph in graphs]
+    return {
+        "kernels_written": sum(graph.written for graph in graphs),
+        "kernels_called": times * sum(graph.called for graph in graphs),
+        "library_calls": times * sum(graph.library for graph in graphs),
+        "attentions": times * sum(graph.attentions for graph in graphs),
+        "moved_bytes": None if None in moved else times * sum(moved),
+    }
 
 
 @contextlib.contextmanager

@@ -1,0 +1,38 @@
+"""What the cells of notebooks/compile.ipynb measure, on a real GPU at small sizes."""
+
+import pytest
+from notebook_cells import load_cells
+
+pytestmark = pytest.mark.gpu
+
+QUICK = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
+
+
+@pytest.mark.parametrize("written, attentions", [("plain", 0), ("causal", 0), ("heads", 0)])
+def test_attention_on_the_gpu(configured, written, attentions):
+    """In fp32 Inductor recognises none, since the attention it would call uses TF32."""
+    cells = load_cells("compile", written=written, seq_len=256, model="none")
+    cells.TIMING["cuda"].update(QUICK)
+    (keys,) = cells.attention_tasks
+    rows = {(row["implementation"], row["pass"]): row for row in cells.measure_attention(keys)}
+    assert len(rows) == len(keys)
+    for row in rows.values():
+        assert row["ms_graph"] > 0 and row["ms_host"] > 0 and not row["note"], row
+        assert row["launches"] > 1 and row["peak_bytes"] > 0, row
+    for pass_ in cells.PASSES:
+        compiled, eager = rows["compile", pass_], rows["eager", pass_]
+        assert compiled["launches"] < eager["launches"]
+        assert compiled["ms_cold"] > compiled["ms_warm"] > 0
+        assert compiled["attentions"] == attentions and compiled["moved_bytes"] > 0
+
+
+def test_a_model_on_the_gpu():
+    cells = load_cells("compile", model="tiny", context=16)
+    (keys,) = cells.model_tasks
+    rows = {(row["compile"], row["phase"]): row for row in cells.measure_models(keys)}
+    assert len(rows) == len(keys) and not any("status" in row for row in rows.values()), rows
+    for row in rows.values():
+        assert row["n"] == 10 and row["peak_bytes"] > 0 and row["ms_cold"] > row["ms"], row
+    step = rows["model", "step"]
+    assert step["ms_cold"] > step["ms_warm"] and step["kernels_called"] > 0
+    assert rows["blocks", "step"]["kernels_called"] > 0

@@ -18,7 +18,6 @@ from pathlib import Path
 PACKAGE = "a2lib"
 MIDDLE = 1
 FLOORS = {
-    "experiments": 3,
     "benchmark": 2,
     "leaderboard": 2,
     "report": 2,
@@ -37,9 +36,6 @@ FLOORS = {
 # Within a part: the modules that serve every section, and those that serve one. The longest prefix
 # counts, and what has a name in neither list is on the side of its part's entry.
 ROOMS = {
-    "a2lib.experiments": "one",
-    "a2lib.experiments.harness": "every",
-    "a2lib.experiments.launching": "every",
     "a2lib.report": "every",
     "a2lib.report.pages": "one",
     "a2lib.report.readme": "one",

@@ -125,7 +125,7 @@ def run(papermill: Callable[[], object], notebook: Path, output: Path | None) ->
             say_prepared(output)
         elif modified(output) != before:
             with contextlib.suppress(OSError, ValueError):  # cut off while it was written
-                say(results(leave_out_empty(output)))
+                say(results(json.loads(output.read_text(encoding="utf-8"))))
             say(f"the executed notebook is in {output}")
 
 
@@ -260,35 +260,6 @@ def say(message: str) -> None:
 def modified(path: Path | None) -> int | None:
     """When `path` was last written, in ns; None where there is no such file."""
     return path.stat().st_mtime_ns if path and path.exists() else None
-
-
-def leave_out_empty(path: Path) -> dict:
-    """Take the sections that have nothing to show, and say so, out of the executed notebook at
-    `path`; a line names them. `experiments/harness/output.py` marks what they say. Returns the
-    notebook."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    sections: list[list[dict]] = [[]]
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown" and "".join(cell["source"]).startswith("## "):
-            sections.append([])
-        sections[-1].append(cell)
-    empty = [cells for cells in sections if _shows_nothing(cells)]
-    if empty:
-        names = ["".join(cells[0]["source"]).splitlines()[0].lstrip("# ") for cells in empty]
-        line = {"cell_type": "markdown", "id": "left-out", "metadata": {}}
-        line["source"] = f"Not measured in this run: {'; '.join(names)}."
-        kept = [cells for cells in sections if cells not in empty]
-        kept.insert(-1, [line])
-        notebook["cells"] = [cell for cells in kept for cell in cells]
-        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return notebook
-
-
-def _shows_nothing(cells: list[dict]) -> bool:
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    return bool(outputs) and all(
-        output.get("metadata", {}).get("a2lib") == "nothing" for output in outputs
-    )
 
 
 def results(notebook: dict) -> str:

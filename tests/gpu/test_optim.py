@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from a2lib.experiments.workload import Config, run
+from a2lib.lab.steps import StepConfig, TrainingStep, captured, graph_stream
 from a2lib.optim import MasterAdamW, updates
+from a2lib.theory.transformer import Shape
 
 pytestmark = pytest.mark.gpu
 SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (1024, 1024))
@@ -61,29 +62,34 @@ def test_more_elements_than_32_bits_count():
     assert ends == [[0.5] * len(end) for end in ends]
 
 
-SMALL = {"num_layers": 3, "context": 128, "batch": 2, "device": "cuda", "attention": "flash"}
-GIVEN = {**SMALL, "warmup": 2, "steps": 4}
+SMALL = Shape(d_model=768, d_ff=3072, num_layers=3, num_heads=12, vocab_size=10_000)
+
+
+def losses_of(capture=False, **options):
+    """The losses of six steps of a small model, from the third on replayed where captured."""
+    options |= {"model": SMALL, "context": 128, "batch": 2, "attention": "flash"}
+    config = StepConfig(capture=capture, **options)
+    with graph_stream(config):
+        step = TrainingStep(config, "cuda")
+        losses = [step().item() for _ in range(2)]
+        replay = captured(step) if capture else step
+        return losses + [replay().item() for _ in range(4)]
 
 
 @pytest.mark.parametrize("mode", ["train-step", "overlapped-step"])
 @pytest.mark.parametrize("precision", ["bf16", "bf16_weights"])
 def test_its_steps_are_alike_launched_captured_and_overlapped(mode, precision):
-    given = {**GIVEN, "precision": precision}
-    wanted = run(Config(**given, mode="train-step"))
+    wanted = losses_of(precision=precision, mode="train-step")
+    exact = precision == "bf16_weights" or mode == "train-step"
     for capture in (False, True):
-        found = run(Config(**given, mode=mode, capture=capture))
-        assert found.status == "ok", found.note
-        losses = [[s.loss for s in r.warmup + r.steps] for r in (wanted, found)]
-        exact = precision == "bf16_weights" or mode == "train-step"
-        assert losses[1] == pytest.approx(losses[0], rel=0 if exact else 1e-3, abs=0)
-        assert losses[1][-1] < losses[1][0]
+        found = losses_of(capture, precision=precision, mode=mode)
+        assert found == pytest.approx(wanted, rel=0 if exact else 1e-3, abs=0)
+        assert found[-1] < found[0]
 
 
 def test_compiled_16_bit_weights_learn_as_eager_ones():
-    given = {**GIVEN, "precision": "bf16_weights"}
-    eager, compiled = (run(Config(**given, compile_blocks=on)) for on in (False, True))
-    for want, found in zip(eager.steps, compiled.steps, strict=True):
-        assert found.loss == pytest.approx(want.loss, rel=2e-3)
+    eager = losses_of(precision="bf16_weights")
+    assert losses_of(precision="bf16_weights", compile="blocks") == pytest.approx(eager, rel=2e-3)
 
 
 def test_an_update_beside_a_backward_waits_for_its_gradient():

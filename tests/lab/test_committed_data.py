@@ -1,7 +1,6 @@
 """The registry, and everything that has to agree with it; the measured data in the repository: each
 file reads, has its runs, and is written back byte for byte."""
 
-import importlib
 import re
 import shutil
 
@@ -65,15 +64,11 @@ README = {
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))
 def test_a_section(section):
-    """Its columns end in the common ones and a reason, and stand in the readme of the data; a
-    handler, where there is one, can be called."""
+    """Its columns end in the common ones and a reason, and stand in the readme of the data."""
     assert section.columns[-7:] == ("note", *COMMON)
     assert len(set(section.columns)) == len(section.columns)
     expected = [(c, " (key)") for c in section.key] + [(c, "") for c in section.values]
     assert [(column, key) for column, key, _ in README[section.name]] == expected
-    if section.handler:
-        module, _, name = section.handler.partition(":")
-        assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_a_column_means_the_same_and_is_of_one_kind_everywhere():

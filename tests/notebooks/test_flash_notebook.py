@@ -1,7 +1,6 @@
 """notebooks/flash.ipynb through papermill, as a reader runs it, at the smallest size."""
 
 import csv
-import importlib
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import pytest
 from notebook_runs import PAPERMILL, run
 from notebook_texts import figures, rows, texts
 
-from a2lib.experiments.harness.parameters import cell_source
 from a2lib.lab import DeviceLock
 from a2lib.lab.store import data_folder
 from a2lib.paths import ROOT
@@ -29,21 +27,14 @@ def tagged(notebook, tag):
     return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", ())]
 
 
-def holds_its_experiment(notebook):
-    return bool(tagged(notebook, "measure"))
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_every_notebook_declares_its_parameters(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     (cell,) = tagged(notebook, "parameters")
-    if holds_its_experiment(notebook):
-        for line in cell.source.splitlines():
-            assert re.fullmatch(r"\w+: \w+ = \S.*  # \S.*", line), line
-    else:
-        declared = importlib.import_module(f"a2lib.experiments.{path.stem}").Parameters
-        assert cell.source == cell_source(declared)
+    assert tagged(notebook, "measure")
+    for line in cell.source.splitlines():
+        assert PARAMETER.fullmatch(line), line
     assert notebook.metadata.kernelspec.name == "python3"
     assert "papermill" not in notebook.metadata and not tagged(notebook, "injected-parameters")
     for found in notebook.cells:

@@ -10,7 +10,6 @@ import pty
 import shutil
 import subprocess
 import sys
-from functools import partial
 
 import nbformat
 import papermill.cli
@@ -185,30 +184,6 @@ def test_the_terminal_has_the_tables_and_the_folder_of_the_rows(tmp_path, monkey
     assert said.startswith("ms\n3\n\n0\n1\n") and "\n... 16 more lines in the notebook\n" in said
     assert said.endswith(f"\n\nRows: {tmp_path}/measured/x.csv") and said.count("Rows") == 1
     assert papermill_default.results(nbformat.v4.new_notebook()) == ""
-
-
-def test_sections_that_have_nothing_are_left_out_and_named(tmp_path):
-    markdown, output = nbformat.v4.new_markdown_cell, nbformat.v4.new_output
-
-    def code(text="", **metadata):
-        shown = [output("display_data", {"text/plain": text}, metadata=metadata)] if text else []
-        return nbformat.v4.new_code_cell(outputs=shown)
-
-    nothing = partial(code, "not asked for", a2lib="nothing")
-    cells = [markdown("# A"), markdown("## Check"), code()]
-    cells += [markdown("## B\nof it"), nothing(), code()]
-    cells += [markdown("## C"), nothing(), code("3"), markdown("## D"), nothing()]
-    cells += [markdown("## Where"), code("there")]
-    path = tmp_path / "a.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    papermill_default.leave_out_empty(path)
-    left = nbformat.read(path, as_version=4)
-    nbformat.validate(left)
-    said = ["# A", "## Check", "## C", "Not measured in this run: B; D.", "## Where"]
-    assert [cell.source for cell in left.cells if cell.cell_type == "markdown"] == said
-    before = path.read_bytes()
-    papermill_default.leave_out_empty(path)
-    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(("args", "expected"), [

@@ -2,17 +2,16 @@
 
 import copy
 import io
-from contextlib import nullcontext
 
 import pytest
 import torch
 from refusals import refused
 from torch import nn
 
-from a2lib.experiments.workload.config import Config
-from a2lib.experiments.workload.workload import Workload
+from a2lib.lab.steps import StepConfig, TrainingStep
 from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW, updates
+from a2lib.theory.transformer import Shape
 
 NUMBERS = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 # Two more than two programs' elements, fewer than a vector's, one, none; and rows that are columns.
@@ -99,18 +98,17 @@ def test_a_16_bit_parameter_is_its_master_rounded(by):
     assert all(optimizer.masters()[p] is masters[p] for p in ours)
 
 
-SIZES = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 128}
-TINY = {**SIZES, "context": 16, "batch": 2, "device": "cpu"}
+TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 
 
 def trained(steps=6, **options):
-    """The losses and the last weights, exact, of a tiny model's steps; its own Workload."""
-    work = Workload(Config(**TINY, **options), "cpu")
-    for p in work.optimizer.param_groups:
-        p["lr"] = 1e-2
-    losses = [work.work(lambda _: nullcontext()).item() for _ in range(steps)]
-    held = getattr(work.optimizer, "masters", dict)()
-    named = work.model.named_parameters()
+    """The losses and the last weights, exact, of a tiny model's steps."""
+    step = TrainingStep(StepConfig(model=TINY, context=16, batch=2, **options), "cpu")
+    for group in step.optimizer.param_groups:
+        group["lr"] = 1e-2
+    losses = [step().item() for _ in range(steps)]
+    held = getattr(step.optimizer, "masters", dict)()
+    named = step.model.named_parameters()
     return losses, {name: held.get(p, p).detach().clone() for name, p in named}
 
 

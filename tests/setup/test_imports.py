@@ -40,13 +40,10 @@ def test_the_library_itself():
 @pytest.mark.parametrize(("files", "complaint"), [
     ({"theory/a.py": "from a2lib import lab", "lab/__init__.py": ""},
      "a2lib.theory.a imports a2lib.lab, which is no lower floor"),
-    ({"experiments/harness/a.py": "from a2lib.experiments import b", "experiments/b.py": ""},
-     "a.py:1: a2lib.experiments.harness.a, which serves every section, imports"
-     " a2lib.experiments.b"),
     ({"report/a.py": "from a2lib.report.pages import b", "report/pages/b.py": ""},
      "a.py:1: a2lib.report.a, which serves every section, imports a2lib.report.pages.b"),
-    ({"model/a.py": "def f():\n    from ..experiments import b", "experiments/b.py": ""},
-     "a.py:2: a2lib.model.a imports a2lib.experiments.b, which is no lower floor"),
+    ({"model/a.py": "def f():\n    from ..report import b", "report/b.py": ""},
+     "a.py:2: a2lib.model.a imports a2lib.report.b, which is no lower floor"),
     ({"extra.py": ""}, "'extra' stands on no floor"),
     ({"lab/a.py": "from . import b", "lab/b.py": "def f():\n    from .a import g"},
      "circle: a2lib.lab.a -> a2lib.lab.b -> a2lib.lab.a"),
@@ -68,7 +65,7 @@ def test_what_is_allowed(package):
         "lab/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
         "parallel/a.py": "import a2lib.model",
         "model/__init__.py": "import torch",
-        "experiments/a.py": "from a2lib import paths, theory",
+        "report/a.py": "from a2lib import paths, theory",
         **dict.fromkeys(("theory.py", "paths.py"), ""),
     }
     done = package(files)

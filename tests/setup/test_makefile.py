@@ -39,7 +39,7 @@ def repository(tmp_path):
     for name in (
         "pyproject.toml _config.yml _toc.yml dev/constraints.txt dev/install.sh book/index.md "
         "data/measured/flash/nvidia-h200.csv notebooks/flash.ipynb notebooks/ddp.ipynb "
-        "src/a2lib/__init__.py src/a2lib/report/tables.py src/a2lib/experiments/flash.py"
+        "src/a2lib/__init__.py src/a2lib/report/tables.py src/a2lib/lab/sweep.py"
     ).split():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def test_a_second_book_does_nothing_and_still_says_where_it_is(repository):
     [
         ("book/index.md", ["python", "jupyter-book"]),
         ("src/a2lib/report/tables.py", ["python", "jupyter-book"]),
-        ("src/a2lib/experiments/flash.py", ["papermill", "papermill", "python", "jupyter-book"]),
+        ("src/a2lib/lab/sweep.py", ["papermill", "papermill", "python", "jupyter-book"]),
         ("notebooks/ddp.ipynb", ["papermill", "python", "jupyter-book"]),
         ("build/runs/flash.ipynb", []),
     ],

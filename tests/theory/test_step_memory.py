@@ -9,7 +9,7 @@ import torch
 from cuda_casts import as_cuda_casts
 from refusals import refused
 
-from a2lib.experiments.workload import MODES as BENCHMARKED
+from a2lib.lab.steps import PHASES as BENCHMARKED
 from a2lib.lab.tape import Tape
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.devices import named_device

@@ -14,8 +14,6 @@ from a2lib.lab.store import StoreError, Table, read_section
 from a2lib.lab.sweep import sweep
 from a2lib.lab.timing import Timing, time_call, time_many
 
-# The experiments that are not rewritten yet use these names.
-Store = Table
 globals().update((name.upper(), section) for name, section in SECTIONS.items())
 
 __all__ = [

@@ -21,15 +21,13 @@ class Section:
     """One table: ``key`` identifies a row, ``values`` are section-specific results.
 
     ``columns`` is the header of its files, in order. Where it is not ``timed``, an ``ok`` row needs
-    no ``ms``, but one of its values. ``notebook`` is the name of the notebook that measures it;
-    ``handler`` is "module:function", what a worker calls where that does not hold its experiment.
+    no ``ms``, but one of its values. ``notebook`` is the name of the notebook that measures it.
     """
 
     name: str
     key: tuple[str, ...]
     values: tuple[str, ...] = ()
     timed: bool = True
-    handler: str = ""
     notebook: str = ""
 
     @property

@@ -1,1 +1,0 @@
-"""One module per notebook: parameters in, measured rows out. Nothing here draws for the book."""

@@ -103,8 +103,8 @@ def test_tensor_cores_and_shared_memory(compiled):
 @known_compiler
 def test_gluon_keeps_its_sums_in_registers(gluon):
     for r in gluon:
-        # The backward spills some scalars, more where programs stay.
-        allowed = 96 if r.get("stays") else 48 if r["kernel"] == "backward" else 0
+        # The backward spills some scalars; times on a GPU did not change with them.
+        allowed = 96 if r["kernel"] == "backward" else 0
         if "ordered" in r:  # more, and faster than two sweeps all the same
             allowed = 128 if r["head_dim"] == 64 else 384
         assert r["spills"] <= allowed and not r["serialised"], r

@@ -11,6 +11,8 @@ from a2lib.model import TransformerLM, cross_entropy
 from a2lib.theory.memory.step import WORKSPACE
 from a2lib.theory.transformer import SIZES
 
+pytestmark = pytest.mark.usefixtures("plain_frames")  # it counts a step's tensors
+
 KIB = 1024
 
 

@@ -19,6 +19,8 @@ from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import MODES, StepMemory, asked, peak
 from a2lib.theory.transformer import SIZES, Shape
 
+pytestmark = pytest.mark.usefixtures("plain_frames")  # it counts a step's tensors
+
 # Where the highest is the logits' gradient, a block's FFN, the softmax's gradient, or the end.
 SHAPES = {
     "many words": (Shape(32, 64, 2, 2, 4000), 2, 32),

@@ -165,15 +165,29 @@ class Page:
         order = sorted(devices, key=lambda name: (name == "cpu", name))
         return {device: self._tables(device) for device in order}
 
-    def claim(self, words: str, holds: Callable[..., bool], *sections: str) -> None:
-        """Raises ClaimError unless the published rows (of the page's section, or of those named,
-        in their order) bear it."""
+    def claim(self, words: str, *sections):
+        """Check, as a decorator of a named function, that the published rows bear ``words``.
+
+            @page.claim("A rank's peak is at most 54 % of data parallelism's", "fsdp_memory")
+            def halves_the_peak(memory):
+                return peak(memory, "fsdp") < 0.54 * peak(memory, "ddp")
+
+        The function gets the tables of ``sections`` (the page's own where none is named) in their
+        order. Raises ClaimError unless it returns a true value.
+        """
+        if sections and callable(sections[0]):  # claim(words, function, *sections)
+            holds, *names = sections
+            return self._check(words, holds, names)
+        return lambda holds: self._check(words, holds, sections)
+
+    def _check(self, words: str, holds: Callable[..., bool], sections):
         _asked.clear()
-        claim = Claim(words, holds, sections or (self.section,))
+        claim = Claim(words, holds, tuple(sections) or (self.section,))
         self.claims.append(claim)
         if self.strict and not claim.bears(self.tables):
             rows = "; ".join(f"{w}: ms {getattr(r, 'ms', None)}" for w, r in _asked[:8])
             raise ClaimError(f"{self.section}: the rows do not bear: {words}. Asked: {rows}")
+        return holds
 
     def pending(self, words: str, lacking: Callable[..., pd.DataFrame], *sections: str) -> Markdown:
         """What is not measured yet, said on the page.

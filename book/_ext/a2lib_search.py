@@ -72,7 +72,7 @@ def write(app, exception) -> None:
 
 def _collect(node, words: list[str], numbers: list[str], skipped: tuple) -> None:
     """Add the words under a node, and apart from them the table cells that are numbers."""
-    if isinstance(node, skipped) or _is_part(node):
+    if isinstance(node, skipped) or _is_part(node) or "a2-measure" in node.get("classes", ()):
         return
     if isinstance(node, nodes.entry | nodes.literal_block):
         text = _plain(node)

@@ -14,7 +14,8 @@ from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import eager_step, fused_step
 from a2lib.theory.transformer import SIZES, forward_flops, step_flops
 
-TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "xl (2025)"}
+# What the book calls the handouts' sizes: xl of 2025, and 2.7B, by their parameters.
+TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "2.0B", "2.7B": "3.4B"}
 PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
 TF32 = {**PLAIN, "precision": "tf32"}
 BF16 = {**PLAIN, "precision": "bf16"}

@@ -36,7 +36,9 @@ def test_a_plan_recomputes_in_the_first_blocks():
     for name, blocks in (("q", 1), ("k", 1), ("v", 1), ("w1's output", 2), ("w3's output", 2)):
         recomputed = states.columns[states.loc[name] == "recomputed"]
         assert list(recomputed) == list(range(blocks)), name
-    assert (states.loc[["block's input", "attention's output", "FFN's input"]] == "saved").all(axis=None)
+    assert (states.loc[["block's input", "attention's output", "FFN's input"]] == "saved").all(
+        axis=None
+    )
 
 
 def test_offloaded_tensors_are_those_of_as_many_blocks_as_the_bytes_say():

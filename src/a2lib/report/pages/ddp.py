@@ -123,7 +123,7 @@ def _stretches(rows: pd.DataFrame, windows: dict[int, list[dict]]) -> dict[int, 
 
 
 def block_kinds(traced: list[dict]) -> list[str]:
-    """Return the kinds of the kernels of a block's backward: what repeats three times at its end."""
+    """Return the kinds of a block's backward kernels: what repeats three times at the end."""
     kinds = [row["kind"] for row in _computing(traced)]
     for n in range(4, len(kinds) // 3 + 1):
         if kinds[-n:] == kinds[-2 * n : -n] == kinds[-3 * n : -2 * n]:
@@ -281,7 +281,7 @@ def schedules(figure):
 KERNEL_COLOURS = {
     "matmuls": COLOURS[1],
     "attention": COLOURS[0],
-    "other kernels": HEAT[5],
+    "others": HEAT[5],
     "collectives": COLOURS[4],
 }
 
@@ -317,7 +317,7 @@ def _lane_of(kind: str) -> tuple[float, str]:
     if kind == SENT:
         return 0.1, "collectives"
     names = {MATMUL: "matmuls", ATTENTION: "attention"}
-    return 1.1, names.get(kind, "other kernels")
+    return 1.1, names.get(kind, "others")
 
 
 def _middle_block(kernels: list[dict]) -> tuple[float, float] | None:

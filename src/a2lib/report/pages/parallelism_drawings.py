@@ -27,7 +27,7 @@ PIPES = {  # title, and pieces of the model on each device
     "gpipe": ("GPipe", 1),
     "1f1b": ("1F1B", 1),
     "interleaved": ("interleaved", 2),
-    "zb-h1": ("zero bubble (H1)", 1),
+    "zb-h1": ("zero bubble H1", 1),
 }
 DEVICES = 4
 NAMES = [f"device {i}" for i in range(DEVICES)]
@@ -113,7 +113,7 @@ def pipelines() -> Drawing:
     for title, kind, chunks, timeline in runs:
         share = bubble_share(kind, stages, microbatches, chunks)
         held = schedules.held_by_stage(timeline, 0, stages) / chunks
-        title += f": bubble {100 * share:.0f} %, {held:g} in memory"
+        title += f": bubble {100 * share:.0f} %, {held:g} held"
         out.append(text(LEFT, y + 12, title, bold=True))
         y += 18
         for stage in range(stages):

@@ -147,7 +147,8 @@ def stacks(
 
 
 def heat(ax, ratios: pd.DataFrame) -> None:
-    """A map of ratios, below 1 in our favour; lines and columns are named by the frame's own words.
+    """Draw a map of ratios in percent, below 100 in our favour; lines and columns are named by the
+    frame's own words.
 
     The colour says who is ahead and in which of HEAT_STEPS.
     """
@@ -157,7 +158,7 @@ def heat(ax, ratios: pd.DataFrame) -> None:
     shades = ax.pcolormesh(step, vmin=-3.5, vmax=3.5, **looks)
     shades.set_rasterized(False)
     for (i, j), ratio in np.ndenumerate(cells):
-        words = "–" if np.isnan(ratio) else f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
+        words = "–" if np.isnan(ratio) else f"{100 * ratio:.0f}"
         colour = DIM if np.isnan(ratio) else INK
         inside(ax, words, (j + 0.5, i + 0.5), colour)
     ax.set_xticks(np.arange(ratios.shape[1]) + 0.5, [str(c) for c in ratios.columns])

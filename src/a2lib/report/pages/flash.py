@@ -22,7 +22,7 @@ LOOKS = Looks(
         "sdpa_efficient": Look("efficient", "#2a86bf", "P"),
         "flex": Look("Flex", "#b0558a", "X"),
         FA4: Look("FA4", "#6a3d9a", "*"),
-        PART: Look("a2lib forward, compiled backward", "#8b5a2b", "p"),
+        PART: Look("a2lib + compile", "#8b5a2b", "p"),
     }
 )
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}

@@ -7,12 +7,13 @@ import pytest
 from notebook_cells import load_cells
 
 from a2lib import lab
-from a2lib.attention.ladder import RUNGS
+from a2lib.attention import dispatch
+from a2lib.attention.dispatch import RUNGS
 from a2lib.report import data
 from a2lib.report.page import pick
 from a2lib.report.pages import flash
 from a2lib.report.pages import flash_ladder as ladder
-from a2lib.theory.attention import attention_flops, in_chunks, keys_per_chunk
+from a2lib.theory.attention import attention_flops
 
 WHERE = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64, "causal": True}
 
@@ -21,6 +22,10 @@ def kernel(name, tensor, l2, launch=0, run="R"):
     key = {"implementation": "a2lib", **WHERE, "pass": "backward", "launch": launch, "kernel": name}
     shares = {"tensor_percent": tensor, "exp_percent": tensor / 2}
     return {**key, "device_bytes": 10, "l2_bytes": l2, **shares, "status": "ok", "run": run}
+
+
+def case_of(heads, n, head_dim):
+    return dispatch.Case("bf16", 1, heads, heads, n, n, head_dim, True, dispatch.HOPPER)
 
 
 def test_a_call_is_the_kernels_of_one_run():
@@ -32,10 +37,11 @@ def test_a_call_is_the_kernels_of_one_run():
 
 
 def test_the_tiles_of_the_estimate_are_those_of_the_kernels():
-    tiles = pytest.importorskip("a2lib.attention.tiles")
     for head_dim, kernels in flash.TILES.items():
-        consumers, _ = tiles.hopper_forward(head_dim, 16384, 16, True)
-        assert kernels["forward"][0] == 64 * consumers
+        case = case_of(16, 16384, head_dim)
+        forward, backward = dispatch.hopper_forward(case), dispatch.hopper_backward(case)
+        assert kernels["forward"] == (64 * forward.consumers, forward.Bk)
+        assert kernels["backward"] == (backward.Bq, 128)
 
 
 def test_the_estimate_in_round_numbers():
@@ -113,14 +119,14 @@ def test_the_rungs_and_shapes_are_those_that_are_measured(measured, invented):
 
 
 def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_not_choose(invented):
-    tiles = pytest.importorskip("a2lib.attention.tiles")
     cells = invented()[["kind", "heads", "head_dim", "seq_len"]].drop_duplicates()
     assert len(cells) == len(ladder.SHAPES)
     for kind, heads, d, n in cells.itertuples(index=False):
+        case = case_of(heads, n, d)
         chosen = {
-            "key_chunks": keys_per_chunk(n, n, heads, True, 2) > 0,
-            "query_chunks": in_chunks(n, heads, d, True, 2),
-            "consumers": tiles.hopper_forward(d, n, heads, True)[0] > 1,
+            "key_chunks": dispatch.shares_keys(case),
+            "query_chunks": dispatch.shares_queries(case),
+            "consumers": dispatch.hopper_consumers(case)[0] > 1,
             "heads_in_l2": heads > 1,
         }
         assert {rung for rung, on in chosen.items() if not on} == set(ladder.SAME[kind])

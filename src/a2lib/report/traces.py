@@ -28,11 +28,13 @@ from a2lib.report.style import PAPER, Chart
 _PALETTE = """#0072b2 #d55e00 #b0558a #00825f #f0ad78 #8b5a2b #808080 #86b6e6
               #a86f00 #f6cfab #444444 #b5d2f0 #dddddd"""
 KINDS = dict(zip(kernel_names.KINDS, _PALETTE.split(), strict=True))
+BLOCKED = "blocked launch"  # of any kernel: it waits for a place in a full queue
+BLOCKED_US = 200  # a launch of this length is one; under a profiler others take up to some 50
+COLOURS = KINDS | {BLOCKED: "#000000"}
 LEAST = 1 / 700  # of the width: what is narrower is drawn with its neighbours
-LONG_US = 10_000  # a strip from there on has its axis in ms
+LONG_US = 2_000  # a strip from there on has its axis in ms
 LETTER = 0.0195  # of the width of a strip that a letter takes
 LANES = ("part", "module", "phase")
-BLOCKED = "blocked"  # said of a launch that is wide enough for it: the queue was full
 STREAMS = 4  # with more, all but the busiest share a row
 _read = cache(bulk.read)  # pages of one process share pictures, which none of them changes
 
@@ -115,7 +117,7 @@ def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) ->
     if not drawn:
         return panels.empty()
     width = max(union(rows)[-1][1] for rows, *_ in drawn.values())
-    kinds = _present(KINDS, (row["kind"] for rows, *_ in drawn.values() for row in rows))
+    kinds = _present(COLOURS, (row["kind"] for rows, *_ in drawn.values() for row in rows))
     heights = [len(streams) + len(names) for _, streams, names in drawn.values()]
 
     def draw(figure):
@@ -128,7 +130,7 @@ def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) ->
         ax.set_xlabel("time (ms)" if width >= LONG_US else "time (µs)")
         if width >= LONG_US:
             ax.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g}")
-        legend(figure, {kind: KINDS[kind] for kind in kinds})
+        legend(figure, {kind: COLOURS[kind] for kind in kinds})
 
         def finish():
             for ax, height, one in strokes:  # in points
@@ -156,6 +158,8 @@ def _prepared(rows: list[dict], lanes: Sequence[str]) -> tuple[list[dict], list[
         # "attn.q_proj" is the part q_proj of the module attn, where there is room for one alone.
         module, _, part = row["part"].rpartition(".")
         names = {"module": module.partition(".")[0] or part, "part": part}
+        is_blocked = row["stream"] == HOST and row["duration_us"] >= BLOCKED_US
+        names["kind"] = BLOCKED if is_blocked else row["kind"]
         found.append(row | names | {"start_us": row["start_us"] - begin})
     streams = sorted({row["stream"] for row in found}, key=_number)
     filled = [c for c in lanes if any(row[c] for row in found) and (finer or c == "phase")]
@@ -168,12 +172,7 @@ def _panel(ax, rows, streams, lanes, kinds, width: float) -> list[PathPatch]:
     for y, stream in enumerate(reversed(streams)):
         for kind in kinds:
             here = [r for r in rows if r["stream"] == stream and r["kind"] == kind]
-            strokes.append(_stroke(ax, here, y, KINDS[kind], width * LEAST))
-    for row in rows:
-        if row["stream"] == HOST and row["duration_us"] > width * LETTER * len(BLOCKED):
-            at = row["start_us"] + row["duration_us"] / 2, len(streams) - 1
-            paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
-            ax.annotate(BLOCKED, at, ha="center", va="center_baseline", bbox=paper)
+            strokes.append(_stroke(ax, here, y, COLOURS[kind], width * LEAST))
     # Those of the busiest stream: what two streams do at once has no one name.
     busiest = max(streams, key=lambda stream: (stream != HOST, _time(rows, stream)))
     named = [row for row in rows if row["stream"] == busiest]

@@ -184,13 +184,6 @@ def readings() -> dict[str, Mesh]:
     }
 
 
-# A published answer to part (c) sums the axes, with exact rings, and takes M_X and M_Y for numbers
-# of messages: its B* divides both axes' bytes by W_ici alone and is of one of the X replicas, and
-# its overall batch multiplies that by M_X M_Y.
-SUMMED = Mesh(combine="sum", ring=True)
-PUBLISHED = replace(SUMMED, M_X=1)
-
-
 @dataclass(frozen=True)
 class Trick:
     """A way to a smaller batch: its threshold in tokens per device and overall, and its price."""
@@ -216,12 +209,12 @@ def tricks() -> list[Trick]:
     piped = replace(mesh, X=mesh.X / 4, M_X=1).least_tokens() / 4
     packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2).least_tokens()
 
-    bubble = "gathered weights stay; a bubble"
+    bubble = "a bubble; weights stay"
     ways = [
         ("the mesh as asked", "α / (M_X Y)", base, n, "none"),
-        ("Y = 16 on two axes, X = 4 on one", "α / (M_X Y)", wide, n, "matrices a quarter as wide"),
+        ("Y = 16 on two torus axes", "α / (M_X Y)", wide, n, "narrower matrices"),
         ("the best X and Y", "α² / (M_X M_Y F)", best, n, "a little more where X and Y are whole"),
-        ("4 stages on one axis, X = 4 on one", "α / (p M_X Y)", piped, n, bubble),
+        ("4 stages on one torus axis", "α / (p M_X Y)", piped, n, bubble),
         ("weights sent in 8 bits", "α / (2 M_X Y)", packed, n, "rounded weights"),
         ("half of the devices", "α / (M_X Y)", base, n / 2, "half the speed"),
     ]

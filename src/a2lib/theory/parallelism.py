@@ -15,11 +15,10 @@ The formulas are arithmetic alone, so that they take sympy's symbols as well as 
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 
 from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.theory.products import check_name
 from a2lib.theory.transformer import SIZES
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS, MATRICES = 3, 6, 3
@@ -178,17 +177,6 @@ def best_split(layer: Layer, n: float, shared: bool) -> tuple[float, float]:
     return n_fsdp, n / n_fsdp
 
 
-def best_whole_split(layer: Layer, n: int, shared: bool) -> tuple[int, int]:
-    """The whole N_FSDP and N_TP of product ``n`` with the least communication forward.
-
-    Tries every divisor; of equal ones the pair with fewer along FSDP. Raises ValueError unless
-    ``n`` is a positive integer.
-    """
-    check_sizes(n=n)
-    pairs = ((k, n // k) for k in range(1, n + 1) if n % k == 0)
-    return min(pairs, key=lambda pair: communication_share(layer, *pair, shared))
-
-
 def least_tokens(layer: Layer, n_fsdp, n_tp, pass_: str = "forward"):
     """The batch from which computation bounds a pass on ``n_fsdp`` by ``n_tp`` devices whose axes
     share the links: (N_FSDP - 1) / a + (N_TP - 1) / b = 1, solved for B. Data parallelism's too.
@@ -218,24 +206,6 @@ def communication_share(layer: Layer, n_fsdp, n_tp, shared: bool, pass_: str = "
     cost = fully_sharded_tensor_parallel(layer, n_fsdp, n_tp)[pass_]
     axes = cost.data_s, cost.tensor_s
     return (sum(axes) if shared else max(axes)) / cost.compute_s
-
-
-def brute_force(layer: Layer, shared: bool) -> tuple[int, int]:
-    """The integers N_FSDP and N_TP of the largest product that computation still bounds.
-
-    Tries every pair up to the limits of each axis alone, in exact arithmetic; of equal products the
-    pair with less communication. The layer's numbers must be whole.
-    """
-    exact = Layer(**{name: Fraction(value) for name, value in vars(layer).items()})
-    best = (1, Fraction(0), 1, 1)
-    for n_fsdp in range(1, math.floor(data_limit(exact)) + 1):
-        for n_tp in range(1, math.floor(tensor_limit(exact)) + 1):
-            if n_fsdp * n_tp < best[0]:
-                continue
-            share = communication_share(exact, n_fsdp, n_tp, shared)
-            if share <= 1:
-                best = max(best, (n_fsdp * n_tp, -share, n_fsdp, n_tp))
-    return best[2:]
 
 
 # The example of the command and of the book: the FFN of the 8B model and the tokens of one step

@@ -1,16 +1,16 @@
-"""What a training step takes at its fullest moments, by closed forms.
+"""The memory of a training step at its fullest moments, by closed forms.
 
     step = StepMemory(SIZES["2.7B"], batch=4, context=512)
-    peak(step).total                   # of tensors; .by_category
+    peak(step).total                   # bytes of tensors; .by_category
     asked(step)                        # with cuBLAS's workspaces
 
-The step is that of ``a2lib.benchmark``: this library's eager model and fused AdamW on CUDA. While
-it runs, what blocks have saved goes as their gradients come, so memory is fullest at one of a few
-moments: at the gradient of the logits, at the softmax's gradient or in the FFN of the first or the
-last block that goes backward, or when all gradients are there. ``peak`` writes each down and takes
-the largest. A block in the middle is never the fullest, since what is held changes by the same
-bytes from block to block. What is left out are a few small tensors of moments that come close;
-``a2lib.lab.tape`` counts every tensor of a step that PyTorch runs.
+The step is that of ``a2lib.benchmark``: the eager model and fused AdamW on CUDA. In the backward,
+each block frees what it saved and makes its gradients. So memory is fullest at one of a few
+moments: at the gradient of the logits; at the softmax's gradient or in the FFN, of the first or the
+last block that the backward passes; or when all gradients are there. ``peak`` writes each moment
+down and takes the largest. A block in the middle is never the fullest, since the bytes in use
+change by the same amount from block to block. A few small tensors of moments that come close are
+left out; ``a2lib.lab.tape`` counts every tensor of a step that PyTorch runs.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,16 @@ LOSS = 2 * WIDE  # the loss and its gradient
 
 @dataclass(frozen=True)
 class StepMemory:
-    """One step of a model of ``shape``: ``mode`` of ``MODES``, ``attention`` of ``ATTENTIONS``,
-    ``precision`` as ``saved.py`` has it.
+    """One step of a model of ``shape``, whose tensors are counted.
 
-    ``first`` is the first step of a process, which makes the optimizer's state. Gradients are made
-    by each backward and dropped with the step, or, if not ``fresh``, there already: a backward adds
-    to them. Raises ValueError, in one line, for other names and sizes.
+    mode: of ``MODES``
+    attention: of ``ATTENTIONS``
+    precision: "fp32" or "bf16", as in ``saved.py``
+    first: whether it is the first step of a process, which makes the optimizer's state
+    fresh: whether the backward allocates the gradients, as after ``zero_grad(set_to_none=True)``;
+        else they exist before, as in gradient accumulation
+
+    Raises ValueError, in one line, for other names and sizes.
     """
 
     shape: Shape
@@ -73,7 +77,7 @@ class StepMemory:
 
     @property
     def saved(self) -> dict[str, int]:
-        """Name -> bytes of what a block keeps."""
+        """Name -> bytes of each tensor that a block saves for its backward."""
         return block_saved(self.shape, self.batch, self.context, self.attention, self.precision)
 
     def parameters(self) -> dict[str, int]:
@@ -97,8 +101,8 @@ class StepMemory:
         return sizes | {"ln_final": row, "lm_head": row * s.vocab_size}
 
     def standing(self) -> dict[str, int]:
-        """Bytes by category that are there when the step begins: parameters with RoPE's two tables,
-        the optimizer's state (two moments, and a counter for each tensor), the batch and its
+        """Return the bytes by category that are in use when the step begins: parameters with RoPE's
+        two tables, the optimizer's state (two moments, and a counter per tensor), the batch and its
         targets."""
         sizes = self.parameters().values()
         held = dict.fromkeys(CATEGORIES, 0)
@@ -112,7 +116,7 @@ class StepMemory:
 
 
 def optimizer_bytes(step: StepMemory) -> int:
-    """Return the bytes of AdamW's state: two moments, and a counter of 4 bytes a tensor."""
+    """Return the bytes of AdamW's state: two moments, and a counter of 4 bytes per tensor."""
     sizes = step.parameters().values()
     return 2 * sum(sizes) + WIDE * len(sizes)
 
@@ -153,7 +157,7 @@ def asked(step: StepMemory) -> int:
 
 
 def moments(step: StepMemory) -> Iterator[Peak]:
-    """Yield the moments of a step at one of which most is held."""
+    """Yield the moments of a step of which one is the fullest."""
     standing = step.standing()
 
     def held(phase: str, **more: int) -> Peak:
@@ -204,8 +208,8 @@ def moments(step: StepMemory) -> Iterator[Peak]:
 
 
 def head_saved(step: StepMemory) -> int:
-    """Return the bytes that the last norm and the head keep: the norm's input, its root, that
-    normalised, and what is multiplied."""
+    """Return the bytes that the last norm and the head save: the norm's input, its scale per row,
+    the normalized input, and the head's input."""
     stream, rows = step.sizes["stream"], step.batch * step.context
     kept = 2 * stream + WIDE * rows + step.width * rows * step.shape.d_model
     if step.precision == "bf16":
@@ -214,8 +218,9 @@ def head_saved(step: StepMemory) -> int:
 
 
 def forward_alone(step: StepMemory) -> Iterator[int]:
-    """Yield the bytes of a forward that keeps nothing, where most are held: while its last block
-    attends, at the end of its FFN, and with the logits. Autocast's copies of weights stay."""
+    """Yield the bytes that a forward which saves nothing holds at its fullest moments: in the last
+    block's attention, at the end of its FFN, and with the logits. Autocast's copies of weights are
+    kept."""
     s, stream = step.shape, step.sizes["stream"]
     scores, logits = step.sizes["scores"], step.sizes["logits"]
     narrow, hidden = (step.sizes[name] * step.width // WIDE for name in ("stream", "hidden"))
@@ -240,8 +245,8 @@ def forward_alone(step: StepMemory) -> Iterator[int]:
 
 
 def attention_forward(step: StepMemory) -> int:
-    """Return the bytes of a block's attention, in a forward that keeps what its backward needs,
-    while its softmax or its last product runs."""
+    """Return the bytes of a block's attention while its softmax or its last matmul runs, in a
+    forward that saves what its backward needs."""
     stream, scores, rows = step.sizes["stream"], step.sizes["scores"], step.batch * step.context
     narrow = stream * step.width // WIDE
     mask = step.context**2 + INDEX * step.context
@@ -256,8 +261,12 @@ def attention_forward(step: StepMemory) -> int:
 
 @dataclass(frozen=True)
 class Half:
-    """A half of a block at the fullest moment of its backward: what is left of what the block has
-    ``saved``, ``temporary`` tensors, and the block's finished ``gradients``, in bytes."""
+    """A half of a block at the fullest moment of its backward, in bytes.
+
+    saved: what is left of the block's saved tensors
+    temporary: temporary tensors
+    gradients: the block's gradients that are finished
+    """
 
     name: str
     saved: int

@@ -9,6 +9,7 @@ Both run the kernels that ``a2lib.attention.dispatch`` chooses, forward and back
 
 import torch
 from torch import Tensor
+from torch._C._functorch import unwrap_if_dead  # no public name does it
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -79,9 +80,10 @@ def flash_attention(
     _refuse_tangents(q, k, v)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _FlashAttention.apply(q, k, v, is_causal, scale)
-    # A ``Function`` takes the host longer than what it calls. It would unwrap what a transform of
-    # torch.func has left of its tensors, as any operator does.
-    return _run_forward(q.detach(), k.detach(), v.detach(), is_causal, scale)[0]
+    # A ``Function`` takes the host longer than what it calls; but it would unwrap what a transform
+    # of torch.func has left of its tensors.
+    q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
+    return _run_forward(q, k, v, is_causal, scale)[0]
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -151,7 +153,7 @@ def _refuse_transforms() -> None:
 
 def _refuse_tangents(*tensors: Tensor) -> None:
     for x in tensors:
-        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+        if forward_ad.unpack_dual(x).tangent is not None:
             raise UnsupportedError(
                 "flash_attention has no derivative in forward mode: differentiate with "
                 "torch.autograd.grad, or call attention_reference"

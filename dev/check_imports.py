@@ -1,8 +1,9 @@
 """Check that imports inside a2lib point one way: `make lint`, or python dev/check_imports.py [SRC].
 
-Four rules, read from the source without importing any of it:
+Five rules, read from the source without importing any of it:
 
 - an import goes to the same part or to a lower floor; parts of the middle floor may use each other;
+- what one can lift out of the package (LIFTED) imports nothing of lab, theory or report;
 - inside a part, what serves every section (a room of ROOMS) imports nothing that serves one;
 - no two modules import each other, directly or through others, not even inside a function;
 - the parts that a reader without a GPU needs reach no torch and no triton when they are imported.
@@ -33,6 +34,9 @@ FLOORS = {
     "errors": -2,  # whose words command says too
     "": 0,  # a2lib/__init__.py
 }
+# What one can lift out of the package, and what it does without.
+LIFTED = ("attention",)
+BOOK = ("lab", "theory", "report")
 # Within a part: the modules that serve every section, and those that serve one. The longest prefix
 # counts, and what has a name in neither list is on the side of its part's entry.
 ROOMS = {
@@ -118,6 +122,16 @@ def floor_breaches(files: dict[str, Path], graph: dict[str, list[Import]]) -> li
     return lines
 
 
+def lifted_breaches(files: dict[str, Path], graph: dict[str, list[Import]]) -> list[str]:
+    return [
+        f"{files[module]}:{one.line}: {module}, which is to be lifted out, imports {one.module}"
+        for module in files
+        if part(module) in LIFTED
+        for one in graph[module]
+        if one.module.split(".")[0] == PACKAGE and part(one.module) in BOOK
+    ]
+
+
 def serves(module: str) -> str:
     """Whether a module serves "every" section or "one"; "" where its part is not so divided."""
     names = module.split(".")
@@ -178,17 +192,16 @@ def torch_breaches(files: dict[str, Path], graph: dict[str, list[Import]]) -> li
     return lines
 
 
+RULES = (floor_breaches, lifted_breaches, room_breaches, circle_breaches, torch_breaches)
+
+
 def breaches(src: Path) -> list[str]:
     """One line for each breach of the rules by the package under `src`."""
     paths = sorted((src / PACKAGE).rglob("*.py"))
     files = {module_name(path, src): path for path in paths}
     known = set(files)
     graph = {module: imports_of(path, module, known) for module, path in files.items()}
-    return [
-        line
-        for rule in (floor_breaches, room_breaches, circle_breaches, torch_breaches)
-        for line in rule(files, graph)
-    ]
+    return [line for rule in RULES for line in rule(files, graph)]
 
 
 def main(args: list[str]) -> int:

@@ -17,11 +17,15 @@ COMMUNICATIONS = ("backend", "copy_engines", "auto")
 
 @dataclass
 class _Message:
-    work: dist.Work
+    works: list[dist.Work]
     grads: list[Tensor]
     dense: list[Tensor]  # what is sent of them, held until it has arrived: the backend does not
     captured: bool  # whether it went into a CUDA graph
     landed: Ended | None = None  # where it is in the gradients already
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
 
     def write(self) -> None:
         for grad, arrived in zip(self.grads, self.dense, strict=True):
@@ -49,14 +53,14 @@ class Backend:
         ``then`` will be called with them: on CUDA, on a stream that waits for the message."""
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
-        work = self._mean(dense)
-        message = _Message(work, grads, dense, capturing(grads[0].device))
+        works = self._mean(dense)
+        message = _Message(works, grads, dense, capturing(grads[0].device))
         self._sent.append(message)
         if then is None or not grads[0].is_cuda:
             return False
 
         def arrived() -> None:
-            work.wait()
+            message.wait()
             message.write()
             then(params)
 
@@ -70,7 +74,7 @@ class Backend:
         # What a capture that is over has not waited for was cut off with it.
         sent = [m for m in sent if not m.captured or capturing(m.grads[0].device)]
         for message in sent:
-            message.work.wait()
+            message.wait()
         for message in sent:
             if message.landed is None:
                 message.write()

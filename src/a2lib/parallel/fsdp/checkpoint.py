@@ -24,7 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from a2lib.parallel.fsdp.shards import Replicated, Sharded, local
+from a2lib.parallel.fsdp.optimizers import check_rows
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import clean
 from a2lib.parallel.fsdp.wrapper import FSDP
 
@@ -114,6 +115,7 @@ def _model(fsdp: FSDP) -> dict[str, Tensor]:
 
 
 def _by_master(fsdp: FSDP, optimizer: Optimizer) -> dict[nn.Parameter, Sharded | Replicated]:
+    fsdp._optimizers.meet(optimizer)
     known = {p.master: p for p in fsdp._parameters_in_order}
     if any(q not in known for group in optimizer.param_groups for q in group["params"]):
         raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")
@@ -137,12 +139,7 @@ def _optimizer(fsdp: FSDP, optimizer: Optimizer) -> dict:
         for key, x in values.items():
             told[key] = x
             if isinstance(x, Tensor) and x.dim() and isinstance(p, Sharded):
-                if x.shape != master.shape:
-                    raise ValueError(
-                        f"{type(optimizer).__name__}'s {key} of {p.names[0]} has not its "
-                        "parameter's shape: it belongs to these rows and loads at no other number "
-                        "of ranks"
-                    )
+                check_rows(optimizer, p, key, x)
                 told[key] = _whole(p, x, mesh)
     return {"state": state, "param_groups": _groups(fsdp, optimizer)}
 
@@ -179,9 +176,5 @@ def _take(fsdp: FSDP, optimizer: Optimizer, content: dict, folder: str | os.Path
         g["params"] for g in _groups(fsdp, optimizer)
     ]:
         raise ValueError(f"{os.fspath(folder)} has other parameters in its groups")
-    state = {
-        name: {key: local(x) for key, x in values.items()}
-        for name, values in content["state"].items()
-    }
     # A saved state may call parameters anything: they count in the order of the groups.
-    optimizer.load_state_dict({**content, "state": state})
+    optimizer.load_state_dict(content)

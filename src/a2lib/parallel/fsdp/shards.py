@@ -8,7 +8,10 @@ stays whole. It is float32 if it was of 16 bits.
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from a2lib.parallel.group import all_gather_single
 
 Place = tuple[nn.Module, str]
 
@@ -97,16 +100,28 @@ class Sharded:
     def __post_init__(self) -> None:
         whole = self.master.detach().contiguous()
         self.shape = whole.shape
-        rows = -(-self.shape[0] // self.world_size)
-        row = self.shape[1:].numel()
-        self.slot = rows * row  # elements of a rank's slot, padding included
-        # Rows of this rank; a rank past the end has none.
-        start = min(self.rank * rows, self.shape[0])
-        mine = whole[start : start + rows].to(master_dtype(whole.dtype), copy=True)
-        self.master.data = mine
+        self.rows = -(-self.shape[0] // self.world_size)  # of a rank's slot, padding included
+        self.slot = self.rows * self.shape[1:].numel()
+        self.master.data = self.rows_of(whole).to(master_dtype(whole.dtype))
         self.master._is_shard = True  # DDP and ShardedOptimizer refuse it
         self._present = False  # a gradient was here since the last finish
         self._from_nothing = False  # the master's gradient began as what was reduced since then
+
+    def rows_of(self, whole: Tensor) -> Tensor:
+        """Return a copy of this rank's rows of a tensor of the whole's shape; a rank past the end
+        has none."""
+        start = min(self.rank * self.rows, self.shape[0])
+        return whole[start : start + self.rows].clone()
+
+    def gather(self, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        """Return the whole tensor of which each rank has such rows, of the master's shape;
+        collective."""
+        padded = rows.new_zeros(self.slot)
+        padded[: rows.numel()].copy_(rows.reshape(-1))
+        buffer = rows.new_empty(self.size)
+        # As bytes: not every backend sends every dtype.
+        all_gather_single(buffer.view(torch.uint8), padded.view(torch.uint8), group=group)
+        return buffer[: self.shape.numel()].view(self.shape).clone()
 
     @property
     def size(self) -> int:
@@ -169,10 +184,3 @@ def add_gradient(master: nn.Parameter, gradient: Tensor) -> None:
         master.grad = gradient
     else:
         master.grad += gradient
-
-
-def show(parameters: list[Replicated | Sharded], shown: bool) -> None:
-    """Let the modules have what they compute with, or the masters."""
-    for p in parameters:
-        for owner, name in p.places:
-            owner._parameters[name] = p.shown if shown else p.master

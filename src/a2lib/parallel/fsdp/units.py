@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded, show
+from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded
 from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
 from a2lib.parallel.lane import Ended, Lane
 
@@ -54,25 +54,34 @@ class Unit:
         self.parameters = [*sharded, *cast]
         self.trained = [p for p in sharded if p.master.requires_grad]
         self.gathered = False
+        self.shown = True  # the modules have the whole parameters
         self.in_backward = False  # its backward has begun, and its gradients have not left
         self.began_at: object = None  # the mark of the node at which it began
         self.observer: Callable[[str, str], object] | None = None
         self._lane, self._group = lane, group
         self._filled: Ended | None = None
-        self._wholes: list[torch.Tensor] = []
-        self._gathers: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        self._wholes: list[Tensor] = []
+        # As bytes, whatever the dtype: not every backend sends every one.
+        self._slots: list[Tensor] = []
+        self._own_slots: list[Tensor] = []
+        self._padding: list[Tensor] = []
         for same in by_dtype(sharded, lambda p: p.shown_dtype):
             sizes = [p.size for p in same]
             whole, buffers = side_by_side(sizes, same[0].shown_dtype, same[0].master.device)
             for p, buffer in zip(same, buffers, strict=True):
                 p.lie_in(buffer)
+                self._slots.append(buffer.view(torch.uint8))
+                self._own_slots.append(p.own_slot.view(torch.uint8))
+                if p.padding.numel():
+                    self._padding.append(p.padding.view(torch.uint8))
             whole.untyped_storage().resize_(0)
             self._wholes.append(whole)
-            self._gathers.append((buffers, [p.own_slot for p in same]))
+        self._versions = self._versions_now()
         mine = [p for p in sharded if p.own_rows.numel()]
         self._own = [p.own_rows for p in mine], [p.master for p in mine]
-        self._padding = [p.padding for p in sharded if p.padding.numel()]
         self._trained_alike = by_dtype(self.trained, lambda p: p.master.dtype)
+        self._guards = self._guard_calls()
+        self.show(False)
 
     def tell(self, moment: str) -> None:
         if self.observer is not None:
@@ -95,8 +104,8 @@ class Unit:
             copy_all(*self._own)
             for padding in self._padding:
                 padding.zero_()
-            for wholes, parts in self._gathers:
-                all_gather_coalesced(wholes, parts, self._group)
+            if self._slots:
+                all_gather_coalesced(self._slots, self._own_slots, self._group)
         self.tell("gather ends")
 
     def wait(self) -> None:
@@ -108,8 +117,69 @@ class Unit:
         """The same, now that it is the unit's turn; its modules have the whole parameters then."""
         self.tell("turn")
         self.wait()
-        show(self.parameters, True)
+        self.show(True)
         self.tell("computes")
+
+    def show(self, whole: bool) -> None:
+        """Let the modules have what they compute with, or the masters, if they have the other."""
+        if self.shown == whole:
+            return
+        self.shown = whole
+        for p in self.parameters:
+            for owner, name in p.places:
+                owner._parameters[name] = p.shown if whole else p.master
+        for owner, compute, guard in self._guards:
+            if not whole:
+                owner.__dict__["forward"] = guard
+            elif compute is None:
+                owner.__dict__.pop("forward", None)
+            else:
+                owner.__dict__["forward"] = compute
+
+    def _guard_calls(self) -> list[tuple[nn.Module, Callable | None, Callable]]:
+        """Return each module that has a sharded parameter, its own ``forward`` if it has one that
+        is not its class's, and what takes its place while the masters are shown."""
+        owners: dict[nn.Module, str] = {}
+        for p in self.sharded:
+            for owner, _ in p.places:
+                owners.setdefault(owner, p.names[0])
+        guards = []
+        for owner, name in owners.items():
+            own_forward = owner.__dict__.get("forward")
+            guards.append((owner, own_forward, self._guard(owner.forward, name)))
+        return guards
+
+    def _guard(self, compute: Callable, name: str) -> Callable:
+        """Return ``compute``, but for an error where the whole of a parameter is not there."""
+
+        def forward(*args, **kwargs):
+            # A unit's own forward is looked up before the hook that shows its parameters.
+            if not self.shown:
+                raise RuntimeError(
+                    f"a module was called past the forward of its FSDP, while this rank has rows "
+                    f"alone of its {name}: call the FSDP itself, or be within its gathered()"
+                )
+            return compute(*args, **kwargs)
+
+        return forward
+
+    def _versions_now(self) -> list[int]:
+        # Those of one storage count together.
+        shown = [p.shown for p in self.cast]
+        return [x._version for x in (*self._wholes, *shown)]
+
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError where somebody wrote to what was gathered: it is freed, and the
+        masters would not know."""
+        versions = self._versions_now()
+        if versions != self._versions:
+            self._versions = versions
+            self.leave_backward()
+            names = ", ".join(p.names[0] for p in self.parameters)
+            raise RuntimeError(
+                "a gathered parameter was changed in place while its module computed (an "
+                f"Embedding's max_norm does so), which FSDP would lose; it is one of {names}"
+            )
 
     def refresh(self) -> None:
         for p in self.cast:
@@ -126,24 +196,27 @@ class Unit:
         """Of the whole matrices that are there."""
         return sum(p.buffer.nbytes for p in self.sharded) if self.gathered else 0
 
+    def leave_backward(self) -> None:
+        """End a backward that has made no gradients here."""
+        self.in_backward = False
+        self.show(False)
+        self.free()
+
     @torch.no_grad()
     def prepare_reduction(self) -> list[Prepared]:
         """The gradients as they will travel, one for each dtype; the parameters that were gathered,
         and the gradients that were cast, are dropped."""
-        self.in_backward = False
         for p in self.cast:
             p.take_gradient()
-        show(self.parameters, False)
-        self.free()  # first: the casts have its room
+        self.leave_backward()  # first: the casts have the room of what it frees
         return [prepare(same) for same in self._trained_alike]
 
     def forget(self) -> None:
         """Drop gradients that were not sent, and the gathered parameters."""
-        self.in_backward = False
         for p in self.parameters:
             p.forget()
-        show(self.parameters, False)
-        self.free()
+        self._versions = self._versions_now()
+        self.leave_backward()
 
     def reduce(self, prepared: list[Prepared]) -> Ended | None:
         """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
@@ -167,8 +240,8 @@ class Prepared:
     the room for this rank's slot of the mean."""
 
     parameters: list[Sharded]
-    wholes: list[torch.Tensor]
-    rooms: list[torch.Tensor]
+    wholes: list[Tensor]
+    rooms: list[Tensor]
 
 
 def prepare(same: list[Sharded]) -> Prepared:
@@ -195,7 +268,7 @@ def prepare(same: list[Sharded]) -> Prepared:
 
 def side_by_side(
     sizes: list[int], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+) -> tuple[Tensor, list[Tensor]]:
     """(one new tensor; its parts of so many elements, each at a multiple of ``ALIGN`` bytes, and
     nothing in what lies between)."""
     unit = max(1, ALIGN // dtype.itemsize)
@@ -210,7 +283,7 @@ def side_by_side(
     return whole, parts
 
 
-def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy and cast each, on a GPU in one kernel for all."""
     if targets:
         torch._foreach_copy_(targets, sources)

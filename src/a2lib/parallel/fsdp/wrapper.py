@@ -11,19 +11,31 @@ version in sharding each parameter by rows.
 """
 
 import collections
+import contextlib
+import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
-from a2lib.parallel.finish import opaque, watch_steps
+from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
-from a2lib.parallel.fsdp.shards import Replicated, Sharded, show
+from a2lib.parallel.fsdp.optimizers import Optimizers
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import Unit, by_dtype, places_of, unit_modules
-from a2lib.parallel.group import Holders, all_gather_single, make_alike, mean_coalesced, member
+from a2lib.parallel.group import (
+    Agreement,
+    Members,
+    Step,
+    capturing,
+    make_alike,
+    mean_coalesced,
+    member,
+)
 from a2lib.parallel.lane import Lane
 
 # Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take
@@ -31,6 +43,8 @@ from a2lib.parallel.lane import Lane
 IN_FLIGHT = 1
 # Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+# What an output may have besides tensors without hiding one.
+PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 _wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -67,12 +81,19 @@ class FSDP(nn.Module):
     adds the ranks' gradients in order, and casts alike. Of several backwards, matrices add the
     means and the rest takes the mean of the sums. With more ranks the order is the backend's.
 
-    The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class; torch's raises
-    RuntimeError. So does an optimizer's step without the finish, and a backward with
-    ``create_graph``: there is no backward of a backward. Weights outside of their module's forward
-    (``module.head.weight`` in a loss of its own) are this rank's rows. A hook that a user registers
-    on a parameter never has the mean: gradients come to the gathered or the cast one, and what is
-    neither has this rank's own. Change ``.grad`` after the finish.
+    What is read by PyTorch's names is whole, or refused. ``state_dict`` of the module, of a part
+    of it and of an optimizer that works element by element are of whole parameters, and what
+    ``load_state_dict`` takes is whole; both are collective. Refused, with RuntimeError or
+    ValueError, are an optimizer that looks at whole matrices or at all parameters (Muon, LBFGS,
+    Adafactor), torch's norm of gradients (use ``clip_grad_norm_`` of this class), a module that is
+    called past the forward of its unit (``module.head(x)``, a ``generate`` that calls
+    ``self.forward``: be within ``gathered()``), a write to a gathered parameter (``max_norm`` of
+    an Embedding), a parameter that came or was replaced later, an optimizer's step without the
+    finish, and a backward with ``create_graph``: there is no backward of a backward. What is left
+    to the reader are ``parameters()``, and ``module.head.weight`` outside of ``gathered()``: rows.
+
+    A hook that a user registers on a parameter never has the mean: gradients come to the gathered
+    or the cast one, and what is neither has this rank's own. Change ``.grad`` after the finish.
     What a unit computes for the loss has to be in what it returns: backward of a tensor that it
     keeps in an attribute may begin before its parameters are gathered. An LSTM's or GRU's weights
     are not flattened: cuDNN copies them at each call and says so. Of a GradScaler each rank looks
@@ -100,6 +121,10 @@ class FSDP(nn.Module):
         self.module, self.group, self.compute_dtype = module, group, compute_dtype
         self._lane = Lane(self.device)
         self._shard()
+        self._step = Step()
+        self._held_whole = False  # within gathered()
+        # The backward that was seen last, and whether it adds to gradients of parameters.
+        self._backward, self._accumulates = -1, False
         # Units in the order of the last forward, and how far this forward has followed it.
         self._order: list[Unit] = []
         self._current: list[Unit] = []
@@ -111,6 +136,7 @@ class FSDP(nn.Module):
         self._sent: collections.deque = collections.deque()
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_modules()
+        self._hook_state_dicts()
         for unit in self._units:
             unit.module._fsdp = _NoCopies()
         _wrapped.update(module.modules())
@@ -126,28 +152,35 @@ class FSDP(nn.Module):
         """Make each ``.grad`` the mean over the ranks, of this rank's rows or of the whole; every
         rank calls it once a step. The host does not wait on CUDA.
 
-        Raises RuntimeError where a parameter has been replaced, frozen or thawed since it was
-        wrapped, and after a backward that raised.
+        Raises RuntimeError where a parameter came, was replaced, frozen or thawed after it was
+        wrapped, after a backward that raised, and, on every rank, where one began other forwards
+        since the last step than the rest.
         """
-        self._check_masters()
+        for unit in self._units:
+            if not unit.in_backward:
+                unit.show(False)
+        self._check_parameters()
         self._check_backward()
         # Every rank reduces the root, also one on which its backward could not be seen.
         if self._root not in self._begun and not self._root_reduced:
             self._begun.append(self._root)
+        self._accumulates = True
         self._reduce_begun()
         self._root_reduced = False
         for p in self._replicated:
             p.take_gradient()
         while self._sent:
             self._lane.wait(self._sent.popleft()[0])
-        self._average_replicated_and_drop_unused()
+        forwards = self._step.forwards
+        self._step.clear()
+        self._average_replicated_and_drop_unused(forwards)
         for unit in self._units:
             unit.free()
-            show(unit.parameters, False)
+            unit.show(False)
 
     def unfinished(self) -> list[nn.Parameter]:
-        """The parameters, while a backward waits for the finish."""
-        if self._begun or self._sent or self._unseen or self._root_reduced:
+        """Return the parameters, while a backward waits for the finish."""
+        if self._step.accumulated or self._unseen:
             return [p.master for p in self._trained]
         return []
 
@@ -160,6 +193,34 @@ class FSDP(nn.Module):
             unit.forget()
         self._begun, self._unseen = [], []
         self._in_forward = self._root_reduced = False
+        self._step.clear()
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Have every parameter whole within it, in the dtype that the module computes with, for
+        what goes past its forward: ``module.generate``, ``module.head.weight``. Collective, and
+        without gradients; RuntimeError for a forward that would have some, and at the end where a
+        parameter was changed in place."""
+        if self._held_whole:
+            yield
+            return
+        self._begin()
+        self._in_forward = False
+        with torch.no_grad():
+            for unit in self._units:
+                unit.issue()
+                unit.refresh()
+                unit.wait_to_compute()
+            self._held_whole = True
+            try:
+                yield
+            finally:
+                self._held_whole = False
+                for unit in self._units:
+                    unit.show(False)
+                    unit.free()
+            for unit in self._units:
+                unit.check_unchanged()
 
     @torch.no_grad()
     def gather_full_params(self) -> dict[str, Tensor]:
@@ -167,16 +228,14 @@ class FSDP(nn.Module):
         under each of its names. New tensors, on every rank; collective."""
         result = {}
         for p in self._parameters_in_order:
-            whole = p.master.detach().clone()
-            if isinstance(p, Sharded):
-                padded = whole.new_zeros(p.slot)
-                padded[: whole.numel()].copy_(whole.view(-1))
-                buffer = whole.new_empty(p.slot * self.world_size)
-                all_gather_single(buffer, padded, group=self.group)
-                whole = buffer[: p.shape.numel()].view(p.shape).clone()
+            whole = self._whole(p)
             for name in p.names:
                 result[name] = whole
         return result
+
+    def _whole(self, p: Sharded | Replicated) -> Tensor:
+        master = p.master.detach()
+        return p.gather(master, self.group) if isinstance(p, Sharded) else master.clone()
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -234,7 +293,9 @@ class FSDP(nn.Module):
             homes = set().union(*(units_of.get(m, {""}) for m, _ in at))
             sharded, cast = held[homes.pop() if len(homes) == 1 else ""]
             computes = p.dtype
-            if self.compute_dtype and p.is_floating_point() and any(m in owners for m, _ in at):
+            # A float of 8 bits goes with a scale that its module knows of.
+            casts = self.compute_dtype and p.is_floating_point() and p.dtype.itemsize > 1
+            if casts and any(m in owners for m, _ in at):
                 computes = self.compute_dtype
             p.grad = None
             if p.dim() >= 2 and p.numel():
@@ -254,7 +315,10 @@ class FSDP(nn.Module):
         self._owners = owners
         self._trained = [p for p in self._parameters_in_order if p.master.requires_grad]
         self._trains = set(self._trained)
-        self._holders = Holders([p.names[0] for p in self._trained], self.device, self.group)
+        self._agreement = Agreement([p.names[0] for p in self._trained], self.device, self.group)
+        self._members = Members(self.module, [p.shown for p in self._parameters_in_order])
+        sharded = [p for p in self._parameters_in_order if isinstance(p, Sharded)]
+        self._optimizers = Optimizers(sharded, self.group)
 
     def _hook_modules(self) -> None:
         def hook(function: Callable, *first: object) -> Callable:
@@ -279,11 +343,35 @@ class FSDP(nn.Module):
                 if isinstance(norm, NORMS) and norm.weight is not None:
                     norm.register_forward_pre_hook(_caster(None), with_kwargs=True)
 
+    def _hook_state_dicts(self) -> None:
+        """Have ``state_dict`` of the module, or of a part of it, return whole parameters, and
+        ``load_state_dict`` take them."""
+        held: dict[nn.Module, dict[str, Sharded | Replicated]] = {}
+        for p in self._parameters_in_order:
+            for owner, name in p.places:
+                if p.shown is not p.master:
+                    held.setdefault(owner, {})[name] = p
+        for owner, parameters in held.items():
+            owner.register_state_dict_post_hook(self._state_saver(parameters))
+            owner.register_load_state_dict_pre_hook(_state_loader(parameters))
+
+    def _state_saver(self, parameters: dict[str, Sharded | Replicated]) -> Callable:
+        @torch.no_grad()
+        def gather(module: nn.Module, state: dict, prefix: str, metadata: dict) -> None:
+            for name, p in parameters.items():
+                state[prefix + name] = self._whole(p)
+
+        return gather
+
     # Forward.
 
     def _before(
         self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
+        if self._held_whole:
+            if torch.is_grad_enabled():
+                raise RuntimeError("within gathered() a module computes without gradients")
+            return self._cast_inputs(module, args, kwargs) if self._cast_inputs else None
         again = _in_backward()  # a checkpoint computes this anew
         if not again:
             if unit is self._root:
@@ -300,9 +388,13 @@ class FSDP(nn.Module):
     def _begin(self) -> None:
         """A new forward of the whole: what is gathered may be of an earlier step."""
         self._check_backward()
+        self._members.check()
+        self._accumulates = True
         self._reduce_begun()
         for unit in self._units:
             unit.free()
+        if torch.is_grad_enabled() and not capturing(self.device):
+            self._step.forwards += 1
         self._current, self._position = [], 0
         self._in_forward = True
 
@@ -319,14 +411,17 @@ class FSDP(nn.Module):
             following.issue()
 
     def _after(self, unit: Unit, module: nn.Module, args: tuple, output: object) -> None:
+        if self._held_whole:
+            return
+        unit.check_unchanged()
         needed = self._watch(unit, output)
         if _in_backward():
             return
-        if torch.is_grad_enabled() and opaque(output):
+        if torch.is_grad_enabled() and _opaque(output):
             # Its backward cannot be seen coming: it stays, and is reduced at the finish.
             self._unseen.append(unit)
             needed = True
-        show(unit.parameters, False)
+        unit.show(False)
         # Backward wants the last one at once.
         last = self._position == len(self._order) and self._order[-1:] == [unit]
         if unit is self._root:
@@ -376,6 +471,7 @@ class FSDP(nn.Module):
     def _before_backward(self, unit: Unit, mark: object) -> None:
         if unit.in_backward:
             return
+        self._meet_backward(unit)
         done = [
             other
             for other in self._begun
@@ -396,6 +492,17 @@ class FSDP(nn.Module):
             self._send(other, gradients)
         unit.wait_to_compute()
 
+    def _meet_backward(self, unit: Unit) -> None:
+        """Ask of a backward that is new whether it adds to gradients of parameters: that of
+        ``torch.autograd.grad`` does not, and leaves nothing to send."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            parameters = itertools.chain(unit.parameters, self._trained)
+            self._accumulates = any(map(_accumulates, parameters))
+        if self._accumulates:
+            self._step.accumulated = True
+
     def _one_before(self, unit: Unit) -> Unit | None:
         order = self._order
         if unit is self._root:
@@ -408,12 +515,15 @@ class FSDP(nn.Module):
     def _reduce_begun(self) -> None:
         begun = list(dict.fromkeys([*self._begun, *self._unseen]))
         self._begun, self._unseen = [], []
-        self._root_reduced |= self._root in begun
+        self._root_reduced |= self._root in begun and self._accumulates
         for unit in begun:
             self._send(unit, self._prepare(unit))
 
     def _prepare(self, unit: Unit) -> list:
         """The unit's gradients as they will travel, once there is room for them."""
+        if not self._accumulates:
+            unit.leave_backward()
+            return []
         while len(self._sent) >= IN_FLIGHT:
             self._lane.wait(self._sent.popleft()[0])
         return unit.prepare_reduction()
@@ -426,26 +536,20 @@ class FSDP(nn.Module):
 
     # The finish.
 
-    def _average_replicated_and_drop_unused(self) -> None:
+    def _average_replicated_and_drop_unused(self, forwards: int) -> None:
         missing = [i for i, p in enumerate(self._trained) if not p.has_gradient()]
         replicated = [p for p in self._trained if isinstance(p, Replicated)]
         for p in replicated:
             p.fill_gradient()
         for same in by_dtype(replicated, lambda p: p.master.dtype):
             mean_coalesced([p.master.grad for p in same], self.group)
-        unused = self._holders.unused(missing)
+        unused = self._agreement.end_step(missing, forwards)
         for i, p in enumerate(self._trained):
             p.settle(unused=i in unused)
 
-    def _check_masters(self) -> None:
+    def _check_parameters(self) -> None:
+        self._members.check()
         for p in self._parameters_in_order:
-            owner, name = p.places[0]
-            held = owner._parameters.get(name)
-            if held is not p.master and held is not p.shown:
-                raise RuntimeError(
-                    f"{p.names[0]} was replaced after it was wrapped; change a module's dtype, "
-                    "device or parameters before"
-                )
             if p.master.requires_grad != (p in self._trains):
                 raise RuntimeError(
                     f"{p.names[0]} was frozen or thawed after it was wrapped; change requires_grad "
@@ -488,6 +592,41 @@ def _caster(dtype: torch.dtype | None) -> Callable:
         return tuple(map(cast_all, args)), {name: cast_all(x) for name, x in kwargs.items()}
 
     return hook
+
+
+def _state_loader(parameters: dict[str, Sharded | Replicated]) -> Callable:
+    @torch.no_grad()
+    def take_rows(module: nn.Module, state: dict, prefix: str, *_: object) -> None:
+        for name, p in parameters.items():
+            whole = state.get(prefix + name)
+            if not isinstance(whole, Tensor) or isinstance(p, Replicated):
+                continue
+            if whole.shape != p.shape:
+                raise RuntimeError(
+                    f"{prefix}{name} is {tuple(p.shape)} as a whole, which load_state_dict takes; "
+                    f"got {tuple(whole.shape)}"
+                )
+            state[prefix + name] = p.rows_of(whole)
+
+    return take_rows
+
+
+def _opaque(output: object) -> bool:
+    """Whether there may be tensors in it that cannot be seen."""
+    if isinstance(output, Tensor):
+        return False
+    return not all(isinstance(x, (Tensor, *PLAIN)) for x in tree_leaves(output))
+
+
+def _accumulates(p: Sharded | Replicated) -> bool:
+    """Whether the backward that runs will add to the parameter's gradient."""
+    if not p.master.requires_grad:
+        return False
+    try:
+        # PyTorch has no public name for it.
+        return torch._C._will_engine_execute_node(get_gradient_edge(p.shown).node)
+    except RuntimeError:
+        return False  # it is what torch.autograd.grad was asked for
 
 
 def _in_backward() -> bool:

@@ -313,9 +313,7 @@ def fsdp_refuses_parameters_that_came_later():
             fsdp(x).float().sum().backward()
             change(fsdp.module)
             for then in (lambda fsdp=fsdp: fsdp(x), fsdp.finish_gradient_synchronization):
-                with raises(
-                    RuntimeError, f"^{name} came or was replaced after the module was wrap"
-                ):
+                with raises(RuntimeError, f"^{name} came or was replaced after the module"):
                     then()
     fsdp = FSDP(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     fsdp.module[1] = nn.Tanh()

@@ -284,6 +284,40 @@ def fsdp_recovers_and_refuses():
 
 
 @check(2)
+def fsdp_skips_a_step_that_every_rank_skips():
+    """In the forward, between it and the backward, half way through that; ``reset`` or not."""
+    rank, size = world()
+    first = Ways("plain")
+
+    def raises_in(module, part):
+        handle = module.register_forward_pre_hook(lambda *_: 1 / 0)
+        if part == "backward":
+            handle.remove()
+            handle = module.register_full_backward_hook(lambda *_: 1 / 0)
+        return handle
+
+    for part in ("forward", "loss", "backward"):
+        for by_reset in (True, False) if part != "backward" else (True,):
+            fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
+            pair = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]
+            for step in range(3):
+                losses = [*map(loss_on, token_batches(size * 3)[size * step :][:size])]
+                if part == "loss":
+                    losses[rank](fsdp)
+                else:
+                    handle = raises_in(fsdp.module.blocks[1].norm, part)
+                    with raises(ZeroDivisionError, "division"):
+                        losses[rank](fsdp).backward()
+                    handle.remove()
+                if by_reset:
+                    fsdp.reset()
+                fsdp.zero_grad()
+                backward_of_each(fsdp, reference, losses)
+                check_gradients(fsdp, reference, f"{part}, step {step}")
+                take_step(*pair)
+
+
+@check(2)
 def fsdp_refuses_parameters_that_came_later():
     """At the next forward, and at the finish; a module without parameters may come."""
 

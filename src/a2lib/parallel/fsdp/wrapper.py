@@ -13,6 +13,7 @@ version in sharding each parameter by rows.
 import collections
 import contextlib
 import itertools
+import re
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -37,6 +38,7 @@ from a2lib.parallel.group import (
     member,
 )
 from a2lib.parallel.lane import Lane
+from a2lib.parallel.meeting import Meeting
 
 # Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take
 # longer than its backward the link is what is waited for, with one or with more.
@@ -122,6 +124,8 @@ class FSDP(nn.Module):
         self._lane = Lane(self.device)
         self._shard()
         self._step = Step()
+        self._meeting = Meeting(group)
+        self._waits_for_backward = False  # a forward with gradients has begun, and no backward
         self._held_whole = False  # within gathered()
         # The backward that was seen last, and whether it adds to gradients of parameters.
         self._backward, self._accumulates = -1, False
@@ -145,9 +149,12 @@ class FSDP(nn.Module):
             refuse_norms_of([p for p in self._parameters_in_order if isinstance(p, Sharded)])
 
     def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except RuntimeError as error:
+            self._name_who_left(error)
+            raise
 
-    @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
         """Make each ``.grad`` the mean over the ranks, of this rank's rows or of the whole; every
         rank calls it once a step. The host does not wait on CUDA.
@@ -156,6 +163,14 @@ class FSDP(nn.Module):
         wrapped, after a backward that raised, and, on every rank, where one began other forwards
         since the last step than the rest.
         """
+        try:
+            self._finish()
+        except RuntimeError as error:
+            self._name_who_left(error)
+            raise
+
+    @torch.no_grad()
+    def _finish(self) -> None:
         for unit in self._units:
             if not unit.in_backward:
                 unit.show(False)
@@ -173,6 +188,7 @@ class FSDP(nn.Module):
             self._lane.wait(self._sent.popleft()[0])
         forwards = self._step.forwards
         self._step.clear()
+        self._waits_for_backward = False
         self._average_replicated_and_drop_unused(forwards)
         for unit in self._units:
             unit.free()
@@ -185,15 +201,17 @@ class FSDP(nn.Module):
         return []
 
     def reset(self) -> None:
-        """Forget what backwards have left since the last finish, after one that raised half way or
-        for a step that is not to be taken; ``zero_grad`` does the rest. Every rank calls it."""
+        """Forget what forwards and backwards have left since the last finish, after one that raised
+        half way or for a step that is not to be taken; ``zero_grad`` does the rest. Every rank
+        calls it: RuntimeError where others do not within ``meeting.LIMIT_S``."""
         while self._sent:
             self._lane.wait(self._sent.popleft()[0])
         for unit in self._units:
             unit.forget()
         self._begun, self._unseen = [], []
-        self._in_forward = self._root_reduced = False
+        self._in_forward = self._root_reduced = self._waits_for_backward = False
         self._step.clear()
+        self._meeting.meet()
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
@@ -204,9 +222,9 @@ class FSDP(nn.Module):
         if self._held_whole:
             yield
             return
-        self._begin()
-        self._in_forward = False
         with torch.no_grad():
+            self._begin()
+            self._in_forward = False
             for unit in self._units:
                 unit.issue()
                 unit.refresh()
@@ -389,11 +407,14 @@ class FSDP(nn.Module):
         """A new forward of the whole: what is gathered may be of an earlier step."""
         self._check_backward()
         self._members.check()
+        if self._waits_for_backward:
+            self._meeting.meet()  # the last forward was left, which the others may be in
         self._accumulates = True
         self._reduce_begun()
         for unit in self._units:
             unit.free()
-        if torch.is_grad_enabled() and not capturing(self.device):
+        self._waits_for_backward = torch.is_grad_enabled() and not capturing(self.device)
+        if self._waits_for_backward:
             self._step.forwards += 1
         self._current, self._position = [], 0
         self._in_forward = True
@@ -449,7 +470,11 @@ class FSDP(nn.Module):
                         "FSDP has no backward of a backward, since gathered parameters are freed: "
                         "call this one without create_graph"
                     )
-                self._before_backward(unit, mark)
+                try:
+                    self._before_backward(unit, mark)
+                except RuntimeError as error:
+                    self._name_who_left(error)
+                    raise
 
             return begins
 
@@ -471,6 +496,7 @@ class FSDP(nn.Module):
     def _before_backward(self, unit: Unit, mark: object) -> None:
         if unit.in_backward:
             return
+        self._waits_for_backward = False
         self._meet_backward(unit)
         done = [
             other
@@ -559,9 +585,15 @@ class FSDP(nn.Module):
     def _check_backward(self) -> None:
         # The end of a backward takes the root out.
         if self._root in self._begun:
-            raise RuntimeError(
-                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
-            )
+            problem = "a backward has not come to its end"
+            self._meeting.tell(f"rank {self.rank} gave up a step: {problem} there")
+            raise RuntimeError(f"{problem}; call reset(), and zero_grad() of the optimizer")
+
+    def _name_who_left(self, error: RuntimeError) -> None:
+        """Raise RuntimeError with what a rank has told that is not there any more."""
+        if isinstance(error, dist.DistError) or re.search("(?i)connection|timed out", str(error)):
+            if notes := self._meeting.notes():
+                raise RuntimeError(notes) from error
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError("change the dtype or the device of a module before it is wrapped")

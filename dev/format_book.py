@@ -1,4 +1,4 @@
-"""Format the code cells of the book's pages as ruff formats a file.
+"""Format the code cells and the ```python examples of the book's pages as ruff formats a file.
 
     python dev/format_book.py            # rewrite book/*.md
     python dev/format_book.py --check    # name the pages that would change, exit 1 if there is one
@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
-# The fence, its options (":tags: [...]", or YAML between lines of "---"), the code, the fence.
+# The fence, a cell's options (":tags: [...]", or YAML between lines of "---"), the code, the fence.
 CELL = re.compile(
-    r"^(?P<head>```\{code-cell\}[^\n]*\n(?:---\n.*?^---\n|(?::[^\n]*\n)*)\n?)"
+    r"^(?P<head>```python\n|```\{code-cell\}[^\n]*\n(?:---\n.*?^---\n|(?::[^\n]*\n)*)\n?)"
     r"(?P<code>.*?)^(?P<end>```)$",
     re.M | re.S,
 )
 
 
 def formatted(page: str) -> str:
-    """Return the text of a page with each of its code cells formatted."""
+    """Return the text of a page with each of its code cells and examples formatted."""
     return CELL.sub(lambda cell: cell["head"] + format_code(cell["code"]) + cell["end"], page)
 
 

@@ -9,7 +9,8 @@
    pages that hold equations, the search with search.html.
 4. A page says in a sentence what it holds, for previews and search engines: its `description:`.
 
-Lab records, tables and the search are in the modules beside this one.
+Lab records, tables, cells, the search and the directive `measure` are in the modules beside this
+one.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_cells"):
+    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_cells", "a2lib_measure"):
         app.setup_extension(module)
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")

@@ -19,7 +19,7 @@ from sphinx_design.dropdown import dropdown_main
 FILE = Path("_static") / "texts.js"
 WORDS, TEXTS = "A2_WORDS = ", "A2_TEXTS = "
 # Logs, indices and pages of tables hold every word, and are seldom what a reader looks for.
-WEIGHTS = {r"^notebooks/": 0.3, r"^(questions|references|index)$": 0.4,
+WEIGHTS = {r"^notebooks/": 0.3, r"^(questions|references|glossary|index)$": 0.4,
            r"-(shapes|kernels|published)$": 0.6}  # fmt: skip
 SKIPPED = (nodes.section, nodes.raw, nodes.comment, nodes.math_block, nodes.image, nodes.pending,
            nodes.substitution_definition, addnodes.toctree, addnodes.index)  # fmt: skip
@@ -72,7 +72,7 @@ def write(app, exception) -> None:
 
 def _collect(node, words: list[str], numbers: list[str], skipped: tuple) -> None:
     """Add the words under a node, and apart from them the table cells that are numbers."""
-    if isinstance(node, skipped) or _is_part(node):
+    if isinstance(node, skipped) or _is_part(node) or "a2-measure" in node.get("classes", ()):
         return
     if isinstance(node, nodes.entry | nodes.literal_block):
         text = _plain(node)

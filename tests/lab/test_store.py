@@ -51,6 +51,18 @@ def test_rows_are_sorted_by_key_and_numbers_as_numbers(filled, make_row):
     assert filled.path.read_text() == good
 
 
+def test_a_notebook_shows_what_was_asked_for_else_what_is_stored_else_what_is_published(
+    store, make_row, capsys
+):
+    published = store.shown()
+    assert len(published) > 1000 and "published rows of nvidia-h200" in capsys.readouterr().out
+    short, long = make_row(seq_len=128), make_row(seq_len=256)
+    store.put(short, long)
+    assert list(store.shown([long])["seq_len"]) == [256] and not capsys.readouterr().out
+    assert list(store.shown([make_row(seq_len=512)])["seq_len"]) == [128, 256]
+    assert "all stored rows" in capsys.readouterr().out
+
+
 def test_a_note_is_one_line_without_local_paths(store, make_row, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     note = (

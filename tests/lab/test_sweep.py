@@ -164,7 +164,10 @@ def test_the_time_limit_ends_between_tasks_and_counts(table, run, capsys):
     run.until = time.time() + 10  # a busy machine takes some of it to start a process
     left = sweep(table, tasks, measure, run)
     assert 0 < left < 60 and left == 60 - len(table.rows()) and run.left == left
-    assert f"{left} rows are left" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"{left} rows are left" in printed
+    runs = {row["run"] for row in table.rows()}
+    assert f"{60 - left} rows measured\n  run     {runs.pop()}\n" in printed and not runs
 
 
 def test_each_task_may_have_a_process_of_its_own(table, run):

@@ -24,18 +24,24 @@ def test_no_problem_of_the_handouts_is_left_out():
     assert {question.id for question in questions.load().values()} == set(HANDOUTS)
 
 
+EDITIONS = {"25, 26": "", "25": " · 2025 only", "26": " · 2026 only"}
+
+
 @pytest.mark.parametrize("question", questions.load().values(), ids=lambda q: q.label)
-def test_a_question_is_answered_in_a_fold_of_its_name_by_rows_of_its_part(question):
-    line = re.compile(rf"^\| `{question.id}`(?: {re.escape(question.part)})? · (.*)$", re.M)
-    shown = line.findall((ROOT / "book" / "questions.md").read_text(encoding="utf-8"))
-    assert len(shown) == 1, "one line of the index for each part"
-    editions, answer, *_ = shown[0].split(" | ")
-    assert editions == question.editions and len(answer) > 4
-    assert f'state("{question.label}")' in shown[0]
+def test_a_question_is_printed_and_answered_in_a_fold_of_its_name_by_rows_of_its_part(question):
+    name = f"`{question.id}` {question.part}".rstrip() + EDITIONS[question.editions]
+    entry = re.compile(rf"^{re.escape(name)}\n: (.+)\n\n  (.+)$", re.M)
+    entries = entry.findall((ROOT / "book" / "questions.md").read_text(encoding="utf-8"))
+    assert len(entries) == 1, "one entry of the index for each part"
+    asked, answer = entries[0]
+    assert len(asked) > 20 and len(answer) > 40
+    # What is not fully answered by measurements says so.
+    state = questions.state(question.label)
+    assert (f'state("{question.label}")' in answer) == (state != "answered")
     if not question.page:
-        assert questions.state(question.label) == "not measured yet" and "](#" not in shown[0]
+        assert state == "not measured yet" and "](#" not in answer
         return
-    assert f"](#{question.anchor})" in shown[0]
+    assert f"](#{question.anchor})" in answer
     text = (ROOT / "book" / f"{question.page}.md").read_text(encoding="utf-8")
     # The fold that has the question's own words.
     fold = re.search(rf"\n\({re.escape(question.anchor)}\)=\n:::+\{{dropdown\}} (.*)", text)
@@ -45,11 +51,16 @@ def test_a_question_is_answered_in_a_fold_of_its_name_by_rows_of_its_part(questi
 
 
 def test_the_state_of_a_part_is_counted_from_its_own_rows(monkeypatch):
-    """Other rows of its section do not answer it, and those that were lacking make it whole."""
+    """Other rows of its section do not answer it; with those that were lacking it is answered."""
     single = "distributed_communication_single_node"
-    assert questions.state(single).startswith("partly")
+    parts = questions.load().values()
+    measured = [question for question in parts if question.section]
+    assert questions.state(single).startswith("partly answered; not measured yet: NCCL")
     monkeypatch.setattr(questions.Question, "has", lambda self, query: 1)
-    assert questions.state(single) == "whole" and questions.state("fsdp_calcs") == "derived"
+    assert questions.state(single) == "answered"
+    assert questions.state("fsdp_calcs") == "derived on paper"
     monkeypatch.setattr(questions.Question, "has", lambda self, query: 0)
     assert questions.state(single) == "not measured yet"
-    assert questions.counts()["whole"] == sum(not q.section for q in questions.load().values())
+    counts = questions.counts()
+    assert counts["open"] == len(measured) and counts["derived"] == len(parts) - len(measured)
+    assert counts["answered"] == counts["partly"] == 0

@@ -85,3 +85,9 @@ def test_the_first_page_names_every_page_of_the_contents():
     pages = set(re.findall(r"file: (\S+)", (ROOT / "_toc.yml").read_text()))
     named = set(re.findall(r"\]\((\S+)\.md\)", (ROOT / "book" / "index.md").read_text()))
     assert {page for page in pages if "/" not in page} <= named
+
+
+def test_every_chapter_has_its_topic_in_the_sidebar():
+    entries = re.findall(r"- file: (\S+)\n( +title: \S.*)?", (ROOT / "_toc.yml").read_text())
+    without = {page for page, title in entries if not title}
+    assert without == {"glossary", "references"}

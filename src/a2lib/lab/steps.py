@@ -288,17 +288,18 @@ def _side_stream(priority: int):
 
 class CapturedStep:
     """The replay of a step: all its kernels in one launch, without Python, autograd or optimizer on
-    the host. Inputs are static, and gradients live in the graph's memory."""
+    the host. Inputs are static, gradients live in the graph's memory, and `output` is the tensor
+    that each replay writes, the loss or the logits."""
 
     def __init__(self, step: TrainingStep, graph, output) -> None:
         self.config, self.device, self.drop_gradients = step.config, "cuda", step.drop_gradients
-        self._step, self._graph, self._output = step, graph, output
+        self._step, self._graph, self.output = step, graph, output
 
     def __call__(self, phase: Phase = nullcontext):
         """Replay; returns the loss, or the logits in a mode without one."""
         with phase("replay"):
             self._graph.replay()
-        return self._output
+        return self.output
 
 
 def captured(step: TrainingStep) -> CapturedStep:

@@ -37,11 +37,13 @@ from a2lib.lab.sections import (
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["StoreError", "Table", "data_folder", "read_section"]
+__all__ = ["PUBLISHED", "StoreError", "Table", "data_folder", "read_section"]
 
 # Six digits are far finer than the spread of any timing, and keep float32 noise out of the files.
 _FORMAT = ".6g"
 _NEVER_BLANK = INTEGERS | FLAGS  # in a key
+# The device whose rows are committed for every table, and which the book's pages speak of.
+PUBLISHED = "nvidia-h200"
 # What a column of each kind may hold; pandas holds no longer a number.
 _WHOLE = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}(\.\d+)?(e[-+]?\d\d)?", re.ASCII)
@@ -108,6 +110,25 @@ class Table(CsvFile):
         for column in frame:
             frame[column] = _typed(column, frame[column])
         return frame
+
+    def shown(self, keys: Iterable[Mapping[str, object]] | None = None) -> pandas.DataFrame:
+        """Return the rows that a notebook shows: those with ``keys``; if none of these is stored,
+        every row of this device; if there is none either, the published rows of ``PUBLISHED``.
+        Print which ones, unless they are the first."""
+        frame = self.frame(keys)
+        if len(frame):
+            return frame
+        everything = self.frame()
+        if len(everything):
+            print(f"Nothing of {self.section.name} was asked for; shown are all stored rows.")
+            return everything
+        published = Table(self.section, PUBLISHED, paths.ROOT / "data")
+        if published.rows():
+            print(
+                f"No row of {self.section.name} is stored for {self.device}; shown are the"
+                f" published rows of {PUBLISHED}."
+            )
+        return published.frame()
 
     def to_text(self, row: Mapping[str, object]) -> Row:
         """Values are text, numbers, booleans or None (stored blank). Columns left out are blank,

@@ -108,6 +108,7 @@ def sweep(
                 "every row measured so far is stored; to go on, run this cell again or start the"
                 " same command again"
             ) from None
+    print(f"{table.section.name}: {total - left} rows measured\n  run     {run_id}")
     run.left += left
     if left:
         print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")

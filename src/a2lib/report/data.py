@@ -8,10 +8,9 @@ import pandas as pd
 
 from a2lib.lab.runs import COLUMNS, read_runs
 from a2lib.lab.sections import FLAGS, INTEGERS, RESULTS, SECTIONS, TIMES
-from a2lib.lab.store import read_section
+from a2lib.lab.store import PUBLISHED, read_section
 from a2lib.paths import ROOT, build_dir, data_dir
 
-PUBLISHED = "nvidia-h200"  # the device whose figures are committed and written about
 # A clock is a whole number that is averaged; `value` is of the reference tables alone.
 FLOATS = frozenset({*TIMES, *RESULTS, "sm_mhz", "value"})
 

@@ -15,10 +15,16 @@ def ceilings(ceiling: pd.DataFrame) -> dict[str, float]:
     return (flops / products["ms"] / 1e9).groupby(products["dtype"]).max().to_dict()
 
 
+def stated(device: str, quantity: str) -> float:
+    """Return a quantity of a device's data sheet (data/reference/devices.csv), in the sheet's unit;
+    NaN for a quantity that nobody has noted."""
+    sheet = load_devices().set_index(["device", "quantity"])["value"]
+    return float(sheet.get((device, quantity), float("nan")))
+
+
 def stated_peak(device: str) -> float:
-    """What a device's maker states of its multiplies in bf16, TFLOP/s; NaN if nobody noted that."""
-    sheet = load_devices().query("quantity == 'bf16_dense'").set_index("device")["value"]
-    return float(sheet.get(device, float("nan")))
+    """Return the data sheet's rate of bf16 matmuls, in TFLOP/s; NaN if nobody has noted it."""
+    return stated(device, "bf16_dense")
 
 
 def copy_bandwidth(ceiling: pd.DataFrame) -> float | None:

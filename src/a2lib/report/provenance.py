@@ -62,21 +62,23 @@ def repeating(command: str) -> str:
 def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
     """What the committed notebook holds, with a link to it: how many of `rows` its run measured.
 
-    The run is the one that the notebook's own output names.
+    Its runs are those that the notebook's own output names.
     """
     link = f"The [lab record](notebooks/{notebook.name})"
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    printed = "".join(
-        "".join(output.get("text", ()))
-        for cell in cells
-        if cell["cell_type"] == "code"
-        for output in cell.get("outputs", ())
-    )
-    named = re.search(r"^\s*run\s+(\S+)$", printed, re.M)
-    if named is None:
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    if not outputs:
         return Markdown(f"{link} is the notebook without outputs.")
-    measured = int((rows["run"] == named[1]).sum())
-    text = f"{link} is the notebook as run `{named[1]}` left it, which measured "
+    printed = "".join("".join(output.get("text", ())) for output in outputs)
+    named = re.findall(r"^ *run +(\S+)$", printed, re.M)
+    if not named:
+        return Markdown(
+            f"{link} is the notebook as executed; every row it shows was stored before."
+        )
+    measured = int(rows["run"].isin(named).sum())
+    runs = ", ".join(f"`{run}`" for run in named)
+    word = "run" if len(named) == 1 else "runs"
+    text = f"{link} is the notebook as executed in {word} {runs}, which measured "
     return Markdown(f"{text}{measured:,} of the {len(rows):,} rows of this notebook used here.")
 
 

@@ -21,7 +21,7 @@ FILE = ROOT / "data" / "questions.csv"
 
 @dataclass(frozen=True)
 class Question:
-    """A line of the file."""
+    """One part of a problem: a line of the file."""
 
     group: str
     id: str
@@ -40,50 +40,52 @@ class Question:
         return f"{self.id} {self.part}".strip()
 
     def has(self, query: str) -> int:
-        """How many of the published device's rows of its section a query finds."""
-        return _found(self.section, query, *data.data_roots())
+        """Return how many of the published device's rows of its section a query selects."""
+        return _count_rows(self.section, query, *data.data_roots())
 
 
 @cache  # a page asks for each part several times
 def _published(section: str, *roots: Path) -> pd.DataFrame:
-    every = data.load(section, [*roots])
-    return every[~every["local"]]
+    rows = data.load(section, [*roots])
+    return rows[~rows["local"]]
 
 
 @cache
-def _found(section: str, query: str, *roots: Path) -> int:
+def _count_rows(section: str, query: str, *roots: Path) -> int:
     return len(_published(section, *roots).query(query))
 
 
 def load() -> dict[str, Question]:
-    """The questions by label, in the order of the handouts."""
+    """Return the questions by label, in the order of the handouts."""
     with FILE.open(encoding="utf-8", newline="") as file:
-        found = [Question(**line) for line in csv.DictReader(file)]
-    return {question.label: question for question in found}
+        questions = [Question(**line) for line in csv.DictReader(file)]
+    return {question.label: question for question in questions}
 
 
 def state(label: str) -> str:
-    """How far a part is answered, counted from its own rows: "derived", "whole", "partly" with
-    what is missing, or "not measured yet". Raises KeyError for another label.
+    """Return how far a part is answered, counted from its own rows: "answered", "derived on paper",
+    "partly answered" with what is missing, or "not measured yet". Raises KeyError for a label that
+    is none of a part.
     """
     question = load()[label]
-    if not question.page:
+    if question.page and not question.section:
+        return "derived on paper"
+    if not question.page or not question.has(question.rows):
         return "not measured yet"
-    if not question.section:
-        return "derived"
-    if not question.has(question.rows):
-        return "not measured yet"
-    lacking = [query for query in question.lacking.split("; ") if query]
-    if question.missing and not (lacking and all(map(question.has, lacking))):
-        return f"partly; not yet: {question.missing}"
-    return "whole"
+    if not question.missing:
+        return "answered"
+    queries = [query for query in question.lacking.split("; ") if query]
+    if queries and all(question.has(query) for query in queries):
+        return "answered"
+    return f"partly answered; not measured yet: {question.missing}"
 
 
 def counts() -> dict[str, int]:
-    """How many parts there are, how many are answered ``whole`` (derived ones among them), how many
-    ``partly``, and how many are ``open``."""
+    """Return how many parts there are ("all"), and how many are "answered", "derived" on paper,
+    "partly" answered, and "open"."""
     states = [state(label) for label in load()]
-    whole = sum(s in ("whole", "derived") for s in states)
-    partly = sum(s.startswith("partly") for s in states)
-    open_ = len(states) - whole - partly
-    return {"all": len(states), "whole": whole, "partly": partly, "open": open_}
+    numbers = {"all": len(states), "answered": states.count("answered")}
+    numbers["derived"] = states.count("derived on paper")
+    numbers["partly"] = sum(s.startswith("partly") for s in states)
+    numbers["open"] = states.count("not measured yet")
+    return numbers

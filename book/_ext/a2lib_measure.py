@@ -1,0 +1,93 @@
+"""The directive `measure`: the cells of a notebook by which a chapter's rows were measured.
+
+    ```{measure} flash
+    :cells: cases measure
+    :functions: measure_ladder
+    ```
+
+shows, in a fold, the source of the code cells of notebooks/flash.ipynb that have a tag in `cells`
+(by default the tag `measure`). Where `functions` is given, only cells that define one of them are
+shown. The fold links the executed notebook. A notebook, tag or function that does not exist ends
+the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+from docutils.parsers.rst import directives
+from sphinx.errors import SphinxError
+from sphinx.util.docutils import SphinxDirective
+
+FOLD = """\
+``````````{{dropdown}} How this was measured
+These cells of `notebooks/{name}.ipynb` define what is measured, and how.
+The {{doc}}`lab record </notebooks/{name}>` shows the whole notebook as it ran.
+
+{code}
+``````````"""
+# The class keeps the code out of the search's texts, where it would outweigh the chapter's prose.
+CODE = "`````````{{code-block}} python\n:class: a2-measure\n\n{source}\n`````````\n"
+
+
+class MeasureError(SphinxError):
+    """A directive names what its notebook does not have; Sphinx prints category and message."""
+
+    category = "measure"
+
+
+class Measure(SphinxDirective):
+    required_arguments = 1
+    option_spec = {"cells": directives.unchanged, "functions": directives.unchanged}
+
+    def run(self) -> list:
+        name = self.arguments[0]
+        path = Path(self.env.srcdir) / "notebooks" / f"{name}.ipynb"
+        tags = self.options.get("cells", "measure").split()
+        functions = self.options.get("functions", "").split()
+        try:
+            sources = select_cells(path, tags, functions)
+        except MeasureError as error:
+            raise MeasureError(f"{self.env.docname}.md: {error}") from None
+        self.env.note_dependency(str(path))
+        code = "\n".join(CODE.format(source=source) for source in sources)
+        return self.parse_text_to_nodes(FOLD.format(name=name, code=code))
+
+
+def select_cells(path: Path, tags: list[str], functions: list[str]) -> list[str]:
+    """Return the sources of a notebook's code cells that have one of `tags` and, where `functions`
+    are given, define one of them. Raises MeasureError if a file, tag or function is missing."""
+    if not path.is_file():
+        names = [other.stem for other in path.parent.glob("*.ipynb")]
+        require("notebook", [path.stem], names, path.parent.name)
+    tags_of = {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            tags_of["".join(cell["source"])] = set(cell["metadata"].get("tags", []))
+    require("code cell with tag", tags, set().union(*tags_of.values()), path.name)
+    sources = [source for source in tags_of if tags_of[source] & set(tags)]
+    if not functions:
+        return sources
+    defined = {source: defined_functions(source) for source in sources}
+    require("cell that defines", functions, set().union(*defined.values()), path.name)
+    return [source for source in sources if defined[source] & set(functions)]
+
+
+def require(kind: str, names: list[str], present, where: str) -> None:
+    """Raise MeasureError for the first of `names` that is not `present`."""
+    for name in names:
+        if name not in present:
+            allowed = ", ".join(sorted(present)) or "none"
+            raise MeasureError(f"no {kind} '{name}' in {where}; there: {allowed}")
+
+
+def defined_functions(source: str) -> set[str]:
+    """Return the names of the functions that a cell defines."""
+    return {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
+
+
+def setup(app) -> dict:
+    app.add_directive("measure", Measure)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

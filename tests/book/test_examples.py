@@ -1,0 +1,93 @@
+"""Every ```python block of the book is a script that a reader can start: on the CPU, in seconds.
+
+A block whose first line is `# torchrun --standalone --nproc-per-node 2 NAME.py` is started so.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from a2lib.paths import ROOT
+
+# A fence may stand inside a directive or a list, and be longer than three backticks.
+BLOCK = re.compile(r"^(?P<fence>[ ]*`{3,})python[ ]*\n(?P<code>.*?)^(?P=fence)[ ]*$", re.M | re.S)
+TORCHRUN = re.compile(r"# (torchrun --standalone --nproc-per-node 2) (\w+\.py)\n")
+SECONDS = 120  # on a busy machine; an example takes some ten
+
+
+def find_examples(text):
+    """Return the scripts in the text of a page."""
+    return [textwrap.dedent(block["code"]) for block in BLOCK.finditer(text)]
+
+
+def run_example(code, folder):
+    """Run a script in `folder` as its first line says, without a GPU; return the process."""
+    started_by = TORCHRUN.match(code)
+    script = folder / (started_by[2] if started_by else "example.py")
+    script.write_text(code, encoding="utf-8")
+    command = [sys.executable, script.name]
+    if started_by:
+        torchrun, *options = started_by[1].split()
+        command = [sys.executable, "-m", "torch.distributed.run", *options, script.name]
+    env = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    return subprocess.run(
+        command, cwd=folder, env=env, timeout=SECONDS, capture_output=True, text=True
+    )
+
+
+EXAMPLES = {
+    f"{page.stem}-{number}": code
+    for page in sorted((ROOT / "book").glob("*.md"))
+    for number, code in enumerate(find_examples(page.read_text(encoding="utf-8")), 1)
+}
+
+
+def test_no_block_of_python_is_overlooked():
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "book").glob("*.md")]
+    fences = [re.findall(r"^ *(?:`{3,}|~{3,}) *py", text, re.M) for text in pages]
+    assert len(EXAMPLES) == sum(map(len, fences)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_as_it_stands(name, tmp_path):
+    done = run_example(EXAMPLES[name], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+PAGE = """# A page
+
+```python
+print("alone")
+```
+
+::::{dropdown} A fold
+1. A list
+
+   ```python
+   # torchrun --standalone --nproc-per-node 2 ranks.py
+   import os
+   assert os.environ["WORLD_SIZE"] == "2"
+   ```
+::::
+
+````python
+assert False, "not so"
+````
+
+```{code-cell} ipython3
+1 / 0
+```
+"""
+
+
+@pytest.mark.slow
+def test_each_block_of_a_page_is_found_and_one_that_fails_is_seen(tmp_path):
+    done = [run_example(code, tmp_path) for code in find_examples(PAGE)]
+    assert [process.returncode for process in done] == [0, 0, 1]
+    assert done[0].stdout == "alone\n" and "not so" in done[2].stderr

@@ -1,0 +1,94 @@
+"""The directive `measure`: which cells of a notebook it shows, and what it refuses."""
+
+import io
+
+import pytest
+from bs4 import BeautifulSoup
+from nbformat import write
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from a2lib.paths import ROOT
+
+CELLS = [
+    new_code_cell("CASES = 1", metadata={"tags": ["cases"]}),
+    new_markdown_cell("def measure", metadata={"tags": ["measure"]}),
+    new_code_cell("def measure(keys):\n    yield '```'", metadata={"tags": ["measure"]}),
+    new_code_cell("print(measure)"),
+    new_code_cell("def measure_ladder(keys):\n    pass", metadata={"tags": ["measure"]}),
+]
+CODES = {cell.source for cell in CELLS if cell.cell_type == "code"}
+CASES, MEASURE, LADDER = CELLS[0].source, CELLS[2].source, CELLS[4].source
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """``build(directive)``: the HTML of a page of it, by the extensions that the book loads."""
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    source, out = tmp_path / "book", tmp_path / "html"
+    (source / "notebooks").mkdir(parents=True)
+    write(new_notebook(cells=CELLS), source / "notebooks" / "flash.ipynb")
+    (source / "notebooks" / "flash.md").write_text("# The record\n")  # in place of MyST-NB's page
+    settings = {
+        "extensions": ["myst_parser", "sphinx_design", "a2lib_measure"],
+        "root_doc": "page",
+        "exclude_patterns": ["*.ipynb"],
+    }
+
+    def make(directive):
+        page = f"# A page\n\n{directive}\n\n```{{toctree}}\nnotebooks/flash\n```\n"
+        (source / "page.md").write_text(page)
+        with docutils_namespace():
+            app = Sphinx(
+                source, None, out, tmp_path / "trees", "html", settings,
+                status=None, warning=io.StringIO(), freshenv=True, warningiserror=True,
+            )  # fmt: skip
+            app.build()
+        html = BeautifulSoup((out / "page.html").read_text(), "html.parser")
+        return app, html.find("details")
+
+    return make
+
+
+def code_blocks(fold):
+    return [block.text.strip() for block in fold.select(".highlight-python pre")]
+
+
+def test_a_fold_shows_the_tagged_cells_as_code_and_links_the_record(build):
+    app, fold = build("```{measure} flash\n```")
+    assert "How this was measured" in fold.summary.text and not fold.has_attr("open")
+    assert code_blocks(fold) == [MEASURE, LADDER]
+    assert fold.select_one("a[href='notebooks/flash.html']")
+    assert fold.select(".highlight-python .k")  # a keyword is highlighted
+    assert any("flash.ipynb" in file for file in app.env.dependencies["page"])
+
+
+@pytest.mark.parametrize(
+    "options, sources",
+    [
+        (":cells: cases measure", [CASES, MEASURE, LADDER]),
+        (":functions: measure_ladder", [LADDER]),
+        (":cells: cases", [CASES]),
+    ],
+)
+def test_options_choose_cells(build, options, sources):
+    assert code_blocks(build(f"```{{measure}} flash\n{options}\n```")[1]) == sources
+
+
+@pytest.mark.parametrize(
+    "directive, words",
+    [
+        ("```{measure} flush\n```", "no notebook 'flush' in notebooks; there: flash"),
+        ("```{measure} flash\n:cells: cases timing\n```", "no code cell with tag 'timing'"),
+        ("```{measure} flash\n:functions: measures\n```", "there: measure, measure_ladder"),
+    ],
+)
+def test_what_a_notebook_does_not_have_ends_the_build(build, directive, words):
+    from sphinx.errors import SphinxError
+
+    with pytest.raises(SphinxError) as raised:
+        build(directive)
+    message = str(raised.value)
+    assert words in message and message.startswith("page.md: ") and "\n" not in message

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.group import all_gather_single
-from a2lib.theory.sharding import CHUNKS
+from a2lib.parallel.owners import CHUNKS
 
 # CHUNKS of a dtype, but none below so many bytes: what is exposed is the update of the first one or
 # the transfer of the last.

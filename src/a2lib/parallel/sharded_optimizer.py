@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
 from a2lib.parallel.group import check_alike, describe, everyone, is_shard, member
-from a2lib.theory.sharding import assign
+from a2lib.parallel.owners import assign
 
 # What a group of the local optimizer does not share with the one seen from outside.
 OWN_KEYS = ("params", "param_names")

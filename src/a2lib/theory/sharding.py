@@ -20,9 +20,9 @@ So a step that averages gradients first and shares the update later sends half a
 that only averages; ZeRO's, whose ranks sum only the gradients they will use, as much (section 7.2).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from a2lib.parallel.owners import assign
 from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import (
     GRADIENTS,
@@ -37,26 +37,8 @@ from a2lib.theory.products import check_name, check_sizes
 
 REST = "rest"
 MOMENTS = ("init", "before", "after")
-# Parts in which the update and the exchange of our optimizer follow each other. More of them expose
-# less of the update u and cost the overhead o of a message each: least at sqrt(u / o), about here.
-CHUNKS = 8
 # Read of a weight, its gradient and both moments; written, all but the gradient: fp32.
 UPDATE_BYTES = 28
-
-
-def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
-    """The rank for each size, largest first to the least loaded; adds to ``loads``, one a rank.
-
-    Ties go to the lower index and the lower rank, so all ranks agree without talking. From empty
-    loads the largest is at most (4/3 - 1/(3W)) times the least possible (Graham, 1969), and never
-    more than the mean plus the largest size.
-    """
-    sizes = list(sizes)
-    ranks = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        ranks[i] = min(range(len(loads)), key=lambda rank: (loads[rank], rank))
-        loads[ranks[i]] += sizes[i]
-    return ranks
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from a2lib.parallel.owners import CHUNKS
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import pick
 from a2lib.report.pages import collectives
@@ -9,7 +10,7 @@ from a2lib.report.plots import name_lanes, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.sharding import CHUNKS, UPDATE_BYTES, Held, pipelined_s
+from a2lib.theory.sharding import UPDATE_BYTES, Held, pipelined_s
 from a2lib.theory.transformer import SIZES, parameter_count
 
 MOMENTS = ("init", "before", "after")

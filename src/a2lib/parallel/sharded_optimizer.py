@@ -28,7 +28,8 @@ OWN_KEYS = ("params", "param_names")
 
 
 class ShardedOptimizer(Optimizer):
-    """``optimizer_cls(params, **kwargs)`` with each parameter's state on one rank of ``group``.
+    """``optimizer_cls(params, **kwargs)`` with each parameter's state on one rank of ``group``;
+    ``optimizer_cls`` is a class, or a call that makes an optimizer (``functools.partial``).
 
     Whole parameters are assigned to ranks, balanced by their bytes, so that optimizers which look
     at a whole matrix work too; ``owner(p)`` is the rank. Parameters and gradients must be the same
@@ -69,12 +70,10 @@ class ShardedOptimizer(Optimizer):
     def __init__(
         self,
         params: Iterable,
-        optimizer_cls: type[Optimizer],
+        optimizer_cls: Callable[..., Optimizer],
         group: dist.ProcessGroup | None = None,
         **kwargs,
     ) -> None:
-        if issubclass(optimizer_cls, torch.optim.LBFGS):
-            raise ValueError("LBFGS works on all parameters at once and cannot be sharded")
         self._rank, self._world_size = member(group)
         self._group = group
         self._local: Optimizer | None = None
@@ -83,14 +82,16 @@ class ShardedOptimizer(Optimizer):
         # Each chunk with this rank's parameters in it, group by group.
         self._chunks: list[tuple[Chunk, list[list[Tensor]]]] = []
         # A group without parameters: the defaults, and the refusals, are the class's own.
-        defaults = optimizer_cls([{"params": []}], **kwargs).defaults
-        super().__init__(params, defaults)
+        empty = optimizer_cls([{"params": []}], **kwargs)
+        if isinstance(empty, torch.optim.LBFGS):
+            raise ValueError("LBFGS works on all parameters at once and cannot be sharded")
+        super().__init__(params, empty.defaults)
         self._check(self.param_groups)
         self._take(self.param_groups)
         self._local = optimizer_cls([self._own_part(g) for g in self.param_groups], **kwargs)
         self.state = self._local.state
         if not all(chunk.stays() for chunk, _ in self._chunks):
-            raise ValueError(f"{optimizer_cls.__name__} moved a parameter and cannot be sharded")
+            raise ValueError(f"{type(empty).__name__} moved a parameter and cannot be sharded")
 
     def owner(self, param: Tensor) -> int:
         """The rank in the group that holds the state of ``param``."""

@@ -265,7 +265,7 @@ def fsdp_recovers_and_refuses():
         FSDP(module)
     with raises(RuntimeError, "before it is wrapped"):
         fsdp.double()
-    for part in (fsdp, module, module.blocks[0]):
+    for part in (fsdp, module, module.blocks[0], module.head, module.blocks[0].up):
         with raises(TypeError, "cannot be copied or pickled; use gather_full_params"):
             copy.deepcopy(part)
     for p, name in ((module.head.weight, "head.weight"), (module.head.bias, "head.bias")):

@@ -44,19 +44,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from a2lib.parallel.agreement import Agreement, Members, Step
 from a2lib.parallel.carriers import Backend, choose
 from a2lib.parallel.copy_engines import CopyEngines, Then
 from a2lib.parallel.finish import watch_steps
-from a2lib.parallel.group import (
-    Agreement,
-    Members,
-    Step,
-    capturing,
-    make_alike,
-    mean_operator,
-    member,
-    one_device,
-)
+from a2lib.parallel.group import capturing, make_alike, mean_operator, member, one_device
 
 MB = 2**20
 

@@ -32,9 +32,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from a2lib.parallel.fsdp.optimizers import check_rows
+from a2lib.parallel.fsdp.division import clean
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.fsdp.units import clean
+from a2lib.parallel.fsdp.state_dicts import check_rows
 from a2lib.parallel.fsdp.wrapper import FSDP
 from a2lib.parallel.group import everyone
 

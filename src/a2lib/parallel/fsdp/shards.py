@@ -43,6 +43,10 @@ class Replicated:
             copy = self.master.detach().to(self.shown_dtype)
             self.shown = nn.Parameter(copy, requires_grad=self.master.requires_grad)
 
+    def whole(self, group: dist.ProcessGroup | None) -> Tensor:
+        """Return a copy of the master."""
+        return self.master.detach().clone()
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Write the master's value into the cast copy."""
@@ -112,6 +116,10 @@ class Sharded:
         has none."""
         start = min(self.rank * self.rows, self.shape[0])
         return whole[start : start + self.rows].clone()
+
+    def whole(self, group: dist.ProcessGroup | None) -> Tensor:
+        """Return the whole master; collective."""
+        return self.gather(self.master.detach(), group)
 
     def gather(self, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         """Return the whole tensor of which each rank has such rows, of the master's shape;

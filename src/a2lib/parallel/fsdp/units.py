@@ -1,10 +1,5 @@
 """What travels together: a unit is a module whose parameters are gathered before it runs and freed
-after it.
-
-Sharding follows parameters, not class names: every parameter of two or more dimensions. Each
-element of an outermost ModuleList or Sequential is a unit, all else is the root's, and so is a
-weight that two units share. An element without a forward, such as a ModuleList, is looked into.
-"""
+after it."""
 
 from __future__ import annotations
 
@@ -15,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded
+from a2lib.parallel.fsdp.division import UnitParts
+from a2lib.parallel.fsdp.shards import Sharded
 from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
 from a2lib.parallel.lane import Ended, Lane
 
@@ -41,15 +37,10 @@ class Unit:
     """
 
     def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        sharded: list[Sharded],
-        cast: list[Replicated],
-        lane: Lane,
-        group: dist.ProcessGroup | None,
+        self, name: str, parts: UnitParts, lane: Lane, group: dist.ProcessGroup | None
     ) -> None:
-        self.name, self.module = name, module
+        sharded, cast = parts.sharded, parts.cast
+        self.name, self.module = name, parts.module
         self.sharded, self.cast = sharded, cast
         self.parameters = [*sharded, *cast]
         self.trained = [p for p in sharded if p.master.requires_grad]
@@ -295,46 +286,3 @@ def by_dtype(items: Iterable, dtype_of) -> list[list]:
     for item in items:
         groups.setdefault(dtype_of(item), []).append(item)
     return list(groups.values())
-
-
-def clean(name: str) -> str:
-    """A parameter's name without what torch.compile puts into it."""
-    return name.replace("_orig_mod.", "")
-
-
-def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
-    """The elements of the outermost ModuleLists and Sequentials below ``root`` that own a parameter
-    of two or more dimensions, by name."""
-    found: dict[nn.Module, str] = {}  # one module at two places is one unit
-
-    def visit(prefix: str, module: nn.Module) -> None:
-        for name, child in module.named_children():
-            path = f"{prefix}{name}"
-            if isinstance(module, nn.ModuleList | nn.Sequential) and runs(child):
-                if any(p.dim() >= 2 for p in child.parameters()):
-                    found.setdefault(child, path)
-            else:
-                visit(f"{path}.", child)
-
-    visit("", root)
-    return {name: module for module, name in found.items() if module is not root}
-
-
-def runs(module: nn.Module) -> bool:
-    """Whether it has a forward. A container that is only looked into is never called."""
-    return type(module).forward is not nn.Module.forward
-
-
-def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place]]]:
-    """Each parameter with its names and the places where a module holds it, once each; a module at
-    two places has one place and two names."""
-    places: dict[nn.Parameter, tuple[list[str], list[Place]]] = {}
-    for prefix, module in root.named_modules(remove_duplicate=False):
-        for name, p in module._parameters.items():
-            if p is not None:
-                path = f"{prefix}.{name}" if prefix else name
-                names, at = places.setdefault(p, ([], []))
-                names.append(clean(path))
-                if (module, name) not in at:
-                    at.append((module, name))
-    return places

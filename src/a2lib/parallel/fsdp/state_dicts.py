@@ -1,27 +1,73 @@
-"""Optimizers over an FSDP's parameters, of which each rank has rows.
+"""State dicts of an FSDP's modules, and of optimizers over its parameters, are whole.
 
-One that works element by element is right as it is, but its state is that of this rank's rows. So
-from its first step on, or its first ``save_sharded`` or ``load_sharded``, its ``state_dict`` is
-that of whole parameters, and ``load_state_dict`` takes such. One that looks at whole matrices, or
-at all parameters at once, would be wrong without an error: its step is refused.
+An optimizer that works element by element is right as it is, but its state is that of this rank's
+rows. So from its first step on, or its first ``save_sharded`` or ``load_sharded``, its
+``state_dict`` is that of whole parameters, and ``load_state_dict`` takes such. One that looks at
+whole matrices, or at all parameters at once, would be wrong without an error: its step is refused.
 """
 
 import functools
 import weakref
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from a2lib.parallel.fsdp.shards import Sharded
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.group import check_alike
 
 # By the names of their classes, whoever wrote them.
 LOOK_AT_THE_WHOLE = {"adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap"}
 
 _every: weakref.WeakSet["Optimizers"] = weakref.WeakSet()
+
+
+def hook_modules(parameters: list[Sharded | Replicated], group: dist.ProcessGroup | None) -> None:
+    """Have ``state_dict`` of the modules return whole parameters, and ``load_state_dict`` take
+    them; both collective."""
+    by_module: dict[nn.Module, dict[str, Sharded | Replicated]] = {}
+    for p in parameters:
+        if p.shown is not p.master:
+            for module, name in p.places:
+                by_module.setdefault(module, {})[name] = p
+    for module, by_name in by_module.items():
+        module.register_state_dict_post_hook(_wholes_of(by_name, group))
+        module.register_load_state_dict_pre_hook(_rows_for(by_name))
+
+
+def _wholes_of(
+    by_name: dict[str, Sharded | Replicated], group: dist.ProcessGroup | None
+) -> Callable:
+    @torch.no_grad()
+    def put_wholes(module: nn.Module, state: dict, prefix: str, metadata: dict) -> None:
+        for name, p in by_name.items():
+            state[prefix + name] = p.whole(group)
+
+    return put_wholes
+
+
+def _rows_for(by_name: dict[str, Sharded | Replicated]) -> Callable:
+    @torch.no_grad()
+    def put_rows(module: nn.Module, state: dict, prefix: str, *_: object) -> None:
+        for name, p in by_name.items():
+            whole = state.get(prefix + name)
+            if isinstance(p, Sharded) and isinstance(whole, Tensor):
+                check_whole(p, prefix + name, whole)
+                state[prefix + name] = p.rows_of(whole)
+
+    return put_rows
+
+
+def check_whole(p: Sharded, name: str, x: Tensor) -> None:
+    """Raise ValueError unless ``x`` has the shape of the whole parameter."""
+    if x.shape != p.shape:
+        raise ValueError(
+            f"{name} is {tuple(p.shape)} as a whole, which load_state_dict takes; got "
+            f"{tuple(x.shape)}"
+        )
 
 
 class Optimizers:
@@ -131,11 +177,7 @@ def _rows(p: Sharded, key: str, x: object) -> object:
         return x
     if hasattr(x, "to_local"):
         return x.to_local()
-    if x.shape != p.shape:
-        raise ValueError(
-            f"{key} of {p.names[0]} is {tuple(p.shape)} as a whole, which load_state_dict takes; "
-            f"got {tuple(x.shape)}"
-        )
+    check_whole(p, f"{key} of {p.names[0]}", x)
     return p.rows_of(x)
 
 

@@ -46,10 +46,10 @@ class Backend:
         self._lane: Lane | None = None
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
-        """The parameters of each bucket; nothing of the old ones is on its way."""
+        """Take note of each bucket's parameters; nothing of the old ones is on its way."""
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
-        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. Whether
+        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. Return whether
         ``then`` will be called with them: on CUDA, on a stream that waits for the message."""
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
@@ -83,7 +83,7 @@ class Backend:
 
 
 def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Contiguous and in the dtype it travels in: itself or a copy."""
+    """Return the gradient contiguous and in the dtype it travels in: itself or a copy."""
     if dtype is None or not grad.is_floating_point():
         return grad.contiguous()
     return grad.to(dtype, memory_format=torch.contiguous_format)
@@ -95,7 +95,8 @@ def choose(
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> tuple[Backend | CopyEngines, str | None]:
-    """The carrier, and why "auto" took the backend, None where it did not; collective."""
+    """Return the carrier, and why "auto" took the backend, None where it did not; collective.
+    Raises ValueError for "copy_engines" where they cannot, and for another word."""
     if communication not in COMMUNICATIONS:
         raise ValueError(f"communication must be one of {COMMUNICATIONS}; got {communication!r}")
     if communication == "backend":

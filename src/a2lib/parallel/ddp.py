@@ -195,8 +195,8 @@ class _Replica(nn.Module):
             raise ValueError(f"{self._names[i]} has a sparse gradient; only dense ones travel")
 
     def _dense(self, i: int) -> Tensor:
-        """The gradient as NCCL wants it, contiguous: itself or a copy (it has its parameter's
-        strides)."""
+        """Return the gradient, which has its parameter's strides, as NCCL wants it, contiguous:
+        itself or a copy."""
         self._check_dense(i)
         return self._trained[i].grad.contiguous()
 

@@ -42,7 +42,7 @@ class CudaGraphs:
         self._stream = _streams[place]
 
     def on_stream(self):
-        """The context in which the side stream is current, after all that was queued before."""
+        """Return the context in which the side stream is current, after all that was queued."""
         self._stream.wait_stream(self._cuda.current_stream())
         return self._cuda.stream(self._stream)
 
@@ -52,7 +52,7 @@ class CudaGraphs:
         calls: int,
         first_replay: Callable[[Call], object] | None = None,
     ) -> CapturedGraph:
-        """A graph of the call that ``make`` returns, run ``calls`` times before.
+        """Return a graph of the call that ``make`` returns, run ``calls`` times before.
 
         Both happen on one stream that is not the default one: autograd runs a backward on the
         stream of its forward, and only one's own work can be captured. Raises what the capture

@@ -71,7 +71,7 @@ def mean_coalesced(tensors: list[Tensor], group: dist.ProcessGroup | None) -> No
 
 
 def _checks_each_call() -> bool:
-    """Whether PyTorch compares each collective over the ranks before it runs it."""
+    """Return whether PyTorch compares each collective over the ranks before it runs it."""
     return dist.get_debug_level() == dist.DebugLevel.DETAIL
 
 
@@ -96,7 +96,7 @@ class Mean:
 
 
 def _real(tensors: list[Tensor]) -> list[Tensor]:
-    """Views of complex ones as pairs, since backends know no complex numbers."""
+    """Return complex ones as pairs, since backends know no complex numbers."""
     return [torch.view_as_real(x) if x.is_complex() else x for x in tensors]
 
 
@@ -106,7 +106,7 @@ def _done(work: dist.Work | None) -> None:
 
 
 def member(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """(rank, size) of this process in ``group``, None for the default one.
+    """Return (rank, size) of this process in ``group``, None for the default one.
 
     Raises RuntimeError where there is no process group, or this process is not in this one.
     """
@@ -122,7 +122,7 @@ def member(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 
 def everyone(value: object, group: dist.ProcessGroup | None = None) -> list:
-    """The values of all ranks, in rank order; collective."""
+    """Return the values of all ranks, in rank order; collective."""
     values: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
@@ -161,13 +161,13 @@ def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.devi
 
 
 def is_shard(parameter: Tensor) -> bool:
-    """Whether it is of an FSDP, ours or PyTorch's: other ranks have other rows of it."""
+    """Return whether it is of an FSDP, ours or PyTorch's: other ranks have other rows of it."""
     # DTensor's module takes a process more than a second to import.
     return hasattr(parameter, "device_mesh") or getattr(parameter, "_is_shard", False)
 
 
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Name, shape, dtype and whether trained, one line a tensor."""
+    """Return name, shape, dtype and whether trained, a line a tensor."""
     return [
         f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
         + (" trained" if x.requires_grad else "")
@@ -188,8 +188,8 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 
 
 def one_device(module: nn.Module) -> torch.device:
-    """The device of every parameter and buffer; raises ValueError where there are several, or
-    "meta"."""
+    """Return the device of every parameter and buffer; raises ValueError where there are several,
+    or "meta"."""
     devices = {x.device for x in (*module.parameters(), *module.buffers())}
     if len(devices) > 1 or torch.device("meta") in devices:
         names = ", ".join(sorted(map(str, devices)))
@@ -198,8 +198,8 @@ def one_device(module: nn.Module) -> torch.device:
 
 
 def sum_or_mean(size: int) -> dist.ReduceOp.RedOpType:
-    """The operator of a mean over ``size`` ranks. A sum for one: a mean of one has come out wrong
-    in NCCL's reduce-scatter."""
+    """Return the operator of a mean over ``size`` ranks. A sum for one: a mean of one has come out
+    wrong in NCCL's reduce-scatter."""
     return dist.ReduceOp.AVG if size > 1 else dist.ReduceOp.SUM
 
 
@@ -216,5 +216,5 @@ def mean_operator(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.Reduc
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether the current stream's work goes into a CUDA graph."""
+    """Return whether the current stream's work goes into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -98,7 +98,7 @@ class ShardedOptimizer(Optimizer):
         return self._owners[param]
 
     def add_param_group(self, param_group: dict) -> None:
-        """As of torch.optim.Optimizer, collective; errors as the class."""
+        """Add a group as torch.optim.Optimizer does, collective; errors as the class."""
         super().add_param_group(param_group)
         if self._local is None:  # from the constructor, which assigns all groups at once
             return

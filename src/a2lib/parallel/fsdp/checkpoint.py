@@ -131,7 +131,7 @@ def _made(folder: Path, part: Path) -> Iterator[None]:
 
 
 def _nobody_holds(path: Path) -> bool:
-    """Whether the process that locked the file has ended."""
+    """Return whether the process that locked the file has ended."""
     try:
         with open(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,7 +21,7 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's part of what may be sharded."""
+    """Return this rank's part of what may be sharded."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
@@ -68,11 +68,11 @@ class Replicated:
             self.shown.grad = None
 
     def has_gradient(self) -> bool:
-        """Whether this rank has one since the last finish."""
+        """Return whether this rank has one since the last finish."""
         return self.master.grad is not None
 
     def fill_gradient(self) -> None:
-        """Zeros where there is none, contiguous where there is one, as NCCL wants it."""
+        """Have zeros where there is none, and a contiguous one, as NCCL wants it."""
         gradient = self.master.grad
         self.master.grad = (
             torch.zeros_like(self.master, memory_format=torch.contiguous_format)
@@ -81,7 +81,7 @@ class Replicated:
         )
 
     def settle(self, unused: bool) -> None:
-        """The end of the finish; ``unused`` where no rank had a gradient."""
+        """End the finish; ``unused`` where no rank had a gradient."""
         if unused:
             self.master.grad = None
 
@@ -133,7 +133,7 @@ class Sharded:
 
     @property
     def size(self) -> int:
-        """Elements of the whole, padding included."""
+        """Return the elements of the whole, padding included."""
         return self.world_size * self.slot
 
     def lie_in(self, buffer: Tensor) -> None:
@@ -148,7 +148,7 @@ class Sharded:
         )
 
     def take_whole_gradient(self) -> Tensor | None:
-        """The gradient of the whole, flat, which is dropped here; None where there is none."""
+        """Return the gradient of the whole, flat, and drop it here; None where there is none."""
         gradient, self.shown.grad = self.shown.grad, None
         if gradient is None:
             return None
@@ -158,7 +158,7 @@ class Sharded:
         return gradient.contiguous().view(-1)
 
     def can_send(self, gradient: Tensor | None) -> bool:
-        """Whether a whole gradient travels as it is."""
+        """Return whether a whole gradient travels as it is."""
         return (
             gradient is not None
             and gradient.dtype == self.master.dtype
@@ -177,11 +177,11 @@ class Sharded:
         self._present = self._from_nothing = False
 
     def has_gradient(self) -> bool:
-        """Whether this rank has one since the last finish, before it was reduced."""
+        """Return whether this rank has one since the last finish, before it was reduced."""
         return self._present
 
     def settle(self, unused: bool) -> None:
-        """The end of the finish; ``unused`` where no rank had a gradient: then there is none."""
+        """End the finish; ``unused`` where no rank had a gradient: then there is none."""
         if unused and self._from_nothing:
             self.master.grad = None
         self._present = self._from_nothing = False

@@ -105,7 +105,8 @@ class Unit:
         self._filled = None
 
     def wait_to_compute(self) -> None:
-        """The same, now that it is the unit's turn; its modules have the whole parameters then."""
+        """Let the current stream wait, now that it is the unit's turn; its modules have the whole
+        parameters then."""
         self.tell("turn")
         self.wait()
         self.show(True)
@@ -184,7 +185,7 @@ class Unit:
             self.gathered = False
 
     def gathered_bytes(self) -> int:
-        """Of the whole matrices that are there."""
+        """Return the bytes of the whole matrices that are there."""
         return sum(p.buffer.nbytes for p in self.sharded) if self.gathered else 0
 
     def leave_backward(self) -> None:
@@ -195,7 +196,7 @@ class Unit:
 
     @torch.no_grad()
     def prepare_reduction(self) -> list[Prepared]:
-        """The gradients as they will travel, one for each dtype; the parameters that were gathered,
+        """Return the gradients as they will travel, those of one dtype together. What was gathered,
         and the gradients that were cast, are dropped."""
         for p in self.cast:
             p.take_gradient()
@@ -216,9 +217,9 @@ class Unit:
         @torch.no_grad()
         def reduce_scatter() -> None:
             self.tell("reduce begins")
-            for one in prepared:
-                reduce_scatter_coalesced(one.rooms, one.wholes, self._group)
-                for p, room in zip(one.parameters, one.rooms, strict=True):
+            for gradients in prepared:
+                reduce_scatter_coalesced(gradients.rooms, gradients.wholes, self._group)
+                for p, room in zip(gradients.parameters, gradients.rooms, strict=True):
                     p.take_reduced(room)
             self.tell("reduce ends")
 
@@ -241,18 +242,19 @@ def prepare(same: list[Sharded]) -> Prepared:
     dtype, device = same[0].master.dtype, same[0].master.device
     _, rooms = side_by_side([p.slot for p in same], dtype, device)
     wholes = [p.take_whole_gradient() for p in same]
-    other = [i for i, p in enumerate(same) if not p.can_send(wholes[i])]
-    if other:
+    others = [i for i, p in enumerate(same) if not p.can_send(wholes[i])]
+    if others:
         targets, sources = [], []
-        _, padded = side_by_side([same[i].size for i in other], dtype, device)
-        for i, whole in zip(other, padded, strict=True):
+        _, padded = side_by_side([same[i].size for i in others], dtype, device)
+        for i, whole in zip(others, padded, strict=True):
             gradient, wholes[i] = wholes[i], whole
-            known = 0 if gradient is None else gradient.numel()
-            if known < whole.numel():
-                whole[known:].zero_()
-            if known:
-                targets.append(whole[:known])
-                sources.append(gradient)
+            if gradient is None:
+                whole.zero_()
+                continue
+            if gradient.numel() < whole.numel():
+                whole[gradient.numel() :].zero_()
+            targets.append(whole[: gradient.numel()])
+            sources.append(gradient)
         copy_all(targets, sources)
     return Prepared(same, wholes, rooms)
 
@@ -260,8 +262,8 @@ def prepare(same: list[Sharded]) -> Prepared:
 def side_by_side(
     sizes: list[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, list[Tensor]]:
-    """(one new tensor; its parts of so many elements, each at a multiple of ``ALIGN`` bytes, and
-    nothing in what lies between)."""
+    """Return a new tensor and its parts of so many elements, each at a multiple of ``ALIGN`` bytes,
+    and nothing in what lies between."""
     unit = max(1, ALIGN // dtype.itemsize)
     steps = [-(-size // unit) * unit for size in sizes]
     # The last one needs no room behind it.
@@ -281,7 +283,8 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def by_dtype(items: Iterable, dtype_of) -> list[list]:
-    """Groups of one dtype, which is what one coalesced call takes, in order of first appearance."""
+    """Return groups of one dtype, which is what a coalesced call takes, in order of first
+    appearance."""
     groups: dict[torch.dtype, list] = {}
     for item in items:
         groups.setdefault(dtype_of(item), []).append(item)

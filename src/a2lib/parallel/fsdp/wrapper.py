@@ -348,8 +348,8 @@ class FSDP(nn.Module):
 
     @contextlib.contextmanager
     def _naming_who_left(self) -> Iterator[None]:
-        """Where messages are not answered, raise RuntimeError with what a rank that is not there
-        any more has told."""
+        """Raise RuntimeError, where messages are not answered, with what a rank that has left has
+        told."""
         try:
             yield
         except RuntimeError as error:

@@ -10,7 +10,8 @@ in what pieces the gradients travel:
     BucketedDDP   during backward, as soon as the gradients of a bucket are there; by NCCL or gloo,
                   or by copy engines (``copy_engines``), in the gradients' dtype or in another
 
-The classes of one interface:
+Overlap and buckets are those of Li et al., VLDB 2020 (arXiv 2006.15704, section 3.2), but for a
+copy: gradients travel from where backward left them. The classes have one interface:
 
     ddp = DDP(module)
     with ddp.no_sync():                        # gradients accumulate and stay here

@@ -39,9 +39,16 @@ def _refuse(optimizer: Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling():
         return
     for wrapper in _wrappers:
-        own = {id(p) for p in wrapper.unfinished() if p.grad is not None}
-        if own and any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        waiting = {id(p) for p in wrapper.unfinished() if p.grad is not None}
+        if waiting and _has_any(optimizer, waiting):
             raise RuntimeError(
                 f"the gradients of this {type(wrapper).__name__} are still each rank's own: call "
                 "finish_gradient_synchronization() between backward and the optimizer's step"
             )
+
+
+def _has_any(optimizer: Optimizer, ids: set[int]) -> bool:
+    for group in optimizer.param_groups:
+        if any(id(p) in ids for p in group["params"]):
+            return True
+    return False

@@ -119,7 +119,7 @@ class Agreement:
     def _look_later(self) -> None:
         """Start to bring the ranks' numbers to the host, and look at those that have come."""
         numbers = self._counts[len(self._names) :]
-        room = torch.empty(len(numbers), dtype=torch.float32, pin_memory=True)
+        room = torch.empty(len(numbers), dtype=torch.float32, device="cpu", pin_memory=True)
         room.copy_(numbers, non_blocking=True)
         behind = torch.cuda.Event()
         behind.record()
@@ -142,7 +142,8 @@ def _check_same_step(forwards: list[float]) -> None:
             f"{forwards.index(most)} finished: every rank gives up a step, or none"
         )
     raise RuntimeError(
-        f"rank {forwards.index(most)} began {most:.0f} forwards since the last step and rank "
-        f"{forwards.index(least)} began {least:.0f}: one has skipped a step, which every rank has "
-        "to skip, by reset(); a forward of some ranks alone belongs into no_grad() or no_sync()"
+        f"rank {forwards.index(most)} skipped a step, or called the wrapper for itself: it began "
+        f"{most:.0f} forwards since the last step and rank {forwards.index(least)} began "
+        f"{least:.0f}; every rank skips a step, by reset(), or none, and a forward of some ranks "
+        "alone belongs into no_grad() or no_sync()"
     )

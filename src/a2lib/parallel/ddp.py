@@ -225,12 +225,14 @@ class FlatDDP(_Replica):
 
     def _average(self) -> str:
         for dtype in dict.fromkeys(p.dtype for p in self._trained):
-            mine = [i for i, p in enumerate(self._trained) if p.dtype == dtype]
-            grads = [self._trained[i].grad for i in mine]
-            flat = torch.cat([self._dense(i).view(-1) for i in mine])
+            alike = [i for i, p in enumerate(self._trained) if p.dtype == dtype]
+            flat = torch.cat([self._dense(i).view(-1) for i in alike])
             dist.all_reduce(flat, self._mean_of(flat), group=self.group)
-            for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-                grad.copy_(part.view_as(grad))
+            begin = 0
+            for i in alike:
+                grad = self._trained[i].grad
+                grad.copy_(flat[begin : begin + grad.numel()].view_as(grad))
+                begin += grad.numel()
         return ""
 
 
@@ -243,7 +245,7 @@ class _UnderWay:
     arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
     # The gradient that each parameter of what was sent has to have still.
     sent: list[tuple[int, Tensor]] = field(default_factory=list)
-    captured: bool = False  # into a CUDA graph, which may be cut off
+    captured: bool = False  # all of it goes into a CUDA graph, which may be cut off
     # What the carrier does not do by itself.
     in_the_finish: list[tuple[Then, list[nn.Parameter]]] = field(default_factory=list)
 
@@ -295,26 +297,29 @@ class _Overlapped(_Replica):
         finally:
             self._then = before
 
-    def _make_buckets(self, order: Sequence[int], known: int | None = None) -> None:
-        """Cut ``order`` into buckets; what comes after its first ``known`` starts one anew."""
+    def _make_buckets(self, order: Sequence[int], seen: int | None = None) -> None:
+        """Cut ``order`` into buckets; what comes after its first ``seen`` starts one anew."""
         self._buckets: list[list[int]] = []
         open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
         for place, i in enumerate(order):
             p = self._trained[i]
-            size = p.numel() * p.element_size()
-            bucket, held = open_buckets.get(p.dtype, (None, 0))
-            if place == known:
+            if place == seen:
                 open_buckets.clear()
-            if bucket is None or place == known or held + size > self._bucket_bytes:
+            bucket, held = open_buckets.get(p.dtype, (None, 0))
+            if bucket is None or held + p.nbytes > self._bucket_bytes:
                 bucket, held = [], 0
                 self._buckets.append(bucket)
             bucket.append(i)
-            open_buckets[p.dtype] = bucket, held + size
+            open_buckets[p.dtype] = bucket, held + p.nbytes
         # A bucket leaves when its last gradient is there: in the order of those.
         place_of = {i: place for place, i in enumerate(order)}
         self._buckets.sort(key=lambda bucket: place_of[bucket[-1]])
-        self._bucket_of = {i: b for b, bucket in enumerate(self._buckets) for i in bucket}
-        self._carrier.lay_out([[self._trained[i] for i in bucket] for bucket in self._buckets])
+        self._bucket_of: dict[int, int] = {}
+        params = []
+        for number, bucket in enumerate(self._buckets):
+            self._bucket_of.update(dict.fromkeys(bucket, number))
+            params.append([self._trained[i] for i in bucket])
+        self._carrier.lay_out(params)
         self._forget()
 
     def _forget(self) -> None:
@@ -331,6 +336,8 @@ class _Overlapped(_Replica):
                 "run all backwards but the last in no_sync(), and checkpoint with "
                 "use_reentrant=False; then reset() and zero_grad()"
             )
+        if not now.arrived:
+            now.captured = capturing(self.device)
         now.arrived[i] = None
         now.waits_for[self._bucket_of[i]] -= 1
         while now.next < len(now.waits_for) and not now.waits_for[now.next]:
@@ -348,7 +355,6 @@ class _Overlapped(_Replica):
         if not self._carrier.send(now.next, params, then) and then is not None:
             now.in_the_finish.append((then, params))
         now.next += 1
-        now.captured = capturing(self.device)
         for i in bucket:
             now.sent.append((i, self._trained[i].grad))
 
@@ -471,15 +477,18 @@ def _remove(hooks: list) -> None:
 
 
 def _refuse_a_second_wrapper(module: nn.Module) -> None:
-    mine = {id(p) for p in module.parameters()}
+    ids = {id(p) for p in module.parameters()}
 
-    def other() -> str | None:
-        wrappers = (w for w in list(_wrappers) if any(id(p) in mine for p in w._trained))
-        return next((type(w).__name__ for w in wrappers), None)
+    def other() -> str:
+        for wrapper in list(_wrappers):
+            if any(id(p) in ids for p in wrapper._trained):
+                return type(wrapper).__name__
+        return ""
 
     if other():
         gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
-    if name := other():
+    name = other()
+    if name:
         raise RuntimeError(
             f"a {name} has parameters of this module: averaged twice, they would be wrong; drop "
             "that wrapper first"

@@ -197,22 +197,17 @@ def one_device(module: nn.Module) -> torch.device:
     return devices.pop() if devices else torch.device("cpu")
 
 
-def sum_or_mean(size: int) -> dist.ReduceOp.RedOpType:
-    """Return the operator of a mean over ``size`` ranks. A sum for one: a mean of one has come out
-    wrong in NCCL's reduce-scatter."""
-    return dist.ReduceOp.AVG if size > 1 else dist.ReduceOp.SUM
-
-
 def mean_operator(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.ReduceOp.RedOpType:
     """Return the operator that makes each of `tensors`, all of one dtype, the mean of the ranks'.
 
     gloo adds before it divides, and a sum of float16 may be infinite where the mean is not. Those
-    are divided here, in place, and the operator is a sum.
+    are divided here, in place, and the operator is a sum. So it is for a single rank: a mean of one
+    has come out wrong in NCCL's reduce-scatter.
     """
     if tensors[0].dtype == torch.float16 and dist.get_backend(group) == "gloo":
         torch._foreach_div_(tensors, group.size())
         return dist.ReduceOp.SUM
-    return sum_or_mean(group.size())
+    return dist.ReduceOp.AVG if group.size() > 1 else dist.ReduceOp.SUM
 
 
 def capturing(device: torch.device) -> bool:

@@ -24,6 +24,32 @@ def tables(name):
     return rows.assign(heads=16, head_dim=128, seq_len=16_384, batch=1, dtype="bf16", causal=True)
 
 
+def test_a_plan_recomputes_in_the_first_blocks():
+    kept = {**ROW, "way": "products_kept", "ms": 5000.0, "host_bytes": 0}
+    # q, k and v of one block, and w1's and w3's outputs of two
+    kept["kept_bytes"] = 34 * (3 * U + 4 * 32_768 * 32) + ROOT + TABLE + PRODUCTS
+    kept["kept_bytes"] -= 3 * U + 2 * 2 * 2 * 32_768 * 11_008
+    rows = leaderboard.columns(pd.DataFrame([kept]), tables)
+    row = next(rows.itertuples())
+    states = leaderboard.tensor_states(row)
+    assert leaderboard.recomputed_matmuls(row) == 3 + 2 * 2
+    for name, blocks in (("q", 1), ("k", 1), ("v", 1), ("w1's output", 2), ("w3's output", 2)):
+        recomputed = states.columns[states.loc[name] == "recomputed"]
+        assert list(recomputed) == list(range(blocks)), name
+    assert (states.loc[["block's input", "attention's output", "FFN's input"]] == "saved").all(
+        axis=None
+    )
+
+
+def test_offloaded_tensors_are_those_of_as_many_blocks_as_the_bytes_say():
+    kept = 34 * (3 * U + 4 * 32_768 * 32) + ROOT + TABLE + PRODUCTS - 5 * 3 * U
+    sent = {**ROW, "way": "offloaded", "ms": 5000.0, "host_bytes": 5 * 3 * U, "kept_bytes": kept}
+    states = leaderboard.tensor_states(next(pd.DataFrame([sent]).itertuples()))
+    for name in states.index:
+        offloaded = states.columns[states.loc[name] == "offloaded"]
+        assert list(offloaded) == (list(range(5)) if name in ("block's input", "q", "k") else [])
+
+
 def test_bytes_and_times_of_two_ways():
     inputs = {**ROW, "way": "recomputed", "ms": 6000.0, "kept_bytes": 34 * U + ROOT}
     lse = 34 * 4 * 32_768 * 32
@@ -36,9 +62,14 @@ def test_bytes_and_times_of_two_ways():
     # At 1 PFLOP/s a byte of a product is 4,096 operations; attention is 2 and 5 products of half.
     attention = 34 * 32 * 32_768**2 * 128 / 1e12
     assert planned["FlashAttention"] == pytest.approx(7 * attention)
-    assert planned["computed again"] == pytest.approx(PRODUCTS * 4096 / 1e12)
+    assert planned["recomputed"] == pytest.approx(PRODUCTS * 4096 / 1e12)
     blocks, head = 34 * 2 * 32_768 * BLOCK / 1e12, 2 * 32_768 * 151_936 * 4096 / 1e12
-    assert whole["computed again"] == pytest.approx(2 * attention + blocks + head)
+    assert whole["recomputed"] == pytest.approx(2 * attention + blocks + head)
     assert planned["gained"] == 1000.0
-    assert planned["expected"] == pytest.approx(whole["computed again"] - planned["computed again"])
+    assert planned["predicted"] == pytest.approx(whole["recomputed"] - planned["recomputed"])
+    # The baseline repeats the whole forward, a third of the step.
+    assert whole["hfu"] == pytest.approx(4 / 3 * whole["mfu"])
+    # With all scores attention has twice as many operations.
+    full = 3 * (blocks + 4 * attention + head) / (3 * (blocks + 2 * attention + head))
+    assert planned["mfu_full"] == pytest.approx(full * planned["mfu"])
     assert planned["mfu"] == pytest.approx(3 * (blocks + 2 * attention + head) / 5000 * 1e3 / 989.4)

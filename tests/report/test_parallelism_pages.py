@@ -1,4 +1,4 @@
-"""What the pages on parallelism say of layouts, and of passes in rows made by hand, by value."""
+"""The layout of 405B parameters, and what is derived from rows of passes made by hand."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ def test_c_and_w_are_measured_in_the_run(rows):
     layer = page.measured_layer(rows)
     assert (layer.flops, layer.bandwidth) == pytest.approx((1e12, 1e9))
     # Without a message of data parallelism there is no W, and nothing is predicted.
-    assert page.columns(pd.DataFrame(BY_WIDTH))["clock"].isna().all()
+    assert page.columns(pd.DataFrame(BY_WIDTH))["predicted"].isna().all()
     # The best rate, the middle of what is sent; four bytes are twice as long on the wire.
     slow = [row("dp", "backward", 500, 20, 12, 12), row("dp", "backward", 2000, 33, 24, 12)]
     slow = page.columns(pd.DataFrame(slow).assign(dtype="fp32"))
@@ -87,26 +87,25 @@ def test_c_and_w_are_measured_in_the_run(rows):
 def test_what_is_predicted_and_what_hid(rows):
     few = one(rows, scheme="dp", pass_="backward", tokens=500)
     # 12 ms of messages bind; the first layer's 3 ms of multiplies come before them.
-    assert (few.compute, few.messages, few.floor, few.clock) == pytest.approx((6, 12, 12, 15))
-    assert few.off == pytest.approx(0) and few.hidden == pytest.approx(0.5)
+    assert (few.compute, few.communication, few.predicted) == pytest.approx((6, 12, 15))
+    assert few.excess == pytest.approx(0) and few.hidden == pytest.approx(0.5)
+    # Half of the shorter part, 3 of 6 ms, hides; the schedule lets no more hide.
+    assert page.by_rule(few) == pytest.approx(15) and page.could_hide(few) == pytest.approx(0.5)
     many = one(rows, scheme="dp", pass_="backward", tokens=2000)
     # 24 of multiplies and the last 6 of messages; it took 33, as both ran at once.
-    assert (many.clock, many.off, many.by_both) == pytest.approx((30, 0.1, 0.1))
-    ran = rows.dropna(subset=page.SLOWER)
-    assert ran[page.SLOWER].sum(axis=1).tolist() == pytest.approx(ran["off"].tolist())
+    assert (many.predicted, many.excess, many.slow_together) == pytest.approx((30, 0.1, 0.1))
+    ran = rows.dropna(subset=page.PARTS)
+    assert ran[page.PARTS].sum(axis=1).tolist() == pytest.approx(ran["excess"].tolist())
     theirs = row("dp", "end_to_end", 500, 27, float("nan"), implementation="torch")
     theirs = page.columns(pd.DataFrame([*BY_BATCH, theirs])).iloc[-1]
-    assert theirs["clock"] > 0 and pd.isna(theirs["by_both"])
+    assert theirs["predicted"] > 0 and pd.isna(theirs["slow_together"])
 
 
 def test_thresholds_by_scheme(rows):
     layer = page.measured_layer(rows)
-    found = {
-        (scheme, pass_): (page.threshold(layer, scheme, pass_), page.crossing(rows, scheme, pass_))
-        for scheme in ("dp", "fsdp", "tp")
-        for pass_ in ("forward", "backward")
-        if (scheme, pass_) != ("dp", "forward")
-    }
+    found = {}
+    for key in page.THRESHOLDS:
+        found[key] = page.threshold(layer, *key), page.crossing(rows, *key)
     assert found["dp", "backward"] == pytest.approx((1000, 1000))
     assert found["fsdp", "forward"] == pytest.approx((1000, 1000))
     # FSDP's messages are as predicted at 500 and half at 2,000, by which the threshold is lower.
@@ -117,12 +116,12 @@ def test_thresholds_by_scheme(rows):
         page.crossing(rows[rows["tokens"] < 2000], "dp", "backward")
 
 
-def test_what_binds_is_foreseen_or_not(rows):
+def test_the_bottleneck_is_named_rightly_or_not(rows):
     sent = page.sending(rows)
-    assert len(sent) == 10 and sent["foreseen"].all()
+    assert len(sent) == 10 and sent["right"].all()
     turned = rows.assign(share=1 / rows["share"])
-    assert not page.sending(turned)["foreseen"].any()
-    assert set(pick(sent, should=True)["tokens"]) == {500, 1000}
+    assert not page.sending(turned)["right"].any()
+    assert set(pick(sent, expected="communication")["tokens"]) == {500, 1000}
 
 
 def test_memory_on_paper_beside_peaks_made_by_hand():

@@ -1,27 +1,27 @@
-"""Activation checkpointing: which activations of the blocks are kept for backward.
+"""Activation checkpointing: which activations of the blocks are saved for the backward.
 
 A strategy is a function ``run(blocks, x) -> x`` that calls the blocks in order on ``x``; the plain
-one keeps everything. ``strategy(text, num_layers)`` makes one of its name, with an argument after a
-colon where it takes one:
+one saves everything. ``strategy(text, num_layers)`` makes one from its name, with an argument after
+a colon where it takes one:
 
-    none            keep everything
-    half            keep the input of each block's attention and of each block's FFN, and compute
-                    either again in backward
-    block           keep each block's input and compute the block again
+    none            save everything
+    half            save the input of each block's attention and of each block's FFN, and recompute
+                    either in the backward
+    block           save each block's input and recompute the block
     segments:k      the same for k blocks at a time (the last segment may have fewer)
-    nested:k        segments of k, and within one that is computed again each block on its own
-    recursive       halves, whose halves are computed again in halves, down to one block
-    chain           keep the first input alone: a block is computed again from the start
-    selective:ops   each block on its own, but with the results of some operations kept: ops is
-                    linear (its seven linear layers), products (those and the two products of eager
+    nested:k        segments of k; within a segment that is recomputed, each block by itself
+    recursive       halves, whose halves are recomputed in halves, down to one block
+    chain           save the first input only: each block is recomputed from the start
+    selective:ops   each block by itself, with the results of some operations saved: ops is linear
+                    (its seven linear layers), products (these and the two matmuls of eager
                     attention) or attention (its result, where it is one operation: not eager's)
 
 ``a2lib.theory.memory.checkpointing`` has the memory and the work of each. All give the loss and the
-gradients of ``none`` to the bit where the operations themselves are deterministic: the same
-operations run again on the same numbers. Recomputation ends as soon as it has what backward lacks
-(PyTorch's early stop), so the last product of a segment is not repeated.
+gradients of ``none`` to the bit if the operations themselves are deterministic, because the same
+operations run again on the same numbers. Recomputation stops as soon as it has what the backward
+lacks (PyTorch's early stop), so the last matmul of a segment is not repeated.
 
-Under autocast keep ``cache_enabled=False``: its cache of 16-bit weights otherwise outlives each
+Under autocast pass ``cache_enabled=False``: its cache of 16-bit weights otherwise outlives each
 segment. Another strategy is another entry of ``STRATEGIES``. Sources: Chen et al., "Training Deep
 Nets with Sublinear Memory Cost" (2016), for segments and recursion; PyTorch's
 ``torch.utils.checkpoint`` for selection by operation.
@@ -46,14 +46,15 @@ Run = Callable[[Sequence[nn.Module], Tensor], Tensor]
 
 
 def run_blocks(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """The plain strategy: ``x`` through each block in order."""
+    """Call each block in order on ``x``; the plain strategy, which saves everything."""
     for block in blocks:
         x = block(x)
     return x
 
 
 def _again(function: Callable, *arguments, **options):
-    """``function(*arguments)``, of which only the arguments are kept."""
+    """Call ``function(*arguments)`` under activation checkpointing: save its arguments only, and
+    recompute the rest in the backward."""
     return checkpoint(
         function,
         *arguments,
@@ -89,7 +90,7 @@ def _recursive(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
     blocks = list(blocks)
     if len(blocks) == 1:
         return _again(blocks[0], x)
-    # The first half is the longer: what is kept beside it is the other's input alone.
+    # The first half is the longer one: beside it only the other half's input is saved.
     middle = (len(blocks) + 1) // 2
     for half in (blocks[:middle], blocks[middle:]):
         # One block needs no checkpoint around its own.
@@ -117,9 +118,11 @@ def _selective(ops: str) -> Run:
 
 @functools.cache
 def keeping(names: tuple[str, ...]) -> tuple[Callable, Callable]:
-    """``each`` of a block's call that keeps of either half its input, attention's result and the
-    results of the linear layers with these names, of ``theory.memory.keeping.PRODUCTS``; all else
-    is computed again. Raises ValueError for another name."""
+    """Return ``each`` for a block's call: save the input of either half, attention's result and the
+    results of the linear layers with these names, and recompute everything else.
+
+    ``names`` are of ``theory.memory.keeping.PRODUCTS``. Raises ValueError for another name.
+    """
     for name in names:
         check_name("kept", name, PRODUCTS)
 
@@ -131,7 +134,8 @@ def keeping(names: tuple[str, ...]) -> tuple[Callable, Callable]:
 
 
 def _counting(kept: tuple[bool, ...]):
-    """Contexts that keep attention's results and, by its place among them, a product's."""
+    """Return checkpoint contexts that save attention's results, and of the linear layers' results
+    those whose place in the order of calls ``kept`` marks."""
     places = {False: iter(kept), True: iter(kept)}  # of the forward; of computing again
 
     def policy(context, operation, *arguments, **options) -> CheckpointPolicy:
@@ -144,7 +148,7 @@ def _counting(kept: tuple[bool, ...]):
 
 
 def _kept_operations() -> dict[str, frozenset]:
-    import a2lib.attention  # noqa: F401  defines a2lib::flash_forward
+    import a2lib.attention.operators  # noqa: F401  defines a2lib::flash_forward
 
     aten = torch.ops.aten
     linear = {aten.mm.default, aten.addmm.default}

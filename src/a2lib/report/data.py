@@ -16,13 +16,13 @@ FLOATS = frozenset({*TIMES, *RESULTS, "sm_mhz", "value"})
 
 
 class ReportError(RuntimeError):
-    """Published figures that cannot be shown: the message names the file, the line, the reason."""
+    """Published figures that cannot be shown; the message names file, line and reason."""
 
 
 def data_roots() -> list[Path]:
-    """Folders the report reads: the data folder, then what `make book` measured here.
+    """Return the folders that the report reads: the data folder, then what `make book` measured.
 
-    With A2LIB_DATA set, that folder alone: whoever moves the data means exactly that data.
+    With A2LIB_DATA set this is that folder alone: whoever moves the data means exactly that data.
     """
     here = build_dir() / "data"
     if os.environ.get("A2LIB_DATA") or not here.is_dir():
@@ -31,11 +31,11 @@ def data_roots() -> list[Path]:
 
 
 def load(section: str, roots: list[Path] | None = None) -> pd.DataFrame:
-    """Every measured row of a section, from every root and device.
+    """Return every measured row of a section, from every root and device.
 
-    Returns the section's columns, numbers and truth values as such, with `device`, `file`
-    (its CSV) and `local` (True unless it is the published device in the first root) added. No file
-    gives an empty table of the same columns.
+    The columns are the section's, with numbers and truth values typed, and three more: `device`,
+    `file` (the row's CSV) and `local` (False only for the published device in the first root).
+    Without any file the table is empty and has the same columns.
 
     Raises StoreError, naming file and line, where a row is not valid or its run is not in runs.csv:
     no figure is published without its run.
@@ -56,7 +56,7 @@ def load(section: str, roots: list[Path] | None = None) -> pd.DataFrame:
 
 
 def load_runs(roots: list[Path] | None = None) -> pd.DataFrame:
-    """runs.csv of every root, one row per run, indexed by the run's id."""
+    """Return runs.csv of every root, a row per run, indexed by the run's id."""
     roots = data_roots() if roots is None else roots
     rows = [run for root in roots for run in read_runs(data=root)]
     return pd.DataFrame(rows, columns=list(COLUMNS)).drop_duplicates("run").set_index("run")
@@ -64,27 +64,27 @@ def load_runs(roots: list[Path] | None = None) -> pd.DataFrame:
 
 @cache  # a page asks for a device's sheet a hundred times
 def load_devices() -> pd.DataFrame:
-    """What the makers state of their devices: data/reference/devices.csv. Not to be changed."""
+    """Return the devices' data sheets, data/reference/devices.csv; callers must not change it."""
     return load_reference("devices")
 
 
 def load_reference(
     name: str, root: Path | None = None, numbers: tuple[str, ...] = ()
 ) -> pd.DataFrame:
-    """Published figures of other people: data/reference/<name>.csv, each row with its source.
+    """Return figures that others published, data/reference/NAME.csv; each row has its source.
 
     They belong to the project, not to a machine, so A2LIB_DATA does not move them. `numbers` are
     the columns that hold numbers and that no measured table has.
 
-    Raises ReportError, naming the file, for what is no table, for a row without a source or a
-    device, and for a value that is no number where one belongs.
+    Raises ReportError, naming the file, if it is no table, if a row lacks its source or its device,
+    and if a value that must be a number is none.
     """
     file = (root or ROOT / "data") / "reference" / f"{name}.csv"
     try:
         rows = pd.read_csv(file, dtype=str, keep_default_na=False)
-        nameless = ((rows["source"] == "") | (rows["device"] == "")).to_numpy().nonzero()[0]
-        if len(nameless):
-            line = nameless[0] + 2
+        incomplete = (rows["source"] == "") | (rows["device"] == "")
+        if incomplete.any():
+            line = incomplete.to_numpy().argmax() + 2  # the head is line 1
             raise ReportError(f"{file}:{line}: a published figure needs its source and its device")
         return _typed(rows, numbers)
     except (ValueError, KeyError) as error:
@@ -92,14 +92,22 @@ def load_reference(
 
 
 def _typed(frame: pd.DataFrame, numbers: tuple[str, ...] = ()) -> pd.DataFrame:
-    floats, typed = FLOATS | set(numbers), {}
+    """Return a frame of strings with the columns of flags and of numbers typed."""
+    floats = FLOATS | set(numbers)
+    typed = {}
     for column, cells in frame.items():
         if column in FLAGS:
             typed[column] = cells == "true"
-        elif column in floats or column in INTEGERS:
-            try:
-                known = pd.to_numeric(cells.where(cells != ""))
-                typed[column] = known.astype(float if column in floats else "Int64")
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{column}: {error}") from None
+        elif column in floats:
+            typed[column] = _numbers(column, cells).astype(float)
+        elif column in INTEGERS:
+            typed[column] = _numbers(column, cells).astype("Int64")
     return frame.assign(**typed)
+
+
+def _numbers(column: str, cells: pd.Series) -> pd.Series:
+    """Return cells as numbers, blank ones as missing; raises ValueError, naming the column."""
+    try:
+        return pd.to_numeric(cells.where(cells != ""))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{column}: {error}") from None

@@ -1,4 +1,4 @@
-"""What a device reaches in plain operations, and the GPU's own time of a row."""
+"""Rates that a device reaches or is stated to reach, and the GPU time of a row."""
 
 import pandas as pd
 
@@ -9,7 +9,7 @@ OURS = "a2lib"
 
 
 def ceilings(ceiling: pd.DataFrame) -> dict[str, float]:
-    """The best matrix-multiply rate measured for each dtype, in TFLOP/s."""
+    """Return the best measured rate of matmuls for each dtype, in TFLOP/s."""
     products = ceiling[(ceiling["operation"] == "matmul") & ceiling["ms"].notna()]
     flops = products["size"].map(lambda n: matmul_flops(n, n, n))
     return (flops / products["ms"] / 1e9).groupby(products["dtype"]).max().to_dict()
@@ -28,16 +28,20 @@ def stated_peak(device: str) -> float:
 
 
 def copy_bandwidth(ceiling: pd.DataFrame) -> float | None:
-    """The best device-copy bandwidth measured, TB/s, bytes read plus bytes written."""
+    """Return the best measured bandwidth of a copy in TB/s, bytes read and written together; None
+    if no copy was measured."""
     copies = ceiling[(ceiling["operation"] == "copy") & ceiling["ms"].notna()]
     return (2 * copies["size"] / copies["ms"] / 1e9).max() if len(copies) else None
 
 
 def by_graph(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the GPU's own time as `ms`, without spread, wherever they have one.
+    """Return the rows with the GPU time (of a CUDA graph's replay) as `ms`, without quantiles.
 
-    A row that was not replayed from a CUDA graph keeps its time as called.
+    A row without a replay keeps its time launched from Python, with its quantiles.
     """
-    known = rows["ms_graph"].notna()
-    spread = {name: rows[name].where(~known) for name in ("ms_p20", "ms_p80")}
-    return rows.assign(ms=rows["ms_graph"].where(known, rows["ms"]), **spread)
+    in_graph = rows["ms_graph"].notna()
+    return rows.assign(
+        ms=rows["ms_graph"].where(in_graph, rows["ms"]),
+        ms_p20=rows["ms_p20"].where(~in_graph),
+        ms_p80=rows["ms_p80"].where(~in_graph),
+    )

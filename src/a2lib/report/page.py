@@ -1,13 +1,16 @@
 """What a page of the book is written with: rows, numbers in the text, claims, tables.
 
-    page = Page("sorting", columns)     # its section, and what is derived from its columns
+    page = Page("sorting", columns)     # its section, and the function that derives columns
     t = page.rows                       # of the published device: a pandas table
     best = one(t, operation="quick", size=1024)
-    page.claim("Quicksort has the lowest peak", lambda t: ...)
+
+    @page.claim("Quicksort has the lowest peak")
+    def quicksort_has_the_lowest_peak(t):
+        ...
 
 A person writes the text about the published rows, each number as ``{eval}`gb(best.peak_bytes)` ``.
-What it says that a measurement could refute is a claim: where the published rows do not bear it
-the build fails and says so. The same claims are answered on the reader's rows: yes, no, or not
+A sentence that a measurement could refute is a claim: if the published rows do not support it, the
+build fails and names it. The same claims are answered on the reader's rows: yes, no, or not
 measured (``Page.your_machine``).
 """
 
@@ -36,26 +39,27 @@ Derive = Callable[[pd.DataFrame, Callable[[str], pd.DataFrame]], pd.DataFrame]
 
 
 class ClaimError(AssertionError):
-    """A sentence of the book that its rows do not bear."""
+    """A sentence of the book that its rows do not support."""
 
 
 class Missing(LookupError):
-    """No row, or several, where a text or a claim speaks of one."""
+    """There is no row, or several, where a text or a claim needs exactly one."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a text says of the rows of ``sections``, as a function of their tables in that order."""
+    """A sentence about rows of ``sections``; ``holds(*tables)`` says whether they support it."""
 
     words: str
     holds: Callable[..., bool]
     sections: tuple[str, ...]
 
     def bears(self, tables: dict[str, pd.DataFrame]) -> bool:
+        """Return whether the rows in ``tables`` support the sentence."""
         return bool(self.holds(*(tables[name] for name in self.sections)))
 
     def answer(self, tables: dict[str, pd.DataFrame]) -> str:
-        """On a reader's rows: "yes", "no", or "not measured" where some of them are not there."""
+        """Return "yes" or "no" for a reader's rows, "not measured" if some of them are missing."""
         if not all(len(tables[name]) for name in self.sections):
             return "not measured"
         try:
@@ -65,79 +69,88 @@ class Claim:
 
 
 def pick(rows: pd.DataFrame, **where) -> pd.DataFrame:
-    """The rows whose columns equal ``where``; a list, set or tuple means any of its values.
+    """Return the rows whose columns equal ``where``; a list, set or tuple means any of its values.
 
-    A column that is called like a word of Python has an underscore after its name (``pass_``).
-    Raises Missing where none is left.
+    A column that is called like a keyword of Python has an underscore after its name (``pass_``).
+    Raises Missing if no row is left.
     """
     return rows.iloc[_places(rows, where)]
 
 
 def _places(rows: pd.DataFrame, where: dict) -> np.ndarray:
-    """Where the rows stand that ``pick`` gives; by numpy, as pandas is slow on so few."""
-    found = np.arange(len(rows))
+    """Return the positions of the rows that ``pick`` gives; by numpy, as pandas is slow on few."""
+    places = np.arange(len(rows))
     for name, value in where.items():
         column = rows[_column(name)]
-        cells = column.array.take(found).to_numpy(dtype=object, na_value=None)
-        several = isinstance(value, (list, tuple, set, frozenset))
-        found = found[[cell in value for cell in cells] if several else cells == value]
-        if not len(found):
+        cells = column.array.take(places).to_numpy(dtype=object, na_value=None)
+        if isinstance(value, list | tuple | set | frozenset):
+            places = places[[cell in value for cell in cells]]
+        else:
+            places = places[cells == value]
+        if not len(places):
             there = ", ".join(sorted(map(str, column.dropna().unique()))[:20])
             raise Missing(f"no row with {where}: none from {name} = {value!r} on, of {there}")
-    return found
+    return places
 
 
 def one(rows: pd.DataFrame, **where):
-    """The one row whose columns equal ``where`` (as for ``pick``), as a named tuple.
+    """Return the only row whose columns equal ``where`` (see ``pick``), as a named tuple.
 
-    Raises Missing where there is none or several.
+    Raises Missing if there is no such row, or if there are several.
     """
     places = _places(rows, where)
     if len(places) != 1:
-        found = rows.iloc[places]
-        differ = [c for c in found if found[c].nunique(dropna=False) > 1]
-        raise Missing(f"{len(found)} rows with {where}; they differ in {', '.join(differ)}")
+        picked = rows.iloc[places]
+        differ = [column for column in picked if picked[column].nunique(dropna=False) > 1]
+        raise Missing(f"{len(picked)} rows with {where}; they differ in {', '.join(differ)}")
     cells = rows.iloc[places[0]]
-    row = _kind(tuple(rows))(*(v.item() if isinstance(v, np.generic) else v for v in cells))
+    values = (cell.item() if isinstance(cell, np.generic) else cell for cell in cells)
+    row = _row_type(tuple(rows))(*values)
     _asked.append((where, row))
     return row
 
 
-_asked: list = []  # what `one` gave since the claim before, for the message of one that fails
+_asked: list = []  # what `one` returned since the last claim: a claim that fails prints it
 
 
-def level(one, other) -> bool:
-    """Whether two times tie: medians within 2 %, or ranges from p20 to p80 that overlap.
+def level(first, second) -> bool:
+    """Return whether two times tie: their medians differ by at most 2 %, or their ranges from p20
+    to p80 overlap.
 
-    Rows with ms, ms_p20 and ms_p80 (a blank quantile counts as the median), or numbers.
+    Each is a number, or a row with ms, ms_p20 and ms_p80; a blank quantile counts as the median.
     """
-    (low, middle, high), (other_low, other_middle, other_high) = _range(one), _range(other)
-    if max(middle, other_middle) <= LEVEL * min(middle, other_middle):
+    low_1, median_1, high_1 = _range(first)
+    low_2, median_2, high_2 = _range(second)
+    if max(median_1, median_2) <= LEVEL * min(median_1, median_2):
         return True
-    return low <= other_high and other_low <= high
+    return low_1 <= high_2 and low_2 <= high_1
 
 
-def faster(one, other) -> bool:
-    """Whether ``one`` takes less time than ``other`` and the two are not level."""
-    return _range(one)[1] < _range(other)[1] and not level(one, other)
+def faster(first, second) -> bool:
+    """Return whether ``first`` takes less time than ``second`` and the two do not tie."""
+    return _range(first)[1] < _range(second)[1] and not level(first, second)
 
 
 def _range(row) -> tuple[float, float, float]:
+    """Return p20, median and p80 of a row, or a number three times."""
     if not hasattr(row, "ms"):
         return row, row, row
-    low, high = (row.ms if pd.isna(q) else q for q in (row.ms_p20, row.ms_p80))
+    low = row.ms if pd.isna(row.ms_p20) else row.ms_p20
+    high = row.ms if pd.isna(row.ms_p80) else row.ms_p80
     return low, row.ms, high
 
 
 class Page:
-    """Rows of a section and of others, and what a page says of them.
+    """The rows of a section and of others, and the claims that a page makes about them.
 
-    ``derive(rows, rows_of)`` gives the rows with the columns that the page speaks of, where
-    ``rows_of(name)`` are the rows of another section on the same device. ``also`` are other
-    sections, each with its derive or None.
+    section: the page's own section.
+    derive: ``derive(rows, rows_of)`` returns the section's rows with derived columns;
+        ``rows_of(name)`` are the rows of another section on the same device.
+    roots: the folders to read; by default those of ``data.data_roots``.
+    also: other sections by name, each with its derive or None.
     """
 
-    strict = True  # a test that wants to hear of every claim sets it False
+    strict = True  # a test that wants to see every claim sets it False
 
     def __init__(
         self,
@@ -156,24 +169,24 @@ class Page:
         self.rows = self.tables[section]
 
     def rows_of(self, section: str) -> pd.DataFrame:
-        """The published device's rows of a section that this page named."""
+        """Return the published device's rows of a section that the page named."""
         return self.tables[section]
 
     def local(self) -> dict[str, dict[str, pd.DataFrame]]:
-        """By the name of each other device that has rows of the page's section, its tables."""
+        """Return the tables of each other device that has rows of the page's section, by name."""
         devices = set(_every(self.section, self._roots).query("local")["device"])
         order = sorted(devices, key=lambda name: (name == "cpu", name))
         return {device: self._tables(device) for device in order}
 
     def claim(self, words: str, *sections):
-        """Check, as a decorator of a named function, that the published rows bear ``words``.
+        """Check, as a decorator of a named function, that the published rows support ``words``.
 
             @page.claim("A rank's peak is at most 54 % of data parallelism's", "fsdp_memory")
             def halves_the_peak(memory):
                 return peak(memory, "fsdp") < 0.54 * peak(memory, "ddp")
 
-        The function gets the tables of ``sections`` (the page's own where none is named) in their
-        order. Raises ClaimError unless it returns a true value.
+        The function gets the tables of ``sections`` in their order, or the page's own table if none
+        is named. Raises ClaimError unless it returns a true value.
         """
         if sections and callable(sections[0]):  # claim(words, function, *sections)
             holds, *names = sections
@@ -185,69 +198,58 @@ class Page:
         claim = Claim(words, holds, tuple(sections) or (self.section,))
         self.claims.append(claim)
         if self.strict and not claim.bears(self.tables):
-            rows = "; ".join(f"{w}: ms {getattr(r, 'ms', None)}" for w, r in _asked[:8])
+            asked = [f"{where}: ms {getattr(row, 'ms', None)}" for where, row in _asked[:8]]
+            rows = "; ".join(asked)
             raise ClaimError(f"{self.section}: the rows do not bear: {words}. Asked: {rows}")
         return holds
 
     def pending(self, words: str, lacking: Callable[..., pd.DataFrame], *sections: str) -> Markdown:
-        """What is not measured yet, said on the page.
+        """Return the sentence that something is not measured yet.
 
-        Raises ClaimError once ``lacking`` finds rows: a text has to be written about them then.
+        ``lacking`` gets the tables of ``sections`` and returns the rows in question. Raises
+        ClaimError once there are any, since a text has to be written about them then.
         """
+        tables = [self.tables[name] for name in sections or (self.section,)]
         try:
-            found = len(lacking(*(self.tables[name] for name in sections or (self.section,))))
+            number = len(lacking(*tables))
         except Missing:
-            found = 0
-        if found:
-            raise ClaimError(f"{self.section}: {found} rows are there now of: {words}")
+            number = 0
+        if number:
+            raise ClaimError(f"{self.section}: {number} rows are there now of: {words}")
         return Markdown(f"*Not measured yet: {words}.*")
 
     def table(
         self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1, fold=True
     ) -> Markdown:
-        """A numbered table; one of more than eight lines is folded away under its caption, unless
-        not to ``fold`` (because it stands in a fold already)."""
+        """Return a numbered table, in a fold under its caption if it is longer than OPEN_LINES;
+        with ``fold=False`` as it is, for a table that stands in a fold already."""
         table = Table(frame, caption, name, left=left, keys=keys)
         return Markdown(folded(table, longest=OPEN_LINES)) if fold else table
 
     def source(self, command: str) -> Markdown:
-        """Where the page's rows come from, in a line: files, machine, versions and the command;
-        and, folded, the runs and what the lab record holds."""
+        """Return a fold that says where the page's rows come from: files, machine, versions, the
+        command that measures them, their runs, and what the lab record holds."""
         published = {name: _every(name, self._roots).query("not local") for name in self._derive}
         rows = pd.concat(published.values())
-        line = provenance.source(rows, self.runs, command)
-        label = f"tab-{self._label}-runs"
-        runs = provenance.runs_table(rows, self.runs, "The runs behind this page", label)
         notebook = SECTIONS[self.section].notebook
         # A notebook's run may have measured another of its sections alone.
-        own = [published[name] for name in published if SECTIONS[name].notebook == notebook]
-        record = provenance.lab_record(pd.concat(own), ROOT / "notebooks" / f"{notebook}.ipynb")
-        fold = f"::::{{dropdown}} The runs behind this page\n{runs.text}\n{record.text}\n::::"
-        return Markdown(f"{line.text}\n\n{fold}\n")
+        of_notebook = [published[name] for name in published if SECTIONS[name].notebook == notebook]
+        label = f"tab-{self._label}-runs"
+        runs = provenance.runs_table(rows, self.runs, "The runs behind this page", label)
+        path = ROOT / "notebooks" / f"{notebook}.ipynb"
+        record = provenance.lab_record(pd.concat(of_notebook), path)
+        line = provenance.source(rows, self.runs, command)
+        text = f"{line.text}\n{runs.text}\n{record.text}"
+        return Markdown(f":::::{{dropdown}} Where these numbers come from\n{text}\n:::::\n")
 
     def your_machine(self, command: str) -> Markdown:
-        """What of this page holds on each other device: its claims answered, and of its rows the
-        columns that differ, as they are stored."""
+        """Return what of this page holds on each other device: the claims that its rows answer, and
+        of its rows, as they are stored, the columns that differ."""
         text = []
         for device, tables in self.local().items():
-            name = style.device_name(device)
-            answers = [(c.words, c.answer(tables)) for c in self.claims]
-            lines = pd.DataFrame(answers, columns=["said of the published GPU", name])
-            known = sum(answer != "not measured" for _, answer in answers)
-            if known:
-                label = f"tab-{self._label}-holds-{device}"
-                table = Table(lines, f"What of this page holds on {name}", label, 2)
-                text.append(folded(table, longest=OPEN_LINES))
-            else:
-                text.append(f"Of what this page says nothing is measured on {name}.")
-            rows = tables[self.section]
-            if len(rows) > ROWS_SHOWN:
-                links = ", ".join(provenance.link(file) for file in sorted(set(rows["file"])))
-                text.append(f"Rows of {name}: {links}.")
-            elif len(rows):
-                frame = _as_stored(rows, self.section)
-                label = f"tab-{self._label}-rows-{device}"
-                text.append(folded(Table(frame, f"Rows of {name}", label), longest=0))
+            text.append(self._answers(device, tables))
+            if len(tables[self.section]):
+                text.append(self._stored_rows(device, tables[self.section]))
         if not text:
             text.append(
                 "Nothing is measured on another machine yet. To see which of this page's "
@@ -255,60 +257,102 @@ class Page:
             )
         return Markdown("\n\n".join([*text, f"```\n{command}\nmake html\n```"]))
 
+    def _answers(self, device: str, tables: dict[str, pd.DataFrame]) -> str:
+        """Return the page's claims that rows of a device answer, as a table, and how many others
+        there are."""
+        name = style.device_name(device)
+        answers = [(claim.words, claim.answer(tables)) for claim in self.claims]
+        answered = [line for line in answers if line[1] != "not measured"]
+        if not answered:
+            return f"Of what this page says nothing is measured on {name}."
+        lines = pd.DataFrame(answered, columns=["claim about the published GPU", name])
+        label = f"tab-{self._label}-holds-{device}"
+        text = folded(Table(lines, f"What of this page holds on {name}", label, 2), OPEN_LINES)
+        left = len(answers) - len(answered)
+        if left:
+            text += f"\nClaims whose rows are not measured on {name}: {left}.\n"
+        return text
+
+    def _stored_rows(self, device: str, rows: pd.DataFrame) -> str:
+        """Return the rows of a device in a fold, or a link to their files if there are many."""
+        name = style.device_name(device)
+        if len(rows) > ROWS_SHOWN:
+            links = ", ".join(provenance.link(file) for file in sorted(set(rows["file"])))
+            return f"Rows of {name}: {links}."
+        label = f"tab-{self._label}-rows-{device}"
+        table = Table(_as_stored(rows, self.section), f"Rows of {name}", label)
+        return folded(table, longest=0)
+
     def _tables(self, device: str | None) -> dict[str, pd.DataFrame]:
-        """Copies, to which a page may add columns of its own."""
-        return {
-            name: _derived(name, derive, self._roots, device).copy(deep=False)
-            for name, derive in self._derive.items()
-        }
+        """Return the page's tables of a device (None: the published one); they are copies, to which
+        a page may add columns."""
+        tables = {}
+        for name, derive in self._derive.items():
+            tables[name] = _derived(name, derive, self._roots, device).copy(deep=False)
+        return tables
 
 
 # Pages of one process share rows, and what several of them derive alike.
 @cache
 def _every(section: str, roots: tuple[Path, ...]) -> pd.DataFrame:
+    """Return the rows of a section, of all devices."""
     return data.load(section, [*roots])
 
 
 @cache
 def _raw(section: str, roots: tuple[Path, ...], device: str | None) -> pd.DataFrame:
-    every = _every(section, roots)
-    local = every["local"] & (every["device"] == device)
-    mine = every[~every["local"] if device is None else local]
+    """Return the rows of a section on a device as they are stored; None: the published device."""
+    rows = _every(section, roots)
+    if device is None:
+        rows = rows[~rows["local"]]
+    else:
+        rows = rows[rows["local"] & (rows["device"] == device)]
     # What was measured here, in the last root, replaces what came with the project.
     key = list(SECTIONS[section].key)
-    return mine.drop_duplicates(key, keep="last").reset_index(drop=True)
+    return rows.drop_duplicates(key, keep="last").reset_index(drop=True)
 
 
 @cache
 def _derived(
     section: str, derive: Derive | None, roots: tuple[Path, ...], device: str | None
 ) -> pd.DataFrame:
+    """Return the rows of a section on a device with what ``derive`` adds; as they are stored, if a
+    reader's rows do not suffice for that."""
     rows_of = partial(_raw, roots=roots, device=device)
     rows = rows_of(section)
+    if derive is None or not len(rows):
+        return rows
     try:
-        return derive(rows, rows_of) if derive and len(rows) else rows
+        return derive(rows, rows_of)
     except LACKING:
         if device is None:
             raise
-        return rows  # as they are stored
+        return rows
 
 
 def _as_stored(rows: pd.DataFrame, section: str) -> pd.DataFrame:
+    """Return, as texts, the key columns that differ between rows and the values that are there."""
     table = SECTIONS[section]
-    keys = [c for c in table.key if rows[c].nunique(dropna=False) > 1] or list(table.key[:1])
-    values = [c for c in ("status", "ms", *table.values) if c != "note" and rows[c].notna().any()]
-    frame = rows[[*keys, *values]].copy()
+    keys = [name for name in table.key if rows[name].nunique(dropna=False) > 1]
+    values = ["status", "ms", *(name for name in table.values if name != "note")]
+    values = [name for name in values if rows[name].notna().any()]
+    frame = rows[[*(keys or table.key[:1]), *values]].copy()
     numbers = frame.select_dtypes("number").astype(object)
-    texts = numbers.map(lambda v: f"{v:.4g}" if v % 1 else f"{int(v):,}", na_action="ignore")
-    return frame.assign(**texts)
+    return frame.assign(**numbers.map(_stored_text, na_action="ignore"))
+
+
+def _stored_text(number: float) -> str:
+    return f"{number:.4g}" if number % 1 else f"{int(number):,}"
 
 
 def _column(name: str) -> str:
+    """Return the column that a name means: pass for pass_."""
     plain = name.removesuffix("_")
     return plain if keyword.iskeyword(plain) else name
 
 
 @cache
-def _kind(columns: tuple[str, ...]):
+def _row_type(columns: tuple[str, ...]):
+    """Return the named tuple of rows with these columns: pass is its field pass_."""
     names = [f"{name}_" if keyword.iskeyword(name) else name for name in columns]
     return namedtuple("Row", names, rename=True)

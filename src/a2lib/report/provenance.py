@@ -1,4 +1,4 @@
-"""Where figures come from: the lines under a table or a figure that name run, versions and file."""
+"""Where rows come from: texts and tables that name their runs, versions and files."""
 
 import json
 import os
@@ -14,44 +14,43 @@ VERSIONS = ("driver", "torch", "triton", "cuda", "cudnn")
 
 
 def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
-    """Device, versions, dates and commits of the runs behind `rows`, in one phrase.
+    """Return devices, versions, dates and commits of the runs behind `rows`, as a phrase.
 
-    Several values of one field are all named: a mixture is worth seeing.
+    Where runs differ in a field, all its values are named: a mixture is worth seeing.
     """
     used = runs.loc[sorted(set(rows["run"]))]
-    names = {
-        f"{n} × {style.device_name(d)}"
-        for d, n in zip(used["device"], used["n_devices"], strict=True)
-    }
-    parts = [", ".join(sorted(names))]
+    names = used["n_devices"].astype(str) + " × " + used["device"].map(style.device_name)
+    parts = _sorted_values(names)
     for field in VERSIONS:
-        values = sorted({_version(field, v) for v in used[field] if v})
-        if values:
-            parts.append(f"{_title(field)} {' and '.join(values)}")
-    days = sorted({started[:10] for started in used["started"]})
+        versions = _sorted_values(_version(field, value) for value in used[field])
+        if versions:
+            parts.append(f"{_title(field)} {' and '.join(versions)}")
+    days = _sorted_values(used["started"].str[:10])
     parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
-    commits = sorted({commit for commit in used["git"] if commit})
+    commits = [f"`{commit}`" for commit in _sorted_values(used["git"])]
     if commits:
-        parts.append("commit " + ", ".join(f"`{commit}`" for commit in commits))
+        parts.append("commit " + ", ".join(commits))
     return ", ".join(parts)
 
 
 def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str) -> Markdown:
-    """The line under a figure or table: its data file, its GPU and versions, and the `command` that
-    measures it, as repeating() has it."""
+    """Return the line that names the rows' files, their GPU and versions, and the command that
+    measures them again (see `repeating`)."""
     if not len(rows):
         return Markdown(block(f"No rows yet. To measure: `{command}`."))
-    files = sorted(set(rows["file"]))
-    alike = len({os.path.basename(file) for file in files}) < len(files)
-    text = f"Data: {', '.join(link(file, folder=alike) for file in files)}. "
-    text += f"Measured on {hardware(rows, runs)}. To repeat: `{repeating(command)}`."
-    return Markdown(block(text))
+    files = _sorted_values(rows["file"])
+    names = {os.path.basename(file) for file in files}
+    links = [link(file, folder=len(names) < len(files)) for file in files]
+    data = f"Data: {', '.join(links)}."
+    measured = f"Measured on {hardware(rows, runs)}."
+    repeat = f"To repeat: `{repeating(command)}`."
+    return Markdown(block(f"{data} {measured} {repeat}"))
 
 
 def repeating(command: str) -> str:
-    """A papermill command as it measures again what is stored already, without a limit.
+    """Return a papermill command that measures again what is stored already, without a time limit.
 
-    A sweep skips the rows it has, and a time limit would end it before all are measured.
+    As it was called, a sweep would skip stored rows, and a limit might end it before the last.
     """
     if not command.startswith("papermill "):
         return command
@@ -60,59 +59,61 @@ def repeating(command: str) -> str:
 
 
 def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
-    """What the committed notebook holds, with a link to it: how many of `rows` its run measured.
+    """Return a link to the committed notebook, and how many of `rows` its runs measured. Its runs
+    are those that its output names."""
+    record = f"The [lab record](notebooks/{notebook.name}) is the notebook"
+    printed = _printed(notebook)
+    if printed is None:
+        return Markdown(f"{record} without outputs.")
+    runs = re.findall(r"^ *run +(\S+)$", printed, re.M)
+    if not runs:
+        return Markdown(f"{record} as executed; every row it shows was stored before.")
+    names = ", ".join(f"`{run}`" for run in runs)
+    word = "run" if len(runs) == 1 else "runs"
+    measured = int(rows["run"].isin(runs).sum())
+    share = f"{measured:,} of the {len(rows):,} rows of this notebook used here"
+    return Markdown(f"{record} as executed in {word} {names}, which measured {share}.")
 
-    Its runs are those that the notebook's own output names.
-    """
-    link = f"The [lab record](notebooks/{notebook.name})"
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+
+def _printed(notebook: Path) -> str | None:
+    """Return what the cells of an executed notebook printed; None if it was not executed."""
+    outputs = []
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        outputs += cell.get("outputs", [])
     if not outputs:
-        return Markdown(f"{link} is the notebook without outputs.")
-    printed = "".join("".join(output.get("text", ())) for output in outputs)
-    named = re.findall(r"^ *run +(\S+)$", printed, re.M)
-    if not named:
-        return Markdown(
-            f"{link} is the notebook as executed; every row it shows was stored before."
-        )
-    measured = int(rows["run"].isin(named).sum())
-    runs = ", ".join(f"`{run}`" for run in named)
-    word = "run" if len(named) == 1 else "runs"
-    text = f"{link} is the notebook as executed in {word} {runs}, which measured "
-    return Markdown(f"{text}{measured:,} of the {len(rows):,} rows of this notebook used here.")
+        return None
+    return "".join("".join(output.get("text", "")) for output in outputs)
 
 
 def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) -> Table:
-    """Every run behind `rows`, oldest first: when, on what, with which versions and command.
+    """Return the table of the runs behind `rows`, oldest first: rows, device, versions, command.
 
-    What all runs share is said in the caption, so that the table fits a page.
+    What all runs have in common moves to the caption, so that the table fits a page.
     """
     used = runs.loc[sorted(set(rows["run"]))]
-    lines = [
-        [
-            f"`{run}`",
-            int((rows["run"] == run).sum()),
-            style.device_name(r["device"]),
-            *(_version(field, r[field]) or "–" for field in VERSIONS),
-            r["python"],
-            f"`{r['git']}`" if r["git"] else "–",
-            f"`{r['command']}`",
-        ]
-        for run, r in used.iterrows()
-    ]
-    columns = ["run", "rows", "device", *map(_title, VERSIONS), "Python", "commit", "command"]
-    frame = pd.DataFrame(lines, columns=columns)
-    shared = [c for c in columns[2:-2] if len(frame) > 1 and frame[c].nunique() == 1]
-    if shared:
-        said = [frame[c][0] if c == "device" else f"{c} {frame[c][0]}" for c in shared]
-        caption = f"{caption}; all with {', '.join(said)}"
-    return Table(frame.drop(columns=shared), caption, name)
+    frame = pd.DataFrame({"run": [f"`{run}`" for run in used.index]})
+    counts = rows["run"].value_counts()
+    frame["rows"] = [int(counts[run]) for run in used.index]
+    frame["device"] = list(used["device"].map(style.device_name))
+    for field in VERSIONS:
+        frame[_title(field)] = [_version(field, value) or "–" for value in used[field]]
+    frame["Python"] = list(used["python"])
+    may_be_shared = list(frame.columns[2:])
+    frame["commit"] = [f"`{commit}`" if commit else "–" for commit in used["git"]]
+    frame["command"] = [f"`{command}`" for command in used["command"]]
+    if len(frame) > 1:
+        shared = [column for column in may_be_shared if frame[column].nunique() == 1]
+        words = [f"{column} {frame[column][0]}".removeprefix("device ") for column in shared]
+        if words:
+            caption = f"{caption}; all with {', '.join(words)}"
+        frame = frame.drop(columns=shared)
+    return Table(frame, caption, name)
 
 
 def link(file: str, folder: bool = False) -> str:
-    """A download link to a file, relative to the page that is being built (its folder).
+    """Return a download link to a file, relative to the folder of the page that is being built.
 
-    `folder` names its folder too, where several files have one name.
+    With `folder` the text names the file's folder too, for when several files have the same name.
     """
     name = os.path.basename(file)
     if folder:
@@ -121,17 +122,25 @@ def link(file: str, folder: bool = False) -> str:
 
 
 def block(text: str) -> str:
-    """Text in a block of its own, set small under what it belongs to."""
+    """Return a text as a block in small type."""
     return f":::{{div}} a2-source\n{text}\n:::\n"
 
 
+def _sorted_values(values) -> list[str]:
+    """Return the values that are not blank, each once, in order."""
+    return sorted({value for value in values if value})
+
+
 def _version(field: str, value: str) -> str:
+    """Return a version as people write it."""
     if field == "cudnn" and value.isdigit():  # 91900 is 9.19.0, and 8902 is 8.9.2
-        major, rest = divmod(int(value), 10_000 if int(value) >= 10_000 else 1000)
+        size = 10_000 if int(value) >= 10_000 else 1000
+        major, rest = divmod(int(value), size)
         return f"{major}.{rest // 100}.{rest % 100}"
     return value
 
 
 def _title(field: str) -> str:
+    """Return what a table calls a field of runs.csv."""
     names = {"torch": "PyTorch", "triton": "Triton", "cuda": "CUDA", "cudnn": "cuDNN"}
     return names.get(field, field)

@@ -21,7 +21,7 @@ from a2lib.report.units import digits
 
 PICTURE = ROOT / "book" / "_static" / "flash-e2e.png"
 KEY = "GPU time in ms by tokens"  # the PNG's text that holds the points drawn
-# Those of the chapter; the peers are PyTorch's.
+# The looks of the chapter; the peers are PyTorch's.
 LINES = Looks(
     eager=Look("PyTorch eager", "#444444", "s"),
     compile=Look("torch.compile", "#a86f00", "D"),
@@ -46,28 +46,29 @@ def write(file: Path = PICTURE, root: Path = ROOT / "data") -> Path:
 
 
 def plotted(file: Path) -> dict[str, list[list[float]]]:
-    """The points of each line of a picture: tokens and milliseconds."""
+    """Return the points of each line of a picture: tokens and milliseconds."""
     with Image.open(file) as picture:
         return json.loads(picture.info.get(KEY, "{}"))
 
 
 def gpu_times(root: Path) -> dict[str, list[list[float]]]:
-    """Tokens and GPU time in ms (replayed from a CUDA graph) of each line on the published GPU."""
+    """Return tokens and GPU time in ms (of a CUDA graph's replay) of each line, on the published
+    GPU. Raises ReportError for a line without a time."""
     rows = data.load("flash", [root])
     one_head = {"dtype": "bf16", "causal": True, "batch": 1, "heads": 1, "head_dim": 64}
     rows = pick(rows, device=data.PUBLISHED, pass_="end_to_end", **one_head)
     rows = rows[rows["ms_graph"].notna()].sort_values("seq_len")
-    found = {}
+    times = {}
     for name in LINES:
         line = rows[rows["implementation"] == name]
         if line.empty:
             raise data.ReportError(f"{root}: no GPU time of {name}, so README.md has no picture")
-        found[name] = line[["seq_len", "ms_graph"]].astype(float).to_numpy().tolist()
-    return found
+        times[name] = line[["seq_len", "ms_graph"]].astype(float).to_numpy().tolist()
+    return times
 
 
 def _draw(figure, times):
-    """The lines, at the end of each its name and last time."""
+    """Draw the lines, with the name and the last time of each at its end."""
     ax = figure.subplots()
     rows = [(name, *point) for name, points in times.items() for point in points]
     rows = pd.DataFrame(rows, columns=["name", "tokens", "ms"])

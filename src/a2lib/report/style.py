@@ -1,8 +1,7 @@
-"""How things look in every figure and table: lines, devices, charts."""
+"""The look of every figure: colours, lines, names of devices, and the charts themselves."""
 
 import functools
 import io
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ MARKERS = ("o", "^", "v", "X", "s", "p", "D", "P")
 
 @dataclass(frozen=True)
 class Look:
-    """Label, colour and marker of one line; ours is drawn thicker and on top."""
+    """Label, colour and marker of a line; a2lib's own (`ours`) is drawn thicker and on top."""
 
     label: str
     colour: str
@@ -27,25 +26,29 @@ class Look:
 
 
 class Looks(dict[str, Look]):
-    """The look of each of the things compared, in the order in which they are drawn and listed."""
+    """The looks of the things that are compared, by name, in the order of drawing and listing."""
 
     def look(self, name: str) -> Look:
-        """The look of one; what is unknown is drawn in grey under its own name."""
+        """Return the look of `name`: grey, under its own name, if it is not listed."""
         return self.get(name) or Look(str(name), "#808080", ".")
 
     def label(self, name: str) -> str:
+        """Return what a figure calls `name`."""
         return self.look(name).label
 
     def order(self, present) -> list[str]:
-        """The names among `present`, each once, in this order, unknown ones last."""
+        """Return the names in `present`, each once: listed ones in this order, then the others."""
         present = set(present)
-        return [name for name in self if name in present] + sorted(present - set(self))
+        listed = [name for name in self if name in present]
+        return listed + sorted(present - set(self))
 
 
 def palette(names) -> Looks:
-    """Looks for names that have none of their own, one colour and marker after another."""
-    dealt = zip(names, itertools.cycle(zip(COLOURS, MARKERS, strict=True)), strict=False)
-    return Looks({name: Look(str(name), *look) for name, look in dealt})
+    """Return looks for names that have none: the colours and markers in turn."""
+    looks = Looks()
+    for i, name in enumerate(names):
+        looks[name] = Look(str(name), COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+    return looks
 
 
 INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"
@@ -81,29 +84,31 @@ RC = {
 
 
 def device_name(slug: str) -> str:
-    """A device slug as people write it: nvidia-h200 -> NVIDIA H200."""
-
-    def written(word: str) -> str:
-        large = word in ("nvidia", "cpu") or any(c.isdigit() for c in word)
-        return word.upper() if large else word.capitalize()
-
-    return " ".join(map(written, slug.split("-")))
+    """Return a device's name as people write it: NVIDIA H200 for nvidia-h200."""
+    words = []
+    for word in slug.split("-"):
+        has_digit = any(letter.isdigit() for letter in word)
+        in_capitals = has_digit or word in ("nvidia", "cpu")
+        words.append(word.upper() if in_capitals else word.capitalize())
+    return " ".join(words)
 
 
 class Chart:
-    """A matplotlib figure that a page shows as one reproducible SVG, right in both themes.
+    """A matplotlib figure that a page shows as a reproducible SVG; the same data give the same
+    bytes (no dates, fixed ids).
 
-    `draw(figure)` fills the figure; what it returns, if anything, is called once positions are
-    final (names at the ends of lines need them). The same data give the same bytes (no dates,
-    fixed ids). `width` and `height` are in inches; `room` is the share of the width that is kept
-    free of panels at the right.
+    draw: fills the figure, `draw(figure)`. It may return a function, which is called when positions
+        are final: names at the ends of lines need them.
+    width, height: in inches.
+    room: the share of the width, at the right, that is kept free of panels.
     """
 
     def __init__(self, draw, *, width: float = WIDTH, height: float = 4.0, room: float = 0.0):
         with rc_context(RC):
             self.figure = Figure(figsize=(width, height), layout="constrained")
             self.figure.get_layout_engine().set(rect=(0, 0, 1 - room, 1))
-            if finish := draw(self.figure):
+            finish = draw(self.figure)
+            if finish:
                 self.figure.get_layout_engine().execute(self.figure)
                 self.figure.set_layout_engine(None)
                 finish()
@@ -117,7 +122,8 @@ class Chart:
         buffer, canvas = io.StringIO(), FigureCanvasSVG(self.figure)
         with rc_context(RC):
             self.figure.dpi = 72  # an SVG's, which savefig sets too
-            if engine := self.figure.get_layout_engine():  # else matplotlib draws it twice
+            engine = self.figure.get_layout_engine()
+            if engine:  # else matplotlib draws it twice
                 engine.execute(self.figure)
                 self.figure.set_layout_engine(None)
             canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
@@ -127,15 +133,21 @@ class Chart:
         return "Chart"
 
 
-def chart(**looks: float) -> Callable:
-    """Of a function that draws on a figure, its first argument, as ``draw`` of Chart does, one of
-    its other arguments that gives the Chart; ``looks`` are Chart's too."""
+def chart(**options: float) -> Callable:
+    """Make a function that draws on a figure, its first argument, into one that returns the Chart.
 
-    def drawing(draw: Callable) -> Callable[..., Chart]:
+        @chart(height=3.0)
+        def bars(figure, rows):  # called as bars(rows)
+            ...
+
+    `options` are those of Chart: width, height, room.
+    """
+
+    def decorate(draw: Callable) -> Callable[..., Chart]:
         @functools.wraps(draw)
-        def drawn(*given, **named) -> Chart:
-            return Chart(lambda figure: draw(figure, *given, **named), **looks)
+        def make_chart(*args, **kwargs) -> Chart:
+            return Chart(lambda figure: draw(figure, *args, **kwargs), **options)
 
-        return drawn
+        return make_chart
 
-    return drawing
+    return decorate

@@ -1,4 +1,4 @@
-"""Measured rows as numbered tables: Markdown that MyST parses, so cells may hold roles."""
+"""Numbered tables as Markdown, which MyST parses: cells may hold roles."""
 
 import pandas as pd
 
@@ -6,7 +6,7 @@ MISSING = "·"  # a cell nobody has measured yet
 
 
 class Markdown:
-    """Text that a page shows as MyST Markdown."""
+    """A text that a page shows as MyST Markdown."""
 
     def __init__(self, text: str):
         self.text = text
@@ -19,11 +19,12 @@ class Markdown:
 
 
 class Table(Markdown):
-    """A frame of display texts with a caption and a label for {numref}.
+    """A frame of texts, shown as a numbered table; {numref} refers to it by `name`.
 
-    The frame's columns become the head; the first `left` columns are left-aligned text, the rest
-    right-aligned numbers. The first `keys` columns name a line: a screen reader reads them as its
-    name, and one or two of them stay in view while the table scrolls.
+    frame: its columns become the head of the table.
+    left: how many columns, from the first, are left-aligned; the others are right-aligned.
+    keys: how many columns, from the first, name a line. A screen reader reads them as its name, and
+        one or two of them stay in view while the table scrolls.
     """
 
     def __init__(self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1):
@@ -33,21 +34,26 @@ class Table(Markdown):
 
 
 def pipe(frame: pd.DataFrame, left: int = 1) -> str:
-    """A frame as a Markdown pipe table; an empty one has a row that says so."""
+    """Return a frame as a Markdown pipe table; an empty frame has a line that says so."""
     if not len(frame):
         frame = pd.DataFrame([["nothing measured yet"]], columns=[" "])
-    head = "| " + " | ".join(map(str, frame.columns)) + " |"
-    rule = "|" + "|".join(":--" if i < left else "--:" for i in range(frame.shape[1])) + "|"
+    alignments = [":--" if i < left else "--:" for i in range(frame.shape[1])]
     cells = frame.astype(object).fillna(MISSING)
-    body = ["| " + " | ".join(map(_cell, row)) + " |" for row in cells.itertuples(index=False)]
-    return "\n".join([head, rule, *body])
+    lines = [_line(frame.columns), "|" + "|".join(alignments) + "|"]
+    for row in cells.itertuples(index=False):
+        lines.append(_line(_cell(value) for value in row))
+    return "\n".join(lines)
 
 
 def folded(table: Table, longest: int) -> str:
-    """The table's text, folded away under its caption where it has more lines than `longest`."""
+    """Return the table's text, in a fold under its caption if it has more than `longest` lines."""
     if len(table.frame) <= longest:
         return table.text
     return f"::::{{dropdown}} {table.caption}\n{table.text}::::\n"
+
+
+def _line(cells) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def _cell(value) -> str:

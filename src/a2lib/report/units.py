@@ -16,9 +16,9 @@ class Number(str):
 
 
 def digits(value: float, figures: int = 2) -> Number:
-    """To so many significant figures, without an exponent: 0.012, 1.2, 12, 1,234.
+    """Return a number with so many significant figures and no exponent: 0.012, 1.2, 12, 1,234.
 
-    Raises ValueError for what is no finite number: a page that says one has asked wrongly.
+    Raises ValueError for a number that is not finite: a page that prints one has asked wrongly.
     """
     value = float(value)
     if not math.isfinite(value):
@@ -32,31 +32,43 @@ def digits(value: float, figures: int = 2) -> Number:
 
 
 def quantity(value: float, unit: str, figures: int = 2) -> Number:
+    """Return a number and its unit, with a no-break space between."""
     return Number(f"{digits(value, figures)}\N{NO-BREAK SPACE}{unit}")
 
 
-def _in(unit: str, size: float = 1) -> Callable[..., Number]:
-    """What writes a number in ``unit``, each of so many of what it counts."""
+def _writer(unit: str, size: float = 1) -> Callable[..., Number]:
+    """Return the function that writes a value in `unit`, which is `size` times the value's own."""
 
-    def written(value: float, figures: int = 2) -> Number:
+    def write(value: float, figures: int = 2) -> Number:
         return quantity(value / size, unit, figures)
 
-    return written
+    return write
 
 
-# Of a time in milliseconds, of bytes, and of a rate in 10^12 operations a second.
-ms, us, seconds = _in("ms"), _in("µs", 1e-3), _in("s", 1e3)
-mb, gb, mib, gib = _in("MB", 1e6), _in("GB", 1e9), _in("MiB", 2**20), _in("GiB", 2**30)
-tflops = _in("TFLOP/s")
+# A time in milliseconds.
+ms = _writer("ms")
+us = _writer("µs", 1e-3)
+seconds = _writer("s", 1e3)
+# A number of bytes.
+mb = _writer("MB", 1e6)
+gb = _writer("GB", 1e9)
+mib = _writer("MiB", 2**20)
+gib = _writer("GiB", 2**30)
+# A rate in 10^12 operations per second.
+tflops = _writer("TFLOP/s")
 
 
 def binary(size: float) -> Number:
-    """Bytes in the largest of the binary units that they fill."""
-    unit = next((n for n in (3, 2, 1) if size >= 1024**n), 0)
-    return quantity(size / 1024**unit, ("B", "KiB", "MiB", "GiB")[unit], 3)
+    """Return bytes in the largest of the units B, KiB, MiB and GiB that they fill."""
+    units = ["B", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return quantity(size, units[0], 3)
 
 
 def percent(share: float, decimals: int = 0) -> Number:
+    """Return a share as a percentage: 0.274 as 27 %."""
     text = f"{100 * share:z.{decimals}f}".replace("-", "−")  # z: no minus before a zero
     return Number(f"{text}\N{NO-BREAK SPACE}%")
 
@@ -65,12 +77,14 @@ times = digits  # a ratio, as in "4.2 times as fast"
 
 
 def count(number: float) -> Number:
-    """A whole number with separators of thousands: 16,384."""
+    """Return a whole number with separators of thousands: 16,384."""
     return Number(f"{round(number):,}")
 
 
-def span(values: Iterable[float], written: Callable[..., Number], *more) -> Number:
-    """The least and the most, "40 ms to 66 ms", or the one that both are written as."""
+def span(values: Iterable[float], write: Callable[..., Number], *options) -> Number:
+    """Return the smallest and the largest value, "40 ms to 66 ms", each as `write(value, *options)`
+    has it; a single text where both are written alike."""
     values = list(values)
-    low, high = written(min(values), *more), written(max(values), *more)
+    low = write(min(values), *options)
+    high = write(max(values), *options)
     return low if low == high else Number(f"{low} to {high}")

@@ -1,11 +1,11 @@
-"""A training step: its share of the GPU's peak, its floor, and the kernels of its trace."""
+"""A training step: its MFU, its least time, and the kernels of its trace."""
 
 import numpy as np
 import pandas as pd
 
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
-from a2lib.report.page import one, pick
+from a2lib.report.page import Missing, one, pick
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import ROOM, bars, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
@@ -14,7 +14,8 @@ from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import eager_step, fused_step
 from a2lib.theory.transformer import SIZES, forward_flops, step_flops
 
-TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "xl (2025)"}
+# What the book calls the handouts' sizes: xl of 2025, and 2.7B, by their parameters.
+TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "2.0B", "2.7B": "3.4B"}
 PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
 TF32 = {**PLAIN, "precision": "tf32"}
 BF16 = {**PLAIN, "precision": "bf16"}
@@ -36,13 +37,18 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """The rows with ``flops``, the model FLOPs of what they time; ``mfu`` of whole steps, FLOPs
-    over time and the maker's bf16 peak; ``ms_gpu``, the same step replayed from a CUDA graph;
-    ``ms_issued``, what Python takes to launch it; ``floor``, the least time of its kernels (ms)."""
+    """Add to each row what counting and other rows of the same step say.
+
+    flops: the model FLOPs of what the row times
+    mfu: of a whole step: FLOPs over its time and the bf16 peak of the data sheet
+    ms_gpu: the same step in a CUDA graph
+    ms_issued: Python's time to launch the step
+    floor: the least time of the step's kernels, ms
+    """
     rows = rows.copy()
     whole = rows["phase"] == "wall"
     rows["flops"] = _flops(rows)
-    rows["mfu"] = model_flops_utilisation(rows, rows["ms"]).where(whole)
+    rows["mfu"] = model_flops_utilization(rows, rows["ms"]).where(whole)
     replayed = rows[rows["capture"] & whole].set_index(CASE)["ms"].rename("ms_gpu")
     launched = rows[~rows["capture"] & (rows["phase"] == "step")].set_index(CASE)["ms_host"]
     rows = rows.join(replayed, on=CASE).join(launched.rename("ms_issued"), on=CASE)
@@ -51,7 +57,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 
 def by_title(column: pd.Series) -> pd.Series:
-    """What a column is sorted by: models as TITLES has them."""
+    """Return what a column is sorted by: models in the order of TITLES."""
     if column.name != "model":
         return column
     return column.map({name: i for i, name in enumerate(TITLES)})
@@ -67,9 +73,9 @@ def _flops(rows: pd.DataFrame) -> list[float]:
     ]
 
 
-def model_flops_utilisation(rows: pd.DataFrame, times: pd.Series) -> pd.Series:
-    """The model FLOPs of each row over its time (ms) and the bf16 peak that the device's maker
-    states; NaN where nobody has noted that."""
+def model_flops_utilization(rows: pd.DataFrame, times: pd.Series) -> pd.Series:
+    """Return the MFU of each row: its model FLOPs over its time (ms) and over the bf16 peak of the
+    device's data sheet; NaN where that is not noted."""
     return pd.Series(_flops(rows), rows.index) / times / 1e9 / stated_peak(rows["device"].iloc[0])
 
 
@@ -81,7 +87,7 @@ def least(
     batch: int = 4,
     fused: bool = True,
 ) -> dict:
-    """``theory.roofline.floor`` at the measured ceilings; {} where these are not measured."""
+    """Return ``theory.roofline.floor`` of a step by the best measured rates; {} without these."""
     rate = ceilings(ceiling).get(precision.removesuffix("_weights"))
     if not (rate and (bandwidth := copy_bandwidth(ceiling))):
         return {}
@@ -104,11 +110,17 @@ KINDS = {"linear": "matmul", "attention": "attention", "adamw": "optimizer"}
 
 
 def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """The profile's rows of train-steps, with the kernel time of a step in ms by what it is:
-    ``ms_linear``, ``ms_attention``, ``ms_adamw``, ``ms_pointwise`` (all else) and ``ms_kernels``,
-    their sum; and the ``floor_`` of each for a fused step. ``ms_casts`` are compiled casts and
-    joins of weights; ``ms_gradients`` the multiplies for the blocks' weight gradients, ``ms_ahead``
-    the forward's, of as many operations; ``ms_gate`` the backward of the FFN's gate."""
+    """Add to the profile's bf16 training steps the kernel time of a step by what it does, in ms.
+
+    ms_linear, ms_attention, ms_adamw, ms_pointwise: linear layers, fused attention, AdamW, all else
+    ms_kernels: their sum
+    floor_...: the least time of each, of a fused step
+    attention_calls: kernels of fused attention
+    ms_casts: compiled casts and joins of weights
+    ms_gradients: matmuls for the blocks' weight gradients
+    ms_ahead: the forward's matmuls, of as many FLOPs
+    ms_gate: the backward of the FFN's gate
+    """
     steps = rows[(rows["mode"] == "train-step") & (rows["phase"] == "step")]
     steps = steps[steps["precision"].isin(["bf16", "bf16_weights"]) & steps["model"].isin(SIZES)]
     key = ["model", "context", "batch", "mode", *WAY, "profiler"]
@@ -124,6 +136,7 @@ def _parts(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[st
     found = {f"ms_{p}": kernels.loc[kernels["kind"] == k, "ms"].sum() for p, k in KINDS.items()}
     total = kernels["ms"].sum()
     found |= {"ms_pointwise": total - sum(found.values()), "ms_kernels": total}
+    found["attention_calls"] = kernels.loc[kernels["kind"] == "attention", "calls"].sum()
     casts = (kernels["phase"] == "forward") & kernels["kernel"].str.fullmatch(CAST)
     found["ms_casts"] = kernels.loc[casts, "ms"].sum()
     blocks = kernels[kernels["calls"] > 1]  # the head is called once
@@ -143,60 +156,93 @@ def _parts(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[st
 
 
 def rungs(rows: pd.DataFrame, model: str, context: int = 512) -> pd.DataFrame:
-    """A line for each of RUNGS that is measured: ``ms_gpu``, ``more`` (what launching from Python
-    adds to it) and ``mfu`` of the whole; a later rung keeps all of the one above it, but that bf16
-    takes the place of TF32."""
-    found = []
+    """Return a line for each of RUNGS: GPU time, what launching from Python adds to it, and MFU.
+
+    A rung keeps all of the one above it, except that bf16 takes the place of TF32.
+    """
+    lines = []
     for name, way in RUNGS.items():
         row = one(rows, model=model, context=context, **STEP, **way)
         gpu = min(row.ms_gpu, row.ms)
-        found.append((name, gpu, row.ms - gpu, row.ms, row.mfu))
-    return pd.DataFrame(found, columns=["rung", "ms_gpu", "more", "ms", "mfu"])
+        lines.append((name, gpu, row.ms - gpu, row.ms, row.mfu))
+    return pd.DataFrame(lines, columns=["rung", "ms_gpu", "more", "ms", "mfu"])
+
+
+# A change of the step -> its configuration.
+CHANGES = {
+    "plain fp32": PLAIN,
+    "TF32": TF32,
+    "bf16": BF16,
+    "bf16, FlashAttention": {**FAST, "compile": "none"},
+    "bf16, compiled": {**BF16, "compile": "blocks"},
+    "bf16, both": FAST,
+    "both, 16-bit weights": NARROW,
+}
+
+
+def changed(rows: pd.DataFrame, compiled: pd.DataFrame, model: str, way: dict) -> tuple:
+    """Return the row of a step of 512 tokens launched from Python and the row in a CUDA graph, None
+    where there is none.
+
+    ``compiled`` are the rows of compile_model, which alone has compiled eager attention.
+    """
+    case = {"model": model, "context": 512, **way}
+    if way["attention"] == "eager" and way["compile"] == "blocks":
+        return row_or_none(compiled, mode="train-step", phase="wall", **case), None
+    case |= STEP | {"status": "ok"}
+    return tuple(row_or_none(rows, capture=is_captured, **case) for is_captured in (False, True))
+
+
+def row_or_none(rows: pd.DataFrame, **where):
+    try:
+        return one(rows, **where)
+    except Missing:
+        return None
 
 
 @chart(height=2.9)
 def ladder(figure, rows: pd.DataFrame, *models: str):
-    """The rungs of each model side by side: GPU time solid, what launching from Python adds hollow;
-    at the end the step's time and its share of peak."""
-    found = {model: rungs(rows, model) for model in models}
-    colours = [COLOURS[1]] * 3 + [COLOURS[0]] * 3
+    """Draw the rungs of each model side by side: GPU time solid, what launching from Python adds
+    hollow; at the end the step's time and its MFU."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
-    for ax, (model, steps) in zip(axes, found.items(), strict=True):
-        text = map("{}, {}".format, map(ms, steps["ms"]), map(percent, steps["mfu"]))
+    colours = [COLOURS[1]] * 3 + [COLOURS[0]] * 3
+    for ax, model in zip(axes, models, strict=True):
+        steps = rungs(rows, model)
+        text = [f"{ms(t)}, {percent(u)}" for t, u in zip(steps["ms"], steps["mfu"], strict=True)]
         names = steps["rung"] if ax is axes[0] else [""] * len(steps)
-        longest = steps["ms"].max()
-        looks = {"text": list(text), "colours": colours, "xlabel": "a step, ms"}
+        looks = {"text": text, "colours": colours, "xlabel": "a step, ms"}
         bars(ax, names, steps["ms_gpu"], hollow=steps["more"], **looks)
-        ax.set_xlim(0, 2.1 * longest)
-        ax.set_xticks([t for t in ax.get_xticks() if t <= 1.1 * longest])
+        longest = steps["ms"].max()
+        ax.set_xlim(0, 2.25 * longest)
+        ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]
+        ax.set_xticks(ticks if len(ticks) < 4 else ticks[::2])
         ax.set_title(TITLES[model], loc="left")
 
 
 @chart(height=2.6, room=ROOM)
 def by_tokens(figure, rows: pd.DataFrame):
-    """The share of peak of the captured fast step against its tokens a sequence, a line a model."""
+    """Draw the MFU of the fast step in a CUDA graph against its tokens per sequence, by model."""
     fast = pick(rows, **STEP, **FAST, capture=True, status="ok")
     looks = palette([TITLES[m] for m in TITLES if m in set(fast["model"])])
     fast = fast.assign(percent=100 * fast["mfu"], name=fast["model"].map(TITLES))
     ax = figure.subplots()
     ends = lines(ax, fast, "context", "percent", "name", looks)
     doubling_axis(ax)
-    ax.set(xlabel="tokens a sequence", ylabel="MFU, %", ylim=(0, 50))
+    ax.set(xlabel="tokens per sequence", ylabel="MFU, %", ylim=(0, 60))
     ax.set_xticks([128, 256, 512, 1024], ["128", "256", "512", "1,024"])
     return lambda: name_ends(figure, ax, ends, looks)
 
 
 @chart(height=3.3)
 def queue(figure):
-    """Who waits for whom: Python's launches above, the GPU's kernels below, in three cases."""
-    cases = {
-        "long kernels: the GPU is the limit": (1, 3, 1),
-        "short kernels: the GPU waits for Python": (1, 0.45, 1),
-        "a CUDA graph: one launch for all": (1, 0.45, 0),
+    """Draw who waits for whom: Python's launches above, the GPU's kernels below, in three cases."""
+    cases = {  # a launch's time, a kernel's time, whether each kernel has a launch of its own
+        "long kernels: the GPU is the limit": (1, 3, True),
+        "short kernels: the GPU waits for Python": (1, 0.45, True),
+        "a CUDA graph: one launch for all": (1, 0.45, False),
     }
-    for ax, (title, (launch, kernel, each)) in zip(
-        figure.subplots(len(cases), 1, sharex=True), cases.items(), strict=True
-    ):
+    axes = figure.subplots(len(cases), 1, sharex=True)
+    for ax, (title, (launch, kernel, each)) in zip(axes, cases.items(), strict=True):
         issued = np.arange(1, 7) * launch if each else np.full(6, launch)
         begins = [issued[0]]
         for at in issued[1:]:
@@ -211,15 +257,15 @@ def queue(figure):
 
 
 def spread(mean: float, deviation: float) -> str:
-    """A mean and its standard deviation, or the mean where there is none; a dot for neither."""
+    """Return a mean with its standard deviation, if there is one; a dot for no mean."""
     if pd.isna(mean):
         return "·"
     return digits(mean, 3) + (f" ± {digits(deviation)}" if deviation == deviation else "")
 
 
 def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean and deviation of each phase of the plain step by model and context, of the longest mode
-    that has a time; share of peak and peak of memory of the whole step."""
+    """Return mean and deviation of the plain step's phases by model and context, of the longest
+    mode that has a time; MFU and peak memory of the whole step."""
     plain = pick(rows, capture=False, warmup=5, **PLAIN)
     order = {"train-step": 0, "forward-backward": 1, "forward": 2}
     plain = plain.assign(mode_order=plain["mode"].map(order), fails=plain["status"] != "ok")
@@ -240,8 +286,8 @@ def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_way(rows: pd.DataFrame, values: dict[str, tuple[dict, str]]) -> pd.DataFrame:
-    """The train-step by model and context, a column for each of ``values``: name -> (way, column);
-    a share of peak where the column is mfu, else ms."""
+    """Return the train-step by model and context, a column for each of ``values``: name ->
+    (configuration, column of the rows); a percentage for mfu, else ms."""
     found = {}
     for name, (way, column) in values.items():
         these = pick(rows, **STEP, **way).set_index(["model", "context"])[column].dropna()
@@ -257,7 +303,7 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def published(rows: pd.DataFrame, reference: pd.DataFrame, phase: str) -> pd.DataFrame:
-    """A phase's time as others published it beside ours, by model and context."""
+    """Return a phase's time as others published it, and ours, by model and context."""
     theirs = reference[(reference["warmup"] == 5) & (reference["phase"] == phase)]
     cells = [spread(r.ms, r.ms_std) if r.status == "ok" else "oom" for r in theirs.itertuples()]
     table = theirs.assign(cell=cells, context=theirs["context"].astype(int))
@@ -265,5 +311,5 @@ def published(rows: pd.DataFrame, reference: pd.DataFrame, phase: str) -> pd.Dat
     ours = pick(rows, **PLAIN, capture=False, warmup=5, mode="train-step", phase=phase, status="ok")
     keys = [ours["model"], ours["context"].astype(int)]
     cells = list(map(spread, ours["ms_mean"], ours["ms_std"]))
-    table["ours"] = pd.Series(cells, pd.MultiIndex.from_arrays(keys))
+    table["our H200"] = pd.Series(cells, pd.MultiIndex.from_arrays(keys))
     return _named(table)

@@ -1,16 +1,25 @@
-"""Checkpointing: the measured steps of each strategy beside what theory says of them."""
+"""Activation checkpointing: measured steps of each strategy beside what counting predicts."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pandas as pd
 
+from a2lib.report import plots
 from a2lib.report.metrics import copy_bandwidth
-from a2lib.report.plots import label
-from a2lib.report.style import COLOURS, chart
-from a2lib.report.units import gb
+from a2lib.report.page import one, pick
+from a2lib.report.pages.timeline import CATEGORIES
+from a2lib.report.style import COLOURS, DIM, PAPER, Chart, chart
+from a2lib.report.units import gb, mb, ms
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.checkpointing import BlockBytes, block_bytes, repeated, strategy_peak
+from a2lib.theory.memory.checkpointing import (
+    BlockBytes,
+    block_bytes,
+    repeated,
+    selective_kept,
+    strategy_peak,
+)
 from a2lib.theory.memory.step import StepMemory, block_peaks
 from a2lib.theory.products import matmul_flops
 from a2lib.theory.step_floor import eager_step
@@ -25,13 +34,28 @@ NAMES = {
     "segments:4": "4 blocks",
     "segments:8": "8 blocks",
     "segments:16": "16 blocks",
-    "nested:2": "two levels of 2",
-    "nested:4": "two levels of 4",
-    "recursive": "halves of halves",
-    "chain": "first input alone",
-    "selective:linear": "linear layers kept",
-    "selective:attention": "attention kept",
+    "nested:2": "two levels, of 2 blocks and 1",
+    "nested:4": "two levels, of 4 blocks and 1",
+    "recursive": "recursive halves",
+    "chain": "first input only",
+    "selective:linear": "1 block, linear outputs saved",
+    "selective:attention": "1 block, attention's output saved",
 }
+FLASH = {"layers": 32, "precision": "bf16"}  # with FlashAttention
+EAGER = {"layers": 32, "precision": "tf32"}  # with eager attention
+# What a block saves for its backward, by the ends of the names of theory.memory.saved.
+TENSORS = {
+    "block's input": ("x0",),
+    "normalized inputs": ("root", "normal"),
+    "Q, K, V": ("q", "k", "v0"),
+    "attention's output": ("o", "lse"),
+    "FFN's input": ("y0",),
+    "FFN's gate and value": ("gate", "value"),
+    "SiLU and product": ("silu", "product"),
+    "bf16 copies of inputs": ("x",),
+    "bf16 copies of weights": ("16",),
+}
+SAVE, AGAIN = "saved", "–"  # a dash: recomputed
 
 SETTINGS = {
     "fp32, eager": StepMemory(SIZES["2.7B"], 4, 2048),
@@ -40,12 +64,17 @@ SETTINGS = {
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """The rows with, in bytes and ms: ``held``, what stays between steps; ``peak``, the predicted
-    peak beyond it; ``whole``, held and the measured peak; ``again``, the forwards that backward
-    repeats; ``ms_expected``, from the measured step of one block at a time."""
+    """Add to each row, in bytes and ms:
+
+    held: weights, moments and accumulated gradients, which exist between steps
+    peak: the predicted peak above ``held``
+    whole: ``held`` and the measured peak
+    again: how many forwards the backward recomputes
+    ms_expected: the predicted time, from the measured step of one block per segment
+    """
     rows = rows[rows["model"].isin(SIZES) & rows["strategy"].isin(NAMES)]
     rate = copy_bandwidth(rows_of("ceiling"))
-    found = rows.assign(**pd.DataFrame([_theory(r) for r in rows.itertuples()], index=rows.index))
+    found = rows.join(pd.DataFrame([_theory(r) for r in rows.itertuples()], index=rows.index))
     found["name"] = found["strategy"].map(NAMES)
     found["whole"] = found["held"] + found["peak_bytes"]
     key = ["model", "layers", "precision", "attention", "gradients"]
@@ -85,8 +114,8 @@ def _theory(row) -> dict:
 
 
 def _forward_flops(step: StepMemory) -> tuple[int, int, int]:
-    """Operations of a forward: of the blocks' linear layers, of attention, which is eager with
-    every score, else with half of them, and of the head."""
+    """Return the FLOPs of a forward: of the blocks' linear layers, of attention (with all scores if
+    eager, else with half of them), and of the head."""
     s, tokens = step.shape, step.batch * step.context
     linear = s.num_layers * 2 * tokens * s.block_matrices
     causal = step.attention != "eager"
@@ -96,10 +125,10 @@ def _forward_flops(step: StepMemory) -> tuple[int, int, int]:
 
 
 def _beyond_one_block(row, ms_forward: float, bytes_per_s: float) -> float:
-    """What a strategy computes again more than one block at a time does, in ms.
+    """Return the time of what a strategy recomputes beyond one block per segment, in ms.
 
-    What stands between products takes the time of its bytes, eager attention with its products
-    among it, and products that of the rest of the measured forward.
+    Elementwise kernels, and all of eager attention, take the time of their bytes. Matmuls take the
+    rest of the measured forward.
     """
     step = _step(row)
     linear, attention, head = _forward_flops(step)
@@ -125,47 +154,134 @@ def _beyond_one_block(row, ms_forward: float, bytes_per_s: float) -> float:
     return sum((this[part] - block[part]) * ms[part] for part in this)
 
 
-@chart(height=3.4)
-def frontier(figure, rows: pd.DataFrame, strategies: dict[str, tuple[float, float]]):
-    """Peak against the time of a step, a labelled dot a strategy; each with where its words stand,
-    in points off the dot."""
-    ax = figure.subplots()
-    for strategy, at in strategies.items():
-        row = rows[rows["strategy"] == strategy].iloc[0]
-        colour = COLOURS[0] if strategy == "block" else COLOURS[1]
-        ax.plot(row["ms"], row["whole"] / 1e9, "o", color=colour, markersize=7)
-        label(ax, NAMES[strategy], (row["ms"], row["whole"] / 1e9), at)
-    ax.set(xlabel="a step, ms", ylabel="peak, GB", xscale="log")
-    ax.set_xticks([500, 1000, 2000, 3000], ["500", "1,000", "2,000", "3,000"])
-    ax.minorticks_off()
-    ax.set_xlim(430, 4200)
-    ax.set_ylim(0, 105)
+def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
+    """Draw the measured peak of each strategy in GB, what stays between steps apart, with the peak
+    and the time of a step beside the bar."""
+    few = [one(rows, strategy=strategy) for strategy in strategies]
+    names = {"weights and moments": "#808080", "everything else at the peak": "#d55e00"}
+    sizes = [(row.held / 1e9, (row.whole - row.held) / 1e9) for row in few]
+    frame = pd.DataFrame(sizes, [NAMES[row.strategy] for row in few], list(names))
+    words = [f"{row.whole / 1e9:.0f} GB, {row.ms:,.0f} ms" for row in few]
+    looks = {"text": words, "least": 9, "xlabel": "GB at the peak"}
+
+    def room(ax):
+        ax.set_xlim(0, 156)
+
+    return plots.stacks(frame, names, 3.9, more=room, **looks)
 
 
 @chart(height=2.8)
 def backward(figure, block: BlockBytes, blocks: int):
-    """What is alive while each block goes backward, one checkpoint a block, fresh gradients, GB."""
+    """Draw what is in use while each block's backward runs: one block per segment, gradients made
+    by the backward, GB above weights and moments."""
     ax = figure.subplots()
     done = np.arange(blocks)
-    waits, made = (blocks - 1 - done) * block.input, done * block.gradients
-    parts = np.array([waits, made, np.full(blocks, block.peak)]) / 1e9
-    ax.stackplot(done + 1, parts, colors=("#86b6e6", "#f0ad78", "#eeeeee"))
-    ax.annotate("inputs that wait", (2, 0.6))
-    ax.annotate("gradients made so far", (20, 3.2))
-    ax.annotate("the block that goes backward", (20, 12.2), rotation=0, ha="center")
-    ax.set(xlabel="blocks gone backward", ylabel="GB beyond what stays", xlim=(1, blocks))
+    waits, grown = (blocks - 1 - done) * block.input, done * block.gradients
+    parts = np.array([waits, grown, np.full(blocks, block.peak)]) / 1e9
+    colours = [CATEGORIES[c] for c in ("saved for backward", "gradients", "temporaries")]
+    ax.stackplot(done + 1, parts, colors=colours)
+    ax.annotate("saved inputs", (1.6, 0.7), color=PAPER)
+    ax.annotate("gradients so far", (20.5, 3.2), color=PAPER)
+    middle = {"ha": "center", "va": "center", "rotation": 18}
+    ax.annotate("the block whose backward runs", (15.5, 8.4), color=DIM, **middle)
+    ax.set(xlabel="blocks that the backward has reached", ylabel="GB above weights and moments")
+    ax.set(xlim=(1, blocks))
+
+
+@chart(height=2.8)
+def best_segments(figure, saved_per_input: dict[str, float], blocks: int):
+    """Draw the memory of segments of k blocks, N/k inputs and k times what a block saves, relative
+    to that of the best k; by name, how many inputs a block saves."""
+    ax = figure.subplots()
+    k = np.linspace(1, 12, 221)
+    for i, (words, saved) in enumerate(saved_per_input.items()):
+        colour = COLOURS[1 - i]
+        held = blocks / k + k * saved
+        relative = held / held.min()
+        ax.plot(k, relative, color=colour, linewidth=2)
+        best = int(held.argmin())
+        ax.plot(k[best], 1, "o", color=colour, markersize=8, clip_on=False)
+        at, off, side = ((7, 0.72), (0, -6), "left") if i == 0 else ((6, 2.25), (4, -8), "left")
+        plots.label(ax, words, at, off, ha=side, color=colour)
+    ax.set(xlabel="blocks per segment, k", ylabel="memory, relative to the best k")
+    ax.set(xlim=(0.8, 12), ylim=(0, 4))
 
 
 def units() -> pd.DataFrame:
-    """Return a table in GB of one block of the 2.7B model, batch 4, 2,048 tokens: I, A, G and M by
+    """Return a table of one block of the 3.4B model, batch 4, 2,048 tokens, in GB: I, A, G and M by
     setting, and of M what is left of A, and what is temporary."""
     lines = []
     for setting, fresh in SETTINGS.items():
-        kept = dataclasses.replace(fresh, fresh=False)
-        block = block_bytes(kept)[0]
-        fullest = max(block_peaks(kept), key=lambda half: half.total)
+        accumulated = dataclasses.replace(fresh, fresh=False)
+        block = block_bytes(accumulated)[0]
+        fullest = max(block_peaks(accumulated), key=lambda half: half.total)
         sizes = [block.input, block.saved, block.gradients, block.peak]
         sizes += [fullest.saved, fullest.temporary, block_bytes(fresh)[0].peak]
-        lines.append([setting, *(gb(size, 3) for size in sizes)])
-    names = ["setting", "I", "A", "G", "M, kept gradients", "of it saved", "temporary", "M, fresh"]
+        lines.append([setting, *(gb(size, 3)[:-3] for size in sizes)])
+    names = ["GB", "I", "A", "G", "M, accumulated", "saved", "temporary", "M, default"]
     return pd.DataFrame(lines, columns=names)
+
+
+def block_tensors() -> pd.DataFrame:
+    """Return a table of the tensors of a block (bf16, FlashAttention): their size, and what becomes
+    of them under each strategy and in the 8B step, with the saved bytes per block."""
+    case = SETTINGS["bf16, Flash"]
+    saved = case.saved
+    ends = {name: re.split("[/.]", name)[-1] for name in saved}
+    either = "saved or offloaded"
+    plan = {
+        "block's input": (SAVE, SAVE, SAVE, either),
+        "Q, K, V": (AGAIN, SAVE, AGAIN, either),
+        "attention's output": (AGAIN, AGAIN, SAVE, either),
+        "FFN's input": (AGAIN, AGAIN, AGAIN, either),
+        "FFN's gate and value": (AGAIN, SAVE, AGAIN, either),
+    }
+    lines = []
+    for words, kinds in TENSORS.items():
+        size = sum(saved[name] for name, end in ends.items() if end in kinds)
+        lines.append([words, mb(size, 3), *plan.get(words, (AGAIN,) * 4)])
+    sizes = [
+        block_bytes(case)[0].input,
+        *(selective_kept(x, case) for x in ("linear", "attention")),
+    ]
+    lines.append(["saved per block", mb(sum(saved.values()), 3), *(mb(x, 3) for x in sizes), "·"])
+    columns_ = ["tensor", "size", "1 block", "linear outputs", "attention's output", "8B step"]
+    return pd.DataFrame(lines, columns=columns_)
+
+
+def strategy_row(rows: pd.DataFrame, strategy: str, setting: dict, gradients: str = "fresh"):
+    """Return the row of a strategy in a setting (FLASH or EAGER); ``gradients`` is "fresh" (made by
+    the backward) or "kept" (accumulated)."""
+    return one(rows, strategy=strategy, gradients=gradients, **setting)
+
+
+def strategies_table(
+    rows: pd.DataFrame, setting: dict, strategies: tuple[str, ...]
+) -> pd.DataFrame:
+    """Return a table of strategies: whole peak in GB and time of a step, by default and with
+    accumulated gradients."""
+    lines = []
+    for strategy in strategies:
+        cells = [NAMES[strategy]]
+        for gradients in ("fresh", "kept"):
+            found = rows[(rows["strategy"] == strategy) & (rows["gradients"] == gradients)]
+            found = found[(found["layers"] == 32) & (found["precision"] == setting["precision"])]
+            cells += _peak_and_time(found)
+        lines.append(cells)
+    names = ["default: peak", "step", "accumulated: peak", "step"]
+    return pd.DataFrame(lines, columns=["checkpoint around", *names])
+
+
+def _peak_and_time(found: pd.DataFrame) -> list[str]:
+    if not len(found):
+        return ["·", "·"]
+    row = next(found.itertuples())
+    if row.status != "ok":
+        return ["out of memory", "·"]
+    return [gb(row.whole, 3), ms(row.ms, 3)]
+
+
+def lowest(rows: pd.DataFrame, strategies, **where) -> str:
+    """Return the strategy with the lowest measured peak."""
+    few = pick(rows, strategy=list(strategies), **where).dropna(subset=["peak_bytes"])
+    return few.loc[few["peak_bytes"].astype(float).idxmin(), "strategy"]

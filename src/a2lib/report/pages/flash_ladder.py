@@ -11,16 +11,16 @@ from a2lib.report.units import digits, ms, span, times
 
 LIBRARY = "query_chunks"
 RUNGS = {
-    "every_tile": "a mask in each tile",
-    "to_diagonal": "none above the diagonal",
-    "two_loops": "no mask below it",
-    "tuned_tiles": "tiles by measurement",
-    "one_consumer": "Hopper forward",
+    "every_tile": "mask in every tile",
+    "to_diagonal": "skip masked tiles",
+    "two_loops": "mask on the diagonal only",
+    "tuned_tiles": "tuned tile sizes",
+    "one_consumer": "warp-specialized forward",
     "consumers": "several consumers",
-    "one_sweep": "Hopper backward",
-    "heads_in_l2": "heads that L2 holds",
-    "key_chunks": "keys in chunks",
-    LIBRARY: "queries in chunks",
+    "one_sweep": "one-sweep backward",
+    "heads_in_l2": "L2-aware scheduling",
+    "key_chunks": "split-KV forward",
+    LIBRARY: "backward split by queries",
 }
 PEERS = {"sdpa_cudnn": "cuDNN", "sdpa_flash": "FA2"}
 SHAPES = {
@@ -28,106 +28,142 @@ SHAPES = {
     "wide": "16 heads of 128, 16,384 tokens",
     "few": "one head of 64, 4,096 tokens",
 }
-# Rungs that choose nothing else there: heads share L2 where there are several, programs keys or
-# queries where tiles are few; few tiles, and heads of 64 under a mask, have one consumer.
+SHORT = {"board": "16 heads of 64", "wide": "16 heads of 128", "few": "one head of 64"}
+# Steps whose kernels and schedules are those of the step before, at a shape: the library splits
+# where tiles are few, schedules several heads by the L2 cache, and has one consumer where tiles are
+# few or heads of 64 are masked.
 SAME = {
     "board": ("key_chunks", "consumers", LIBRARY),
     "wide": ("key_chunks", LIBRARY),
     "few": ("consumers", "heads_in_l2"),
 }
-PASSES = {"forward": "forward", "end_to_end": "forward and backward"}
+PASSES = {"forward": "forward", "end_to_end": "both passes"}
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """The rows with ``kind``, of ``SHAPES``, and times of the same GPU, shape and pass: ``gain``,
-    the time of the rung before over this one's (none of the first, nor of a peer), ``cudnn`` and
-    ``fa2``, this one's over theirs."""
+    """Return the rows with more columns, each of the same GPU, shape and pass.
+
+    kind: one of ``SHAPES``
+    gain: the time of the step before over this one's; none for the first step and for peers
+    cudnn, fa2: this step's time over theirs
+    """
     kinds = {(16, 64): "board", (16, 128): "wide", (1, 64): "few"}
-    found = rows.assign(
-        kind=[kinds.get((h, d)) for h, d in zip(rows["heads"], rows["head_dim"], strict=True)]
-    )
-    wide = found.pivot(index=["kind", "pass", "gpu"], columns="rung", values="ms")
+    cells = zip(rows["heads"], rows["head_dim"], strict=True)
+    derived = rows.assign(kind=[kinds.get(cell) for cell in cells])
+    wide = derived.pivot(index=["kind", "pass", "gpu"], columns="rung", values="ms")
     wide = wide.reindex(columns=[*RUNGS, *PEERS]).astype(float)
-    before = wide[[*RUNGS]].shift(axis=1)
-    derived = {
-        "gain": before / wide[[*RUNGS]],
+    ratios = {
+        "gain": wide[[*RUNGS]].shift(axis=1) / wide[[*RUNGS]],
         "cudnn": wide.div(wide["sdpa_cudnn"], axis=0),
         "fa2": wide.div(wide["sdpa_flash"], axis=0),
     }
     key = ["kind", "pass", "gpu", "rung"]
-    for name, table in derived.items():
-        found = found.merge(table.stack().rename(name).reset_index(), "left", key)
-    return found
+    for name, table in ratios.items():
+        derived = derived.merge(table.stack().rename(name).reset_index(), "left", key)
+    return derived
 
 
 def rungs(rows: pd.DataFrame, kind: str, pass_: str = "end_to_end") -> pd.DataFrame:
-    """Medians over the GPUs of a shape's ``ms`` and ``gain``, a line for each rung, in order."""
-    found = pick(rows, kind=kind, pass_=pass_).groupby("rung")[["ms", "gain"]].median()
-    return found.reindex([*RUNGS, *PEERS]).astype(float)
+    """Return the medians over the GPUs of a shape's ``ms`` and ``gain``, a line for each step."""
+    medians = pick(rows, kind=kind, pass_=pass_).groupby("rung")[["ms", "gain"]].median()
+    return medians.reindex([*RUNGS, *PEERS]).astype(float)
+
+
+def gain(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") -> pd.Series:
+    """Return what a step gains at a shape, GPU by GPU."""
+    return pick(rows, kind=kind, rung=rung, pass_=pass_)["gain"].astype(float)
+
+
+def noise(rows: pd.DataFrame, pass_: str = "end_to_end") -> float:
+    """Return how far from 1 the gain of a step is at most that changes nothing, with 16 heads."""
+    gains = [gain(rows, kind, rung, pass_) for kind in ("board", "wide") for rung in SAME[kind]]
+    return float((pd.concat(gains) - 1).abs().max())
 
 
 def climb(rows: pd.DataFrame, *kinds: str) -> Chart:
-    """Forward and backward of each shape from rung to rung, with its gain; dashed: the peers."""
+    """Draw forward and backward of each shape from step to step, with the gain; dashed: peers."""
 
     def draw(figure):
         axes = figure.subplots(len(kinds), 1, squeeze=False)[:, 0]
         for ax, kind in zip(axes, kinds, strict=True):
-            found = rungs(rows, kind)
-            own = found.loc[[name for name in RUNGS if name not in SAME[kind]]].dropna(subset="ms")
-            ax.plot(own["ms"], range(len(own)), color=COLOURS[0], marker="o")
-            beside = {"xycoords": ("axes fraction", "data"), "va": "center"}
-            for y, (time, gain) in enumerate(zip(own["ms"], own["gain"], strict=True)):
-                plots.label(ax, f"{ms(time, 3)}{_gain(gain, ', ')}", (1, y), **beside)
-            ax.margins(x=0.25)  # for the peers' names
-            ax.set_xscale("log")
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            ax.xaxis.set_major_formatter("{x:g}")
-            ax.xaxis.minorticks_off()
-            ax.set(yticks=range(len(own)), yticklabels=[RUNGS[n] for n in own.index])
-            ax.set(ylim=(len(own) - 0.5, -1.3), xlabel="forward and backward, ms")
-            ax.grid(False, axis="y")
-            for (name, label), side, off in zip(
-                PEERS.items(), ("right", "left"), (-3, 3), strict=True
-            ):
-                at = found["ms"][name]
-                ax.axvline(at, **REFERENCE_LINE)
-                plots.label(ax, label, (at, -0.85), (off, 0), color=DIM, ha=side)
-            ax.set_title(SHAPES[kind], loc="left")
+            _climb(ax, rows, kind)
 
-    return Chart(draw, height=3.3 * len(kinds))
+    return Chart(draw, height=3.5 * len(kinds))
 
 
-def _gain(gain: float, before: str = "") -> str:
-    return "" if gain != gain else f"{before}×{digits(gain, 3)}"
+def _climb(ax, rows: pd.DataFrame, kind: str) -> None:
+    medians, unsure = rungs(rows, kind), noise(rows)
+    steps = [name for name in RUNGS if name not in SAME[kind]]
+    shown = medians.loc[steps].dropna(subset="ms")
+    names = [RUNGS[name] for name in shown.index]
+    words = [f"{ms(r.ms, 3)}{_gain(r.gain, unsure)}" for r in shown.itertuples()]
+    time = list(shown["ms"])
+    if LIBRARY in SAME[kind]:
+        names.append("the library")
+        words.append(ms(medians["ms"][LIBRARY], 3))
+        time.append(medians["ms"][LIBRARY])
+    ax.plot(time, range(len(time)), color=COLOURS[0], marker="o")
+    beside = {"xycoords": ("axes fraction", "data"), "va": "center"}
+    for y, said in enumerate(words):
+        plots.label(ax, said, (1, y), **beside)
+    ax.margins(x=0.4)  # for the peers' names
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.minorticks_off()
+    ax.set(yticks=range(len(names)), yticklabels=names)
+    ax.set(ylim=(len(names) - 0.5, -1.3), xlabel="forward and backward, ms")
+    ax.grid(False, axis="y")
+    for (name, label), side, off in zip(PEERS.items(), ("right", "left"), (-3, 3), strict=True):
+        peer = medians["ms"][name]
+        ax.axvline(peer, **REFERENCE_LINE)
+        plots.label(ax, label, (peer, -0.85), (off, 0), color=DIM, ha=side)
+    ax.set_title(SHAPES[kind], loc="left")
 
 
-def gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line for each rung and peer: at each shape the ms of the forward and of both passes, and
-    what the rung gains of both."""
-    found = {(kind, pass_): rungs(rows, kind, pass_) for kind in SHAPES for pass_ in PASSES}
-    names = ["rung"]
-    for short in ("64", "128", "one head"):
-        names += [f"{short}, {what}" for what in ("forward", "both", "gain")]
+def _gain(gain: float, unsure: float) -> str:
+    """Return the words for a gain; one within the noise is no gain."""
+    if gain != gain:
+        return ""
+    return ", no gain" if abs(gain - 1) <= unsure else f", ×{digits(gain, 3)}"
+
+
+def roles(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what warp specialization brought at the leaderboard shape: ms by pass."""
+    steps = {
+        "tuned_tiles": "plain Triton, tuned tiles, backward in two sweeps",
+        "one_consumer": "with the warp-specialized forward",
+        "one_sweep": "with the warp-specialized backward in one sweep",
+        "sdpa_cudnn": "cuDNN",
+    }
+    by_pass = {pass_: rungs(rows, "board", pass_)["ms"] for pass_ in PASSES}
+    lines = [
+        [words, *(digits(by_pass[pass_][name], 3) for pass_ in PASSES)]
+        for name, words in steps.items()
+    ]
+    return pd.DataFrame(lines, columns=["kernels", *PASSES.values()])
+
+
+def gains(rows: pd.DataFrame, pass_: str = "end_to_end") -> pd.DataFrame:
+    """Return a line for each step and peer: at each shape its ms and what the step gains."""
+    medians = {kind: rungs(rows, kind, pass_) for kind in SHAPES}
     lines = []
     for name, label in (RUNGS | PEERS).items():
         line = [label]
-        for kind in SHAPES:
-            line += [digits(found[kind, p]["ms"][name], 3) for p in PASSES]
-            line.append(_gain(found[kind, "end_to_end"]["gain"][name]))
+        for table in medians.values():
+            ratio = table["gain"][name]
+            line += [digits(table["ms"][name], 3), "" if ratio != ratio else digits(ratio, 3)]
         lines.append(line)
-    return pd.DataFrame(lines, columns=names)
+    names = [name for short in SHORT.values() for name in (f"{short}, ms", f"{short}, gain")]
+    return pd.DataFrame(lines, columns=["step", *names])
 
 
 def machines(rows: pd.DataFrame) -> pd.DataFrame:
-    """The library and its peers, ms, and the first over each, as ranges over the GPUs."""
+    """Return a2lib's time over each peer's, and in ms, as ranges over the GPUs."""
     lines = []
-    for kind, label in SHAPES.items():
+    for kind, label in SHORT.items():
         for pass_, title in PASSES.items():
-            here = pick(rows, kind=kind, pass_=pass_, status="ok")
-            own = pick(here, rung=LIBRARY)
-            line = [f"{label}, {title}", span(own["ms"], digits, 3)]
-            for name, ratio in (("sdpa_cudnn", "cudnn"), ("sdpa_flash", "fa2")):
-                line += [span(pick(here, rung=name)["ms"], digits, 3), span(own[ratio], times, 3)]
-            lines.append(line)
-    names = ["ours", "cuDNN", "ours / cuDNN", "FA2", "ours / FA2"]
-    return pd.DataFrame(lines, columns=["", *names])
+            a2lib = pick(rows, kind=kind, pass_=pass_, status="ok", rung=LIBRARY)
+            ratios = [span(a2lib[ratio], times, 3) for ratio in ("cudnn", "fa2")]
+            lines.append([f"{label}, {title}", *ratios, span(a2lib["ms"], digits, 3)])
+    return pd.DataFrame(lines, columns=["", "a2lib / cuDNN", "a2lib / FA2", "a2lib, ms"])

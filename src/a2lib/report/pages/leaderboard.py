@@ -1,134 +1,397 @@
-"""The leaderboard's step: what each way's time and bytes should be made of, beside its rows."""
+"""The 8B step: what each configuration's time and bytes should consist of, beside its rows."""
 
 import dataclasses
 
+import numpy as np
 import pandas as pd
+from matplotlib.patches import Patch
 
 from a2lib.lab.kernel_names import kind_of
 from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
 from a2lib.report.plots import stacks
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, chart
 from a2lib.report.traces import pictures
-from a2lib.report.units import percent
+from a2lib.report.units import count, digits, gb, ms, percent, seconds, tflops
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.keeping import CHUNK, block_always, block_results, working_bytes
+from a2lib.theory.memory.keeping import (
+    CHUNK,
+    PRODUCTS,
+    block_always,
+    block_results,
+    choose,
+    working_bytes,
+)
+from a2lib.theory.products import matmul_flops
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import fused_step
 from a2lib.theory.transformer import SIZES, forward_flops_by_part, parameter_count, step_flops
 
-WAYS = {
-    "recomputed": "PyTorch's parts",
-    "attention_kept": "+ attention kept",
-    "fused_head": "+ loss in the head",
-    "own_fsdp": "+ our FSDP",
-    "products_kept": "+ multiplies kept",
-    "offloaded": "+ the rest on the host",
-    "own_attention": "+ our attention",
+CONFIGURATIONS = {  # a way of the rows, and its name on the page
+    "recomputed": "1 baseline",
+    "attention_kept": "2 save attention",
+    "fused_head": "3 fused loss",
+    "own_fsdp": "4 a2lib's FSDP",
+    "products_kept": "5 save matmuls",
+    "offloaded": "6 offload",
+    "own_attention": "7 a2lib's attention",
 }
-PIECES = {"matrix multiplies": "#0072b2", "FlashAttention": "#d55e00", "computed again": "#b0558a"}
-PIECES |= {"other passes": "#00825f", "AdamW": "#444444", "beyond": "#808080"}
-# The piece that a kernel of a trace is of, by its class, and what runs beside the pieces.
-CLASSES = {"matmul": "matrix multiplies", "attention": "FlashAttention"}
-BESIDE = {"communication": "messages", "copy": "copies"}
-HELD = {"state": "#0072b2", "kept by blocks": "#d55e00", "all else": "#808080"}
+PIECES = {
+    "matmuls": "#0072b2",
+    "FlashAttention": "#d55e00",
+    "recomputed": "#b0558a",
+    "elementwise": "#00825f",
+    "AdamW": "#444444",
+    "unaccounted": "#808080",
+}
+COMPUTING = (
+    "matmuls",
+    "FlashAttention",
+    "elementwise",
+    "AdamW",
+)  # pieces that a trace shows
+# The piece that a kernel of a trace belongs to, by its class, and what runs beside the pieces.
+CLASSES = {"matmul": "matmuls", "attention": "FlashAttention"}
+BESIDE = {"communication": "collectives", "copy": "copies"}
+SAVED, RECOMPUTED, OFFLOADED = "saved", "recomputed", "offloaded"
+STATES = {SAVED: "#a86f00", RECOMPUTED: "#b0558a", OFFLOADED: "#2a86bf"}
+HELD = {"state": "#0072b2", "saved by blocks": "#a86f00", "all else": "#808080"}
+TENSORS = {  # of a block, and the matmul that makes it, if it may be recomputed alone
+    "block's input": None,
+    "q": "q_proj",
+    "k": "k_proj",
+    "v": "v_proj",
+    "attention's output": None,
+    "FFN's input": None,
+    "w1's output": "w1",
+    "w3's output": "w3",
+}
+# The order in which autograd saves a compiled block's tensors: the first of them are offloaded.
+OFFLOADED_FIRST = ("block's input", "q", "k")
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """The rows in the ladder's order with, of a GPU, ``tflops``, its share ``mfu`` of the maker's
-    peak, ``best`` of the best measured multiply; in bytes ``state``, fp32 masters and moments,
-    ``blocks``, what forward leaves of them, ``again_bytes``, their multiplies' results that are
-    made again, ``counted``, the peak; in ms PIECES, by count at measured rates (``beyond``: what
-    they do not explain), what the way has ``gained`` and what by them was ``expected``; and of a
-    step that is traced the ms of its kernels, ``in <piece>``, ``in messages`` and ``in copies``,
-    and of its multiplies those ``in blocks``."""
+    """Return the rows in the order of the configurations, with these columns added. "Per GPU" holds
+    for all of them.
+
+    flops: operations of the model, causal attention counted half, nothing recomputed
+    tflops: those per second, in TFLOP/s
+    mfu, mfu_full, hfu: as a share of the data sheet's peak: so counted; with all of attention's
+        scores; with what is recomputed
+    best: tflops as a share of the best measured matmul
+    state: bytes of fp32 weights and moments
+    blocks: bytes that the forward leaves of the blocks
+    again_bytes: bytes of matmul outputs that are recomputed
+    counted: bytes of the peak, counted
+    PIECES: ms predicted at measured rates; ``unaccounted`` is the rest of the step
+    predicted_ms: their sum without the rest
+    gained, predicted: ms that the step is shorter than the one before, measured and predicted
+    in ..., in collectives, in copies, in blocks: ms of a traced step's kernels by piece; of what
+        runs beside them; of the blocks' matmuls
+    """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
-    reached = attention_rates(rows_of("flash"))
-    counts = [_counted(r, rates.get(r.dtype), bandwidth, reached) for r in rows.itertuples()]
+    attention = attention_rates(rows_of("flash"))
+    counts = [
+        _counted(row, rates.get(row.dtype), bandwidth, attention) for row in rows.itertuples()
+    ]
     rows = rows.join(pd.DataFrame(counts, rows.index)).assign(AdamW=rows["ms_optimizer"])
-    known = rows.reindex(columns=list(PIECES)[:-1]).sum(axis=1, skipna=False)
+    explained = rows.reindex(columns=list(PIECES)[:-1]).sum(axis=1, skipna=False)
+    peak = stated_peak(rows["device"].iloc[0])
     rows["tflops"] = rows["flops"] / rows["ms"] / 1e9
-    rows["mfu"] = rows["tflops"] / stated_peak(rows["device"].iloc[0])
+    rows["mfu"] = rows["tflops"] / peak
+    rows["mfu_full"] = rows["full_flops"] / rows["ms"] / 1e9 / peak
+    rows["hfu"] = rows["mfu"] * (1 + rows["repeated_flops"] / rows["flops"])
     rows["best"] = rows["tflops"] / rows["dtype"].map(rates)
-    rows = rows.assign(known=known, beyond=rows["ms"] - known)
-    rows = rows.sort_values("way", key=lambda way: way.map(list(WAYS).index))
+    rows = rows.assign(predicted_ms=explained, unaccounted=rows["ms"] - explained)
+    rows = rows.sort_values("way", key=lambda way: way.map(list(CONFIGURATIONS).index))
     rows = rows.join(_traced(rows))
-    steps = rows.groupby(["model", "layers", "batch", "context", "world_size"])[["ms", "known"]]
-    return rows.assign(**(-steps.diff()).set_axis(["gained", "expected"], axis=1))
+    of_one_step = ["model", "layers", "batch", "context", "world_size"]
+    shorter = -rows.groupby(of_one_step)[["ms", "predicted_ms"]].diff()
+    return rows.assign(gained=shorter["ms"], predicted=shorter["predicted_ms"])
 
 
 def attention_rates(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Operations a ms of causal attention in bf16, 16 heads of 128 and 16,384 tokens, by
+    """Return operations per ms of causal attention in bf16 (16 heads of 128, 16,384 tokens), by
     implementation and pass."""
     same = (rows["heads"] == 16) & (rows["head_dim"] == 128) & (rows["seq_len"] == 16384)
     rows = by_graph(rows[same & (rows["dtype"] == "bf16") & rows["causal"]])
     sizes = 16, 16384, 16384, 128, True
     return {
-        (r["implementation"], r["pass"]): attention_flops(r["batch"], *sizes, r["pass"]) / r["ms"]
-        for r in rows.to_dict("records")
+        (row["implementation"], row["pass"]): attention_flops(row["batch"], *sizes, row["pass"])
+        / row["ms"]
+        for row in rows.to_dict("records")
     }
 
 
-def _counted(row, rate: float | None, bandwidth: float | None, reached: dict) -> dict:
+def _counted(row, rate: float | None, bandwidth: float | None, attention: dict) -> dict:
+    """Return the counts of one row, without those of its time where a rate is not measured."""
     shape = dataclasses.replace(SIZES[row.model], num_layers=int(row.layers))
-    at, tokens = (shape, int(row.batch), int(row.context)), int(row.batch) * int(row.context)
-    always, fused = block_always(shape, tokens), row.way not in ("recomputed", "attention_kept")
-    products = shape.num_layers * sum(one.bytes for one in block_results(shape, tokens, 1.0))
+    batch, context = int(row.batch), int(row.context)
+    tokens = batch * context
+    always = block_always(shape, tokens)
+    outputs = shape.num_layers * sum(output.bytes for output in block_results(shape, tokens, 1.0))
+    is_fused = row.way not in ("recomputed", "attention_kept")
+    is_baseline = row.way == "recomputed"
     table = 2 * shape.vocab_size * shape.d_model
-    # Beside blocks: embedding, head and last block, gathered; the head's input, and what comes out
-    # or its gradient; the head's gradient, which is made with the loss.
-    beside = (3 if fused else 2) * table + 2 * shape.block_matrices + 2 * always[0]
-    blocks, state = row.kept_bytes - beside, 12 * parameter_count(shape) / row.world_size
-    again = shape.num_layers * sum(always) + products - blocks - row.host_bytes
-    found = {"flops": step_flops(*at, causal=True), "state": state, "blocks": blocks}
-    found["counted"] = state + blocks + working_bytes(shape, tokens, CHUNK)
-    whole = row.way == "recomputed"
-    found |= {"products": products, "again_bytes": None if whole else again}
+    # Beside the blocks: embedding, output head and last block, gathered; the head's input, and its
+    # output or that one's gradient; the head's gradient, which is made with the loss.
+    beside = (3 if is_fused else 2) * table + 2 * shape.block_matrices + 2 * always[0]
+    blocks = row.kept_bytes - beside
+    state = 12 * parameter_count(shape) / row.world_size
+    again = shape.num_layers * sum(always) + outputs - blocks - row.host_bytes
+
+    flops = forward_flops_by_part(shape, batch, context, causal=True)
+    if is_baseline:
+        repeated = flops["projections"] + flops["ffn"]
+    else:
+        repeated = again * shape.d_model
+    repeated += 0 if is_fused else flops["lm_head"]
+    counts = {
+        "flops": step_flops(shape, batch, context, causal=True),
+        "full_flops": step_flops(shape, batch, context),
+        "repeated_flops": repeated + (flops["attention"] if is_baseline else 0),
+        "state": state,
+        "blocks": blocks,
+        "counted": state + blocks + working_bytes(shape, tokens, CHUNK),
+        "outputs": outputs,
+        "again_bytes": None if is_baseline else again,
+    }
     name = {"flash": "a2lib"}.get(row.attention, row.attention)
-    if not (rate and bandwidth and {(name, "forward"), (name, "backward")} <= set(reached)):
-        return found
-    flops = forward_flops_by_part(*at, causal=True)
-    once = flops["attention"] / reached[name, "forward"]
-    least = floor(fused_step(*at, row.dtype), rate * 1e12, bandwidth * 1e12)
-    repeated = flops["projections"] + flops["ffn"] if whole else again * shape.d_model
-    repeated += 0 if fused else flops["lm_head"]
-    return found | {
-        "matrix multiplies": least["products"].ms,
-        "FlashAttention": once + 2.5 * flops["attention"] / reached[name, "backward"],
-        "computed again": repeated / rate / 1e9 + (once if whole else 0),
-        "other passes": least["elementwise"].ms + least["loss"].ms,
+    rates = [attention.get((name, pass_)) for pass_ in ("forward", "backward")]
+    if not (rate and bandwidth and all(rates)):
+        return counts
+    attention_forward = flops["attention"] / rates[0]
+    least = floor(fused_step(shape, batch, context, row.dtype), rate * 1e12, bandwidth * 1e12)
+    return counts | {
+        "matmuls": least["products"].ms,
+        "FlashAttention": attention_forward + 2.5 * flops["attention"] / rates[1],
+        "recomputed": repeated / rate / 1e9 + (attention_forward if is_baseline else 0),
+        "elementwise": least["elementwise"].ms + least["loss"].ms,
     }
 
 
 def _traced(rows: pd.DataFrame) -> pd.DataFrame:
-    """Ms of a trace's kernels by piece, a row for each of ``rows``."""
-    found = {}
-    for p in pictures("kernels", rows).values():
-        if p.about.get("section") == "leaderboard":
-            kernels = pd.DataFrame(p.rows)
-            name = kernels["kernel"]
-            # Today's: the rows have the classes of when they were measured.
-            kind = name.map(kind_of).where(name != "rest", kernels["kind"])
-            piece = kind.map(CLASSES | BESIDE).fillna("other passes")
-            piece = "in " + piece.mask(kernels["phase"] == "optimizer", "AdamW")
-            in_blocks = (kind == "matmul") & (kernels["calls"] >= int(p.about["layers"]))
-            ms = kernels["ms"].groupby(piece).sum().to_dict()
-            found[p.about["way"], p.run] = ms | {"in blocks": kernels["ms"][in_blocks].sum()}
-    return pd.DataFrame([found.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
+    """Return ms of each traced step's kernels by piece, a row for each of ``rows``."""
+    by_way = {}
+    for picture in pictures("kernels", rows).values():
+        if picture.about.get("section") != "leaderboard":
+            continue
+        kernels = pd.DataFrame(picture.rows)
+        name = kernels["kernel"]
+        # Classes of today: the rows have those of when they were measured.
+        kind = name.map(kind_of).where(name != "rest", kernels["kind"])
+        piece = kind.map(CLASSES | BESIDE)
+        piece = piece.fillna("elementwise").mask(kernels["phase"] == "optimizer", "AdamW")
+        times = kernels["ms"].groupby("in " + piece).sum().to_dict()
+        in_blocks = (kind == "matmul") & (kernels["calls"] >= int(picture.about["layers"]))
+        times["in blocks"] = kernels["ms"][in_blocks].sum()
+        by_way[picture.about["way"], picture.run] = times
+    return pd.DataFrame([by_way.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
+
+
+def tensor_states(row) -> pd.DataFrame:
+    """Return whether each of TENSORS is saved, recomputed or offloaded, a column for each block.
+
+    What is saved in part is the plan that ``choose`` makes for the bytes that the blocks saved.
+    """
+    blocks = int(row.layers)
+    states = pd.DataFrame(SAVED, index=list(TENSORS), columns=range(blocks))
+    outputs = [name for name, matmul in TENSORS.items() if matmul]
+    if row.way == "recomputed":
+        states.loc[list(TENSORS)[1:]] = RECOMPUTED
+    elif row.way in ("attention_kept", "fused_head", "own_fsdp"):
+        states.loc[outputs] = RECOMPUTED
+    elif row.way == "products_kept":
+        shape, tokens = SIZES[row.model], int(row.batch) * int(row.context)
+        results = block_results(shape, tokens, 1.0)
+        plans = choose(block_always(shape, tokens), results, blocks, room=row.blocks)
+        for block, plan in enumerate(plans):
+            again = [name for name in outputs if TENSORS[name] not in plan.kept]
+            states.loc[again, block] = RECOMPUTED
+    else:
+        states.loc[list(OFFLOADED_FIRST), range(round(offloading_blocks(row)))] = OFFLOADED
+    return states
+
+
+def offloading_blocks(row) -> float:
+    """Return how many blocks offload, if each offloads the tensors of OFFLOADED_FIRST."""
+    tokens = int(row.batch) * int(row.context)
+    return row.host_bytes / (len(OFFLOADED_FIRST) * block_always(SIZES[row.model], tokens)[0])
+
+
+def plan_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return for each of TENSORS how many blocks save, recompute or offload it."""
+    heads = {
+        "recomputed": "1",
+        "attention_kept": "2 to 4",
+        "products_kept": "5",
+        "offloaded": "6, 7",
+    }
+    lines = {name: [name] for name in TENSORS}
+    for way in heads:
+        states = tensor_states(_row_of(rows, way))
+        for name in TENSORS:
+            counts = states.loc[name].value_counts()
+            if len(counts) == 1:
+                lines[name].append(counts.index[0])
+                continue
+            state = OFFLOADED if OFFLOADED in counts else SAVED
+            lines[name].append(f"{state} in {counts[state]} of {counts.sum()}")
+    again = ["norms, RoPE, gate", *(RECOMPUTED for _ in heads)]
+    return pd.DataFrame([*lines.values(), again], columns=["tensor", *heads.values()])
+
+
+def recomputed_matmuls(row) -> int:
+    """Return how many matmuls the plan of ``tensor_states`` recomputes."""
+    states = tensor_states(row)
+    outputs = [name for name, matmul in TENSORS.items() if matmul in PRODUCTS]
+    return int((states.loc[outputs] == RECOMPUTED).to_numpy().sum())
+
+
+def block_table(rate: float, attention_ms: float) -> pd.DataFrame:
+    """Return what one block of the 8B model can save, and what saving it spares, at a matmul
+    ``rate`` in TFLOP/s and with a forward of attention of so many ms."""
+    shape, tokens = SIZES["8B"], 32_768
+    always, outputs = block_always(shape, tokens), block_results(shape, tokens, rate * 1e12)
+    attention_bytes = always[1] + always[3]  # with the log-sum-exp
+    ffn_ms = matmul_flops(tokens, shape.d_model, shape.d_model) / rate / 1e9
+    spared = {
+        "attention's output, log-sum-exp": (attention_bytes, attention_ms),
+        "FFN's input": (always[2], ffn_ms),
+        "q, k, v": (sum(o.bytes for o in outputs[:3]), sum(o.ms for o in outputs[:3])),
+        "w1's and w3's outputs": (
+            sum(o.bytes for o in outputs[3:]),
+            sum(o.ms for o in outputs[3:]),
+        ),
+    }
+    lines = [["block's input", digits(always[0] / 1e9, 3), "·", "·"]]
+    for name, (size, time) in spared.items():
+        gigabytes = size / 1e9
+        lines.append([name, digits(gigabytes, 3), digits(time, 3), digits(time / gigabytes)])
+    return pd.DataFrame(lines, columns=["tensor", "GB", "ms to recompute", "ms per GB"])
+
+
+def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return step, gain, prediction, MFU and HFU of each configuration."""
+    lines = []
+    for row in rows.itertuples():
+        gained = "·" if row.gained != row.gained else digits(row.gained, 3)
+        has_prediction = row.way not in ("recomputed", "own_fsdp")
+        predicted = digits(row.predicted, 3) if has_prediction else "·"
+        shares = [percent(row.mfu), percent(row.hfu)]
+        lines.append([CONFIGURATIONS[row.way], count(row.ms), gained, predicted, *shares])
+    heads = ["configuration", "step", "gained", "predicted", "MFU", "HFU"]
+    return pd.DataFrame(lines, columns=heads)
+
+
+def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return peak, count, and where each configuration's tensors are, in GB."""
+    lines = []
+    for row in rows.itertuples():
+        again = count(row.products_again) if pd.notna(row.products_again) else "all"
+        lines.append(
+            [
+                CONFIGURATIONS[row.way],
+                digits(row.allocated_bytes / 1e9, 3),
+                percent(row.counted / row.allocated_bytes - 1, 1),
+                digits(row.kept_bytes / 1e9, 3),
+                digits(row.host_bytes / 1e9, 3) if row.host_bytes else "0",
+                again,
+            ]
+        )
+    heads = ["configuration", "peak", "count", "saved", "offloaded", "matmuls again"]
+    return pd.DataFrame(lines, columns=heads)
+
+
+def trace_table(step: pd.Series, rates: dict[str, float]) -> pd.DataFrame:
+    """Return the pieces of a step, predicted and traced; ``rates`` in TFLOP/s by piece."""
+    lines = []
+    for piece in COMPUTING:
+        traced = step[f"in {piece}"]
+        rate = tflops(rates[piece], 3) if piece in rates else "·"
+        lines.append([piece, ms(step[piece], 4), ms(traced, 4), percent(traced / step["ms"]), rate])
+    return pd.DataFrame(
+        lines, columns=["piece", "predicted", "in the trace", "of the step", "rate"]
+    )
+
+
+def every_step(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return every row of the section as text."""
+    lines = []
+    for row in rows.itertuples():
+        lines.append(
+            [
+                CONFIGURATIONS[row.way],
+                ms(row.ms, 4),
+                f"{digits(row.ms_p20, 4)} to {digits(row.ms_p80, 4)}",
+                count(row.n),
+                *(ms(time, 4) for time in (row.ms_forward, row.ms_backward)),
+                ms(row.ms_optimizer, 3),
+                tflops(row.tflops, 3),
+                percent(row.best),
+                seconds(row.ms_ready, 3),
+                gb(row.reserved_bytes, 4),
+                f"{row.loss:.4f}",
+                f"{row.gradient_norm:.5f}",
+            ]
+        )
+    heads = ["configuration", "step", "20 to 80 %", "steps", "forward", "backward", "AdamW", "rate"]
+    heads += ["of the best matmul", "ready after", "reserved", "loss", "gradient norm"]
+    return pd.DataFrame(lines, columns=heads)
 
 
 def times(rows: pd.DataFrame) -> Chart:
-    """Seconds of a step by PIECES, a bar for each way, with its share of the peak."""
-    frame = (rows.set_index("way")[list(PIECES)] / 1e3).rename(index=WAYS)
-    text = [f"{r.ms / 1e3:.2f} s, {percent(r.mfu)}" for r in rows.itertuples()]
+    """Draw seconds of a step by PIECES, a bar for each configuration, with its MFU."""
+    frame = (rows.set_index("way")[list(PIECES)] / 1e3).rename(index=CONFIGURATIONS)
+    text = [f"{row.ms / 1e3:.2f} s, {percent(row.mfu)}" for row in rows.itertuples()]
     return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.15, xlabel="a step, s")
 
 
 def memory(rows: pd.DataFrame) -> Chart:
-    """GB at the peak, a bar for each way; at its end all of it, and in brackets the count."""
-    rows = rows.set_index("way").rename(index=WAYS)
+    """Draw GB at the peak, a bar for each configuration; at its end the total, and in brackets the
+    count."""
+    rows = rows.set_index("way").rename(index=CONFIGURATIONS)
     rest = rows["allocated_bytes"] - rows["state"] - rows["blocks"]
     held = zip(HELD, (rows["state"], rows["blocks"], rest), strict=True)
     both = zip(rows["allocated_bytes"], rows["counted"], strict=True)
-    text = [f"{a / 1e9:.0f} ({c / 1e9:.0f})" for a, c in both]
+    text = [f"{peak / 1e9:.0f} ({counted / 1e9:.0f})" for peak, counted in both]
     frame = pd.DataFrame(dict(held)).astype(float) / 1e9
     return stacks(frame, HELD, 3.4, columns=3, text=text, xlabel="GB of a GPU")
+
+
+@chart(height=6.2)
+def plans(figure, rows: pd.DataFrame):
+    """Draw what each block saves, recomputes and offloads in four configurations: a panel for each,
+    a column for each block, a line as high as its bytes for each tensor."""
+    panels = {
+        "recomputed": "1: baseline",
+        "attention_kept": "2 to 4: save attention",
+        "products_kept": "5: save matmuls",
+        "offloaded": "6, 7: offload",
+    }
+    shape = SIZES["8B"]
+    wide = {"w1's output", "w3's output"}
+    heights = [shape.d_ff / shape.d_model if name in wide else 1.0 for name in TENSORS]
+    edges = np.concatenate([[0], np.cumsum(heights)])
+    grid = figure.subplots(2, 2, sharex=True, sharey=True)
+    for ax, (way, title) in zip(grid.flat, panels.items(), strict=True):
+        states = tensor_states(_row_of(rows, way))
+        for line, name in enumerate(TENSORS):
+            for block in states.columns:
+                box = [(block + 0.08, 0.84)]
+                height = heights[line] - 0.12
+                ax.broken_barh(
+                    box, (edges[line] + 0.06, height), facecolor=STATES[states.loc[name, block]]
+                )
+        ax.set_title(title, fontsize=10.5)
+        ax.set_yticks((edges[:-1] + edges[1:]) / 2, list(TENSORS), fontsize=10)
+        ax.tick_params(axis="y", length=0)
+        ax.set(ylim=(edges[-1], 0), xlim=(0, len(states.columns)))
+        ax.grid(False)
+    for ax in grid[1]:
+        ax.set_xlabel("block")
+    handles = [Patch(color=colour, label=state) for state, colour in STATES.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
+
+
+def _row_of(rows: pd.DataFrame, way: str):
+    return next(row for row in rows.itertuples() if row.way == way)

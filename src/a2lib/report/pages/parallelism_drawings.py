@@ -1,5 +1,5 @@
-"""Drawings of parallelism: who holds what, what moves when, rings and pipelines on the clock;
-and what binds where."""
+"""Drawings of parallelism: what each device holds, what is sent when, rings, pipelines, and a map
+of the bottleneck."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,7 +15,8 @@ from a2lib.theory.parallelism import EXAMPLE
 from a2lib.theory.schedules import COMPUTE, LINKS, Task, Timeline
 
 LEFT = 66  # units for the names of streams
-# What is held, what is there for a while (gathered, or a partial sum), and what is sent again.
+# Tensors that stay, tensors that are there for a while (gathered, or a partial sum), and tensors
+# that are sent a second time.
 HELD, SENT, PALE = "fill: #86b6e6", "fill: #f0ad78", "fill: #f6cfab"
 NONE = "fill: none; stroke: #808080; stroke-width: 0.8"
 FILLS = {"compute": HELD, "gather": SENT, "reduce": PALE, "scatter": PALE}
@@ -26,7 +27,7 @@ PIPES = {  # title, and pieces of the model on each device
     "gpipe": ("GPipe", 1),
     "1f1b": ("1F1B", 1),
     "interleaved": ("interleaved", 2),
-    "zb-h1": ("zero bubble (H1)", 1),
+    "zb-h1": ("zero bubble H1", 1),
 }
 DEVICES = 4
 NAMES = [f"device {i}" for i in range(DEVICES)]
@@ -45,11 +46,8 @@ def clock(
     names: dict[str, str],
     seconds: float | None = None,
 ) -> float:
-    """Add the rows of a timeline, one per stream in ``names``, from ``y`` down; gives where they
-    end.
-
-    A box has its task's letter and number where it is wide enough.
-    """
+    """Add the rows of a timeline to ``out``, one per stream in ``names``, from ``y`` down; return
+    where they end. A box has its task's letter and number where it is wide enough."""
     across, height = (WIDTH - LEFT - 6) / (seconds or timeline.seconds), 22
     for stream, name in names.items():
         out.append(text(LEFT - 6, y + height / 2 + 4, name, anchor="end"))
@@ -67,15 +65,15 @@ def clock(
 
 
 def _short(rest: list[str]) -> str:
-    """Layer and part of a task: 1 0 -> 2a."""
+    """Return layer and half-batch of a task as people write them: 1 0 becomes 2a."""
     return str(int(rest[0]) + 1) + ("ab"[int(rest[1])] if len(rest) > 1 else "")
 
 
 def rings() -> Drawing:
-    """The two rings on one axis of time, device by device: what each sends, round by round.
+    """Draw the two rings on one axis of time: the messages of each device, round by round.
 
-    A box is as wide as its message takes; its number is the device whose tensor, or the chunk of
-    the sum, goes. Drawn from the rings run on n tensors of n elements.
+    A box is as wide as its message takes; its number is that of the device whose tensor, or of the
+    chunk of the sum, it carries. Both rings are run on n tensors of n elements.
     """
     n = DEVICES
     given = [[10**i] * n for i in range(n)]
@@ -104,31 +102,31 @@ def rings() -> Drawing:
 
 
 def pipelines() -> Drawing:
-    """Pipelines on one axis of time, with their bubbles; the bubble is the paper's colour."""
+    """Draw four pipeline schedules on one axis of time; idle time is left white."""
     stages, microbatches = DEVICES, 8
     runs = [
         (title, kind, chunks, schedules.run(schedules.pipeline(kind, stages, microbatches, chunks)))
         for kind, (title, chunks) in PIPES.items()
     ]
-    across = (WIDTH - LEFT - 6) / max(one.seconds for *_, one in runs)
+    across = (WIDTH - LEFT - 6) / max(timeline.seconds for *_, timeline in runs)
     out, y = [], 0.0
-    for title, kind, chunks, one in runs:
+    for title, kind, chunks, timeline in runs:
         share = bubble_share(kind, stages, microbatches, chunks)
-        held = schedules.held_by_stage(one, 0, stages) / chunks
-        title += f": bubble {100 * share:.0f} %, holds {held:g}"
+        held = schedules.held_by_stage(timeline, 0, stages) / chunks
+        title += f": bubble {100 * share:.0f} %, {held:g} held"
         out.append(text(LEFT, y + 12, title, bold=True))
         y += 18
         for stage in range(stages):
             out.append(text(LEFT - 6, y + 12, f"stage {stage + 1}", anchor="end"))
-            for task in one.tasks:
+            for task in timeline.tasks:
                 if task.stream != f"stage {stage}":
                     continue
-                x = LEFT + one.start[task.name] * across
+                x = LEFT + timeline.start[task.name] * across
                 style = FILLS[task.name[0]] + "; stroke: #555555; stroke-width: 0.5"
                 out.append(box(x, y, task.seconds * across, 15, style))
             y += 18
         y += 6
-    words = "forward", "backward, of zero bubble inputs' alone", "weights' gradients"
+    words = "forward", "backward (zero bubble: of inputs only)", "gradients of weights"
     return Drawing(out, _legend(out, dict(zip((HELD, SENT, PALE), words, strict=True)), y))
 
 
@@ -145,8 +143,8 @@ def every_row(_: int) -> list[tuple[int, int]]:
 
 
 def _holdings(out: list[str], rows: list[Row], names: Sequence[str] = NAMES) -> float:
-    """Add a column per device and a row per tensor, cut into cells of which the device has some;
-    gives where they end."""
+    """Add a column per device and a row per tensor, whose filled cells are what the device has;
+    return where they end."""
     column, y = (WIDTH - LEFT) / DEVICES, 18
     for i, name in enumerate(names):
         out.append(text(LEFT + (i + 0.45) * column, 11, name, anchor="middle"))
@@ -167,6 +165,7 @@ def _holdings(out: list[str], rows: list[Row], names: Sequence[str] = NAMES) -> 
 
 
 def _legend(out: list[str], words: dict[str, str], y: float) -> float:
+    """Add a line per style with its meaning, from ``y`` down; return where they end."""
     for style, meaning in words.items():
         out += [box(LEFT, y, 16, 12, style), text(LEFT + 24, y + 11, meaning)]
         y += 19
@@ -181,20 +180,20 @@ def _drawing(
     streams: dict[str, str] = STREAMS,
     names: Sequence[str] = NAMES,
 ) -> Drawing:
-    """Who holds what, and below the passes of a few layers, drawn to one scale."""
+    """Draw what each device holds, and below it the passes of a few layers on one scale."""
     out: list[str] = []
     y = _legend(out, meanings, _holdings(out, rows, names)) + 8
     runs = {title: schedules.run(tasks) for title, tasks in schedule.items()}
-    longest = max(one.seconds for one in runs.values())
-    for title, one in runs.items():
+    longest = max(timeline.seconds for timeline in runs.values())
+    for title, timeline in runs.items():
         out.append(text(LEFT, y + 10, title, bold=True))
-        y = clock(out, one, y + 16, streams, longest) + 6
+        y = clock(out, timeline, y + 16, streams, longest) + 6
     out += [text(LEFT, y + 11 + 17 * k, line) for k, line in enumerate(letters)]
     return Drawing(out, y + 17 * len(letters) + 2)
 
 
 def fully_sharded() -> Drawing:
-    """A quarter of everything; a layer's weights are gathered for the time they are used."""
+    """Draw FSDP: a quarter of everything, and a layer's weights gathered while they are used."""
     rows = [
         ("batch", (4, 1), own_row, HELD),
         ("weights", (4, 1), own_row, HELD),
@@ -207,7 +206,7 @@ def fully_sharded() -> Drawing:
 
 
 def tensor_parallel() -> Drawing:
-    """Every token on every device, a quarter of each matrix; sums of activations move."""
+    """Draw tensor parallelism: every token on every device, and a quarter of each matrix."""
     rows = [
         ("x, y", (1, 1), lambda i: [(0, 0)], HELD),
         ("W1, W2", (1, 4), own_column, HELD),
@@ -223,7 +222,8 @@ def tensor_parallel() -> Drawing:
 
 
 def sequence_parallel() -> Drawing:
-    """Rows of tokens outside the products, columns within; whole rows for the time of a product."""
+    """Draw sequence parallelism: rows of tokens between the matmuls, columns within them, and all
+    rows while a matmul runs."""
     rows = [
         ("stream,\nnorm", (4, 1), own_row, HELD),
         ("gathered", (4, 1), every_row, SENT),
@@ -232,12 +232,13 @@ def sequence_parallel() -> Drawing:
         ("stream", (4, 1), own_row, HELD),
     ]
     out: list[str] = []
-    meanings = {HELD: "kept for the backward", SENT: "there for one product"}
+    meanings = {HELD: "saved for the backward", SENT: "there for one matmul"}
     return Drawing(out, _legend(out, meanings, _holdings(out, rows)))
 
 
 def mesh() -> Drawing:
-    """Two by two: half of the batch, a quarter of each matrix, half of it while in use."""
+    """Draw FSDP and tensor parallelism, two by two: half of the batch and a quarter of each matrix
+    on each device, half of it while in use."""
     fsdp, tp = (lambda i: i // 2), (lambda i: i % 2)
     rows = [
         ("batch", (2, 1), lambda i: [(fsdp(i), 0)], HELD),
@@ -247,15 +248,19 @@ def mesh() -> Drawing:
         ("x1, x2, z", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD),
     ]
     passes = {"forward": schedules.mesh_forward(3, 2.0, 1.6, 1.6, 2, shared=False)}
-    letters = ["devices: FSDP index, TP index", "G: gather among those of one TP index"]
-    letters.append("R: sum among those of one FSDP index")
+    letters = [
+        "F: FSDP index, T: tensor-parallel (TP) index",
+        "G: all-gather among devices of one T",
+        "R: all-reduce among devices of one F",
+    ]
     streams = {COMPUTE: "computes", "gathers": "FSDP axis", "sums": "TP axis"}
-    names = [f"{fsdp(i)}, {tp(i)}" for i in range(DEVICES)]
+    names = [f"F{fsdp(i)} T{tp(i)}" for i in range(DEVICES)]
     return _drawing(rows, passes, HOLDS, letters, streams, names)
 
 
 def experts_and_contexts() -> Drawing:
-    """Above, whose tokens travel to which expert's device; below, the rounds of ring attention."""
+    """Draw, above, whose tokens travel to which expert's device, and below the rounds of ring
+    attention."""
     n, side, out, y = DEVICES, 44, [], 12.0
     parts = {HELD: f"{n} parts stay", SENT: f"{n * (n - 1)} parts are sent, and their results back"}
     passed = {HELD: "its own", SENT: "received from the device before it"}
@@ -279,8 +284,8 @@ def experts_and_contexts() -> Drawing:
 
 @chart(height=4.2)
 def mesh_map(figure):
-    """Where the example's forward is bound by what, over the devices of each axis, logarithmic; the
-    most devices if the axes share links (circle) and if each has its own (square)."""
+    """Draw the bottleneck of the example's forward over the devices of each axis, and the most
+    devices if the axes share links (circle) and if each has its own (square)."""
     a, b = float(parallelism.data_slope(EXAMPLE)), float(parallelism.tensor_slope(EXAMPLE))
     right, top, offset = 4 * (1 + a), 4 * (1 + b), {"textcoords": "offset points"}
     ax = figure.add_subplot()
@@ -302,10 +307,13 @@ def mesh_map(figure):
         ax.plot(*point, marker=marker, color=COLOURS[0], markersize=8, zorder=5)
         most = f"{point[0] * point[1]:.0f}"
         ax.annotate(most, point, xytext=(7, 5), fontweight="bold", **offset)
-    ax.text(1.15, 1.1, "computation binds", va="bottom")
-    ax.text(0.94 * (1 + a), 0.94 * (1 + b), "only with links\nfor each axis", va="top", ha="right")
-    ax.text(1.06 * (1 + a), 1.4, "FSDP's\nmessages\nbind", va="bottom")
-    ax.text(2, 1.35 * (1 + b), "tensor parallelism's messages bind", va="bottom")
+    ax.text(1.15, 1.1, "compute-bound", va="bottom")
+    ax.text(1.06 * (1 + a), 1.2, "bottleneck:\nFSDP's\nall-gathers", va="bottom")
+    ax.text(1.15, 3.2 * (1 + b), "bottleneck: tensor parallelism's all-reduces")
+    line = {"arrowstyle": "-", "color": DIM, "linewidth": 0.8}
+    inside = (0.75 * (1 + a), 0.75 * (1 + b))
+    words = "compute-bound only if\neach axis has its own links"
+    ax.annotate(words, inside, (1.15, 1.35 * (1 + b)), va="bottom", arrowprops=line)
     ax.set(xlabel="FSDP devices", ylabel="tensor-parallel devices")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter("{x:g}")

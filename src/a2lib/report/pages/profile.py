@@ -1,4 +1,4 @@
-"""Traces of a training step: the rows of each phase with what its kernels add up to."""
+"""Read the traces of a training step: kernel time by phase and class, and its least time."""
 
 import re
 from collections import defaultdict
@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
+from a2lib.lab.trace import HOST
 from a2lib.report import traces
-from a2lib.report.drawing import Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.page import pick
+from a2lib.report.page import one, pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.units import digits, percent
@@ -20,7 +20,7 @@ from a2lib.theory.transformer import SIZES
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
 TRACE = [*SETTING, "profiler"]
-# Precision, attention, compile -> the way's name, and the step whose floor it has.
+# Precision, attention, compile -> the configuration's name, and the step whose least time it has.
 WAYS = {
     ("fp32", "eager", "none"): ("fp32", eager_step),
     ("fp32", "eager", "blocks"): ("fp32, compiled", compiled_step),
@@ -30,20 +30,20 @@ WAYS = {
 }
 GROUPS = {"matmul": "matmul", "attention": "flash", "copy": "copies", "optimizer": "adamw"}
 SHOWN = {
-    "matmul": "#0072b2",
-    "attention": "#d55e00",
-    "between matmuls": "#00825f",
+    "matmuls": "#0072b2",
+    "fused attention": "#d55e00",
+    "elementwise, norms, softmax": "#00825f",
     "copies and casts": "#808080",
     "AdamW": "#444444",
 }
-# What only adds the parts of a product that was divided, or clears a workspace.
+# Kernels that only add the parts of a split matmul, or clear its workspace.
 NO_CALL = re.compile(r"split_k_kernel|reduce")
-# Name and part of what clears memory, or whose name is not there beside a product.
+# Name and part of kernels that clear memory, and of those beside a matmul whose name is not stored.
 CLEARS = re.compile(r"^Memset|^rest (.*(_proj|ffn\.w|lm_head)|ln)")
 INSIDE = "attn.attention."
-# What a block does between its matrix multiplies: the ranges that launch it; its name in
-# theory/step_floor.py, eager or compiled; what Inductor's names have that hold it, the first of
-# them counts.
+# What a block does between its matmuls: the ranges that launch it, its name in
+# theory/step_floor.py, and what the names of Inductor's kernels have that hold it (the first of
+# them counts).
 BETWEEN = {
     "masked": (
         (INSIDE + "scores", INSIDE + "softmax"),
@@ -54,42 +54,63 @@ BETWEEN = {
     "rope": (("attn", INSIDE + "values"), "rope", r"flip|neg_stack|transpose"),
     "norms": (("ln1", "ln2", "block"), "norms|residual and norm", r"rsqrt|add"),
 }
-PER_SCORE = 5  # compare, subtract, exponential, add, divide
+SOFTMAX_FLOPS = 5  # per score: compare, subtract, exponential, add, divide
+SOFTMAX_BYTES = 8  # per score: read and written, in fp32 in either precision
+PHASES_OF = {"forward": ("forward",), "forward-backward": ("forward", "loss", "backward")}
+TRAINING = ("forward", "loss", "backward", "optimizer")
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """The rows of each phase ("step": all of them) with, in ms, the time of its kernels by class:
-    ``matmul``, ``flash`` (fused attention), ``copies``, ``adamw``, ``between`` (the others) and
-    ``total``; ``rest``, all but the first two, and their ``share``; the calls of its ``kernels``
-    and ``matmuls``; ``top``, the kernel that takes most, with ``top_calls``, ``top_share`` and
-    ``top_parts``; of a forward its parts (``scores``, ``values``, ``softmax``, ``casts``, those
-    of BETWEEN); what is known by count (``_counted``); ``slow`` and ``quick``, the step by the
-    slowest and the quickest of its timers, with ``idle_least`` and ``idle_most``; ``replay``, the
-    step as a CUDA graph.
+    """Add to each row the sums of its phase's kernels ("step": of all phases); times in ms.
+
+    way: the configuration's name in WAYS
+    matmul, flash, copies, adamw, between: kernel time of the class (flash: fused attention)
+    total, rest: of all kernels; of all except matmul and flash
+    share: (matmul + flash) / total
+    kernels, matmuls, split, memsets: calls
+    top, top_calls, top_share, top_parts: the kernel that takes most
+    scores, values, softmax, masking, casts, softmax_ratio, those of BETWEEN: parts of a forward
+    counted_matmuls, moved, floor, ...: by counting (``count_work``)
+    depth: launches queued ahead of the GPU
+    launch_us: CPU time per launch in µs, while Python does not wait for a full queue
+    quick, slow: the phase in the quickest and in the slowest process that timed it
+    idle_least, idle_most: the shares of these in which no kernel runs
+    replay: the step as a CUDA graph
     """
-    key = [*TRACE, "phase"]
-    by = defaultdict(list)
-    for one in traces.kernels(rows).to_dict("records"):
-        for phase in (one["phase"], "step"):
-            by[*(one[c] for c in TRACE), phase].append(one)
-    rows = rows.assign(
-        way=[WAYS.get(w, ("other",))[0] for w in zip(*(rows[c] for c in SETTING[4:]), strict=True)]
-    )
-    if by:
-        found = [dict(zip(key, at, strict=True)) | _sums(at[-1], k) for at, k in by.items()]
-        sums = pd.DataFrame(found).astype(
-            {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
-        )
-        rows = rows.merge(sums, on=key, how="left")
-    rate, flops = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
-    rows = rows.join(pd.DataFrame([_counted(r, flops, rate) for r in rows.itertuples()]))
+    ways_of = rows[SETTING[4:]].itertuples(index=False, name=None)
+    rows = rows.assign(way=[WAYS.get(way, ("other",))[0] for way in ways_of])
+    sums = trace_sums(rows)
+    if len(sums):
+        types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
+        rows = rows.merge(sums.astype(types), on=[*TRACE, "phase"], how="left")
+    bandwidth, rates = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
+    counted = [count_work(row, rates, bandwidth) for row in rows.itertuples()]
+    rows = rows.join(pd.DataFrame(counted))
     rows["depth"] = rows["us_queued"] / 1e3 * rows["launches"] / rows["ms_busy"]
+    rows["launch_us"] = 1e3 * rows["ms_host"] / rows["launches"]
+    return add_timers(rows, rows_of("benchmark"), rows_of("compile_model"))
+
+
+def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each phase of each trace, and for its step, with the sums of its kernels."""
+    kernels_of = defaultdict(list)
+    for kernel in traces.kernels(rows).to_dict("records"):
+        for phase in (kernel["phase"], "step"):
+            kernels_of[*(kernel[c] for c in TRACE), phase].append(kernel)
+    sums = []
+    for case, kernels in kernels_of.items():
+        key = dict(zip([*TRACE, "phase"], case, strict=True))
+        sums.append(key | sum_kernels(case[-1], kernels))
+    return pd.DataFrame(sums)
+
+
+def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) -> pd.DataFrame:
+    """Add what timers in other processes say of the same phase: quick, slow, replay and idle."""
     case = [*SETTING, "phase"]
-    steps = rows_of("benchmark")
     launched = steps[~steps["capture"] & (steps["warmup"] > 0)]
-    timed = [rows.assign(ms=rows["ms_timer"]), launched, rows_of("compile_model")]
-    timed = pd.concat([t[[*case, "ms"]] for t in timed if len(t)]).dropna()
-    rows = rows.join(timed.groupby(case)["ms"].agg(quick="min", slow="max"), on=case)
+    timers = [rows.assign(ms=rows["ms_timer"]), launched, compiled]
+    timers = pd.concat([timer[[*case, "ms"]] for timer in timers if len(timer)]).dropna()
+    rows = rows.join(timers.groupby(case)["ms"].agg(quick="min", slow="max"), on=case)
     replayed = steps[steps["capture"] & (steps["status"] == "ok")].drop_duplicates(case)
     rows = rows.join(replayed.set_index(case)["ms"].rename("replay"), on=case)
     rows["idle_least"] = (1 - rows["ms_busy"] / rows["quick"]).clip(lower=0)
@@ -97,156 +118,221 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows
 
 
-def _sums(phase: str, k: list[dict]) -> dict:
-    """What the kernels of a phase add up to; by Python, as pandas is slow on so few."""
+def total(kernels: list[dict], column: str = "ms") -> float:
+    return sum(kernel[column] for kernel in kernels)
 
-    def total(own, what: str = "ms") -> float:
-        return sum(one[what] for one in own)
 
-    kinds, names = defaultdict(list), defaultdict(list)
-    for one in k:
-        kinds[GROUPS.get(one["kind"], "between")].append(one)
-        names[one["kernel"]].append(one)
-    found = {name: total(kinds[name]) for name in (*GROUPS.values(), "between")}
-    found |= {"total": total(k), "kernels": total(k, "calls")}
-    found["rest"] = found["total"] - found["matmul"] - found["flash"]
-    found["share"] = 1 - found["rest"] / found["total"]
-    products = (o for o in kinds["matmul"] if not NO_CALL.search(o["kernel"]))
-    found |= {"matmuls": total(products, "calls"), "split": total(kinds["matmul"], "calls")}
-    cleared = (o for o in kinds["copies"] if CLEARS.search(f"{o['kernel']} {o['part']}"))
-    found["memsets"] = total(cleared, "calls")
+def sum_kernels(phase: str, kernels: list[dict]) -> dict:
+    """Return what the kernels of a phase add up to (``columns``); by Python, as pandas is slow on
+    so few."""
+    classes, names = defaultdict(list), defaultdict(list)
+    for kernel in kernels:
+        classes[GROUPS.get(kernel["kind"], "between")].append(kernel)
+        names[kernel["kernel"]].append(kernel)
+    sums = {name: total(classes[name]) for name in (*GROUPS.values(), "between")}
+    sums |= {"total": total(kernels), "kernels": total(kernels, "calls")}
+    sums["rest"] = sums["total"] - sums["matmul"] - sums["flash"]
+    sums["share"] = 1 - sums["rest"] / sums["total"]
+    whole = [k for k in classes["matmul"] if not NO_CALL.search(k["kernel"])]
+    sums |= {"matmuls": total(whole, "calls"), "split": total(classes["matmul"], "calls")}
+    cleared = [k for k in classes["copies"] if CLEARS.search(f"{k['kernel']} {k['part']}")]
+    sums["memsets"] = total(cleared, "calls")
     names.pop("rest", None)
     if names:
-        top, own = max(names.items(), key=lambda named: total(named[1]))
-        found |= {"top": top, "top_calls": total(own, "calls")}
-        found["top_share"] = total(own) / found["total"]
-        found["top_parts"] = ", ".join(sorted({o["part"] for o in own} - {""}))
-    if phase != "forward":
-        return found
-    for what, (parts, *_) in BETWEEN.items():
-        launched = [o["part"] in parts and o["kind"] != "matmul" for o in k]
-        own = [o for o, its in zip(k, launched, strict=True) if its or _fused(o["kernel"]) == what]
-        found |= {what: total(own), f"{what}_kernels": total(own, "calls")}
-    at = {p: defaultdict(float) for p in ("scores", "values", "softmax")}
-    for one in k:
-        if (part := one["part"].removeprefix(INSIDE)) in at:
-            at[part][one["kind"]] += one["ms"]
-    if all(at.values()):
-        found |= {p: at[p]["matmul"] for p in ("scores", "values")}
-        found["masking"] = sum(at["scores"].values()) - found["scores"]
-        found["casts"] = at["softmax"].pop("copy", 0.0)
-        found["softmax"] = sum(at["softmax"].values())
-        found["softmax_ratio"] = found["softmax"] / (found["scores"] + found["values"])
-    return found
+        top, calls = max(names.items(), key=lambda named: total(named[1]))
+        sums |= {"top": top, "top_calls": total(calls, "calls")}
+        sums["top_share"] = total(calls) / sums["total"]
+        sums["top_parts"] = ", ".join(sorted({call["part"] for call in calls} - {""}))
+    return sums | sum_forward(kernels) if phase == "forward" else sums
+
+
+def sum_forward(kernels: list[dict]) -> dict:
+    """Return the kernel time of a forward's parts: those of BETWEEN, and of eager attention."""
+    sums = {}
+    for name, (parts, *_) in BETWEEN.items():
+        mine = [k for k in kernels if belongs(k, name, parts)]
+        sums |= {name: total(mine), f"{name}_kernels": total(mine, "calls")}
+    inside = {part: defaultdict(float) for part in ("scores", "values", "softmax")}
+    for kernel in kernels:
+        part = kernel["part"].removeprefix(INSIDE)
+        if part in inside:
+            inside[part][kernel["kind"]] += kernel["ms"]
+    if all(inside.values()):
+        sums |= {part: inside[part]["matmul"] for part in ("scores", "values")}
+        sums["masking"] = sum(inside["scores"].values()) - sums["scores"]
+        sums["casts"] = inside["softmax"].pop("copy", 0.0)
+        sums["softmax"] = sum(inside["softmax"].values())
+        sums["softmax_ratio"] = sums["softmax"] / (sums["scores"] + sums["values"])
+    return sums
+
+
+def belongs(kernel: dict, name: str, parts: tuple[str, ...]) -> bool:
+    """Return whether a kernel does the work ``name`` of BETWEEN."""
+    is_eager = kernel["part"] in parts and kernel["kind"] != "matmul"
+    return is_eager or fused_work(kernel["kernel"]) == name
 
 
 @cache
-def _fused(kernel: str) -> str:
-    """What of BETWEEN a kernel of Inductor's holds."""
-    held = (what for what, (*_, names) in BETWEEN.items() if re.search(names, kernel))
-    return next(held, "") if kernel.startswith("triton_") else ""
+def fused_work(kernel: str) -> str:
+    """Return the work of BETWEEN that a kernel of Inductor's holds, or an empty text."""
+    if not kernel.startswith("triton_"):
+        return ""
+    for name, (*_, pattern) in BETWEEN.items():
+        if re.search(pattern, kernel):
+            return name
+    return ""
 
 
-def _counted(row, flops: dict[str, float], rate: float | None) -> dict:
-    """Of a phase by count: ``counted_matmuls``; the bytes between matrix multiplies, in all
-    (``moved``) and of BETWEEN; and the floors of both by what the GPU reaches, in ms. Of a forward:
-    operations and bytes of the softmax and of the two multiplies around it."""
+def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
+    """Return what counting tells of a row's phase; nothing for a configuration without a count.
+
+    counted_matmuls: calls
+    moved, and masked_bytes, gate_bytes, ...: bytes between matmuls, in all and of BETWEEN
+    floor_matmul, floor_rest, floor: least times by what the GPU reaches, ms
+    multiply_flops, multiply_bytes, softmax_flops, softmax_bytes: of eager attention in a forward
+    """
     way = (row.precision, row.attention, row.compile)
     if row.model not in SIZES or way not in WAYS:
         return {}
     shape, batch, context = SIZES[row.model], int(row.batch), int(row.context)
-    mode = {"forward": ("forward",), "forward-backward": ("forward", "loss", "backward")}
-    phases = mode.get(row.mode, ("forward", "loss", "backward", "optimizer"))
-    phases = phases if row.phase == "step" else (row.phase,)
-    step = [k for k in WAYS[way][1](shape, batch, context, row.precision) if k.phase in phases]
-    matmuls, rest = ([k for k in step if bool(k.flops) is one] for one in (True, False))
-    found = {
-        "counted_matmuls": sum(k.count for k in matmuls),
-        "moved": sum(k.count * (k.read + k.written) for k in rest),
+    phases = PHASES_OF.get(row.mode, TRAINING) if row.phase == "step" else (row.phase,)
+    kernels = WAYS[way][1](shape, batch, context, row.precision)
+    kernels = [kernel for kernel in kernels if kernel.phase in phases]
+    matmuls = [kernel for kernel in kernels if kernel.flops]
+    others = [kernel for kernel in kernels if not kernel.flops]
+    counts = {
+        "counted_matmuls": sum(kernel.count for kernel in matmuls),
+        "moved": sum(kernel.count * (kernel.read + kernel.written) for kernel in others),
     }
-    if rate and (peak := flops.get(row.precision.removesuffix("_weights"))):
-        limits = peak * 1e12, rate * 1e12
-        least = [floor(part, *limits)["total"].ms for part in (matmuls, rest)]
-        found |= {"floor_matmul": least[0], "floor_rest": least[1], "floor": sum(least)}
+    rate = rates.get(row.precision.removesuffix("_weights"))
+    if bandwidth and rate:
+        least = [
+            floor(part, rate * 1e12, bandwidth * 1e12)["total"].ms for part in (matmuls, others)
+        ]
+        counts |= {"floor_matmul": least[0], "floor_rest": least[1], "floor": sum(least)}
     if row.phase == "forward":
-        for what, (_, names, _) in BETWEEN.items():
-            own = [k for k in rest if k.count >= shape.num_layers and re.fullmatch(names, k.name)]
-            found[f"{what}_bytes"] = sum(k.count * (k.read + k.written) for k in own)
-        multiplies = [k for k in step if k.name == "scores"]  # of eager attention
-        found["multiply_bytes"] = sum(k.count * (k.read + k.written) for k in multiplies)
-        found["multiply_flops"] = sum(k.count * k.flops for k in multiplies)
-        scores = shape.num_layers * batch * shape.num_heads * context**2 if multiplies else 0
-        found["softmax_bytes"] = 8 * scores  # read and written, in fp32 in either precision
-        found["softmax_flops"] = PER_SCORE * scores
-    return found
+        for name, (_, pattern, _) in BETWEEN.items():
+            mine = [
+                kernel
+                for kernel in others
+                if kernel.count >= shape.num_layers and re.fullmatch(pattern, kernel.name)
+            ]
+            counts[f"{name}_bytes"] = sum(k.count * (k.read + k.written) for k in mine)
+        eager = [kernel for kernel in kernels if kernel.name == "scores"]
+        counts["multiply_bytes"] = sum(k.count * (k.read + k.written) for k in eager)
+        counts["multiply_flops"] = sum(k.count * k.flops for k in eager)
+        scores = shape.num_layers * batch * shape.num_heads * context**2 if eager else 0
+        counts["softmax_bytes"] = SOFTMAX_BYTES * scores
+        counts["softmax_flops"] = SOFTMAX_FLOPS * scores
+    return counts
 
 
-def listed(k: pd.DataFrame, what: dict[str, str]) -> list[pd.DataFrame]:
-    """A trace's kernels as texts, those of one percent of its time or more: summed by phase,
-    class and part; and by name, each with what it is by the first pattern of ``what`` in it."""
-    tables = []
-    for by in ("part", "kernel"):
-        sums = k.groupby(["phase", "kind", by])[["calls", "ms"]].sum().reset_index()
-        sums["share"] = sums["ms"] / sums["ms"].sum()
-        sums["each, µs"] = [digits(us, 3) for us in 1e3 * sums["ms"] / sums["calls"]]
-        sums = sums[(sums["share"] >= 0.01) & (sums[by] != "rest")].sort_values("ms")[::-1]
-        if by == "kernel":
-            known = [next((w for p, w in what.items() if re.search(p, n)), "") for n in sums[by]]
-            sums.insert(2, "what it is", known)
-            sums["name"] = [f"`{name}`" for name in sums.pop(by)]
-        sums["share"] = [percent(share, 1) for share in sums["share"]]
-        sums["ms"] = [digits(ms, 3) for ms in sums["ms"]]
-        tables.append(sums.rename(columns={"kind": "class", "part": "launched by"}))
-    return tables
+def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:
+    """Return the CPU time per launch (µs) of each forward and each whole step of the small model
+    whose launching took longer than its kernels: there the queue is empty and Python never waits.
+    """
+    small = pick(rows, model="small", way=way, profiler="nsys", phase=["forward", "step"])
+    repeats = (small["mode"] == "forward") & (small["phase"] == "step")  # the same times once more
+    small = small[~repeats & (small["ms_host"] > small["ms_busy"])]
+    return small["launch_us"].astype(float)
 
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows by way, those of no way last, then from the smallest model on, then by context."""
+    """Sort rows by configuration (the nameless last), then by model size, then by context."""
     place = {n: i for i, n in enumerate([*(name for name, _ in WAYS.values()), *SIZES])}
     keys = [rows["way"].map(place).fillna(len(place)), rows["model"].map(place), rows["context"]]
     return rows.iloc[np.lexsort(keys[::-1])]
 
 
 def tops(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each fp32 forward (phase "forward") and of it with its backward ("step") the row of one
-    trace: the first by mode whose top kernel has its full name, as some cut names short ("…")."""
+    """Return one row for each fp32 forward (phase "forward"), and for it with its backward
+    ("step"): the first trace by mode that stores its top kernel's full name, as some cut names
+    short ("…")."""
     cases = {"forward": "forward", "forward-backward": ["forward", "step"], "train-step": "step"}
     plain = {"way": "fp32", "profiler": "nsys"}
-    found = pd.concat([pick(rows, **plain, mode=m, phase=p) for m, p in cases.items()])
-    found = found[~found["top"].str.endswith("…")]
-    return by_size(found.drop_duplicates(["model", "context", "phase"]))
+    traced = pd.concat([pick(rows, **plain, mode=m, phase=p) for m, p in cases.items()])
+    traced = traced[~traced["top"].str.endswith("…")]
+    return by_size(traced.drop_duplicates(["model", "context", "phase"]))
+
+
+# The longest context whose training step ran in fp32.
+LONGEST = {"small": 6144, "medium": 3072, "large": 2048, "xl25": 1536, "2.7B": 1536}
+
+
+def longest(rows: pd.DataFrame, phase: str = "forward") -> pd.DataFrame:
+    """Return the fp32 row of a training step's phase for each model at its longest context."""
+    trace = {"mode": "train-step", "profiler": "nsys", "way": "fp32", "phase": phase}
+    few = [one(rows, model=m, context=n, **trace) for m, n in LONGEST.items()]
+    return pd.DataFrame(few).set_index("model")
+
+
+def matmul_shares(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the matmuls' share of a forward's and of a whole fp32 step's kernel time, by model and
+    context."""
+    trace = {"mode": "train-step", "way": "fp32", "profiler": "nsys"}
+    few = pick(rows, phase=["forward", "step"], **trace)
+    index = ["model", "context"]
+    return few.pivot(index=index, columns="phase", values="share").astype(float)
+
+
+def backward_over_forward(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the kernel time of an fp32 backward over its forward's, of matmuls and of the rest, by
+    model and context."""
+    trace = {"mode": "train-step", "way": "fp32", "profiler": "nsys"}
+    few = pick(rows, phase=["forward", "backward"], **trace)
+    values = ["matmul", "rest"]
+    few = few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
+    ratios = {part: few[part]["backward"] / few[part]["forward"] for part in values}
+    return pd.DataFrame(ratios)
+
+
+def until_last_kernel(*strips: list[dict]) -> list[list[dict]]:
+    """Cut strips to one length: that of the one whose last kernel ends first."""
+    lasts = [max(ends(row) for row in strip if row["stream"] != HOST) for strip in strips]
+    return [
+        [cut(row, min(lasts)) for row in strip if row["start_us"] < min(lasts)] for strip in strips
+    ]
+
+
+def ends(row: dict) -> float:
+    return row["start_us"] + row["duration_us"]
+
+
+def cut(row: dict, last_us: float) -> dict:
+    return row | {"duration_us": min(row["duration_us"], last_us - row["start_us"])}
 
 
 @chart(height=5.0)
 def ways(figure, rows: pd.DataFrame):
-    """Time of the kernels of a step by class, a bar for each way, the models below each other."""
-    names = dict(zip(("matmul", "flash", "between", "copies", "adamw"), SHOWN, strict=True))
+    """Draw the kernel time of a step by class, a bar for each configuration, a panel per model."""
+    classes = dict(zip(("matmul", "flash", "between", "copies", "adamw"), SHOWN, strict=True))
     panels = figure.subplots(2, 1)
-    for ax, (model, own) in zip(panels, rows.groupby("model", sort=False), strict=True):
-        own = by_size(own).set_index("way")[list(names)].rename(columns=names)
-        total = own.sum(axis=1)
-        share = (own["matmul"] + own["attention"]) / total
-        said = [f"{digits(t, 3)}, {percent(s)}" for t, s in zip(total, share, strict=True)]
-        stacked(ax, own, SHOWN, text=said, xlabel="time of kernels in a step (ms)")
-        ax.set_xlim(0, 1.3 * total.max())
+    for ax, (model, few) in zip(panels, rows.groupby("model", sort=False), strict=True):
+        bars = by_size(few).set_index("way")[list(classes)].rename(columns=classes)
+        sums = bars.sum(axis=1)
+        shares = (bars["matmuls"] + bars["fused attention"]) / sums
+        words = [f"{digits(t, 3)}, {percent(s)}" for t, s in zip(sums, shares, strict=True)]
+        stacked(ax, bars, SHOWN, text=words, xlabel="kernel time in a step (ms)", least=0.09)
+        ax.set_xlim(0, 1.3 * sums.max())
         ax.grid(False)  # the text crosses it
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
-    traces.legend(figure, SHOWN)
+    traces.legend(figure, SHOWN, columns=2)
 
 
 @chart(height=3.4)
 def roofline(figure, rows: pd.DataFrame, bandwidth: float, flops: dict[str, float]):
-    """Operations a second over operations a byte of the softmax and of the two multiplies around
-    it, a mark for each row of a forward, under what memory and arithmetic reach (TB/s, TFLOP/s)."""
+    """Draw the softmax and the two matmuls around it, a mark for each row of a forward, under the
+    best bandwidth (TB/s) and matmul rates (TFLOP/s): operations per second over operations per
+    byte."""
     low, high, top = 0.2, 1000.0, max(flops.values())
     ax = figure.subplots()
     ax.plot([low, top / bandwidth], [low * bandwidth, top], color=INK, linewidth=1.4)
-    label(ax, "memory", (4, 4 * bandwidth), (-8, 0), ha="right")
+    label(ax, "bandwidth", (4, 4 * bandwidth), (-8, 0), ha="right")
     for precision in rows["precision"].unique():
         flat = flops[precision]
         ax.plot([flat / bandwidth, high], [flat, flat], color=INK, linewidth=1.4)
-        label(ax, f"{precision} arithmetic", (high, flat), (0, 4), ha="right")
+        label(ax, f"{precision} matmul rate", (high, flat), (0, 4), ha="right")
     for row in rows.itertuples():
         for kind, ms in (("softmax", row.softmax), ("multiply", row.scores + row.values)):
             work, moved = getattr(row, f"{kind}_flops"), getattr(row, f"{kind}_bytes")
@@ -256,28 +342,9 @@ def roofline(figure, rows: pd.DataFrame, bandwidth: float, flops: dict[str, floa
             if kind == "softmax" and row.precision == "fp32":
                 label(ax, "softmax", at, (10, -4), va="top")
             elif kind == "multiply":
-                label(ax, f"two multiplies, {row.precision}", at, (10, -4), va="top")
+                label(ax, f"two matmuls, {row.precision}", at, (10, -4), va="top")
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
     ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
     ax.set_yticks([1, 10, 100], ["1", "10", "100"])
     ax.minorticks_off()
-    ax.set(xlabel="operations a byte", ylabel="TFLOP/s")
-
-
-def queue() -> Drawing:
-    """Python launches, the GPU runs later: a kernel of the forward below the range of backward."""
-    pale, blue, grey = "fill: #eeeeee", "fill: #0072b2", "fill: #808080"
-    made = [text(2, 37, "Python"), text(2, 101, "GPU")]
-    for x, width, name in ((62, 104, "forward"), (168, 150, "backward")):
-        made.append(box(x, 22, width, 22, pale, name))
-    for i in range(12):
-        launch, run, width = 68 + 20 * i, 76 + 30 * i, 28
-        if i > 4:
-            launch, run, width = 174 + 20 * (i - 5), 226 + 18 * (i - 5), 16
-        made.append(box(run, 86, width, 22, blue if i < 5 else grey))
-        made.append(stroke(f"M{launch} 40 V48", "#000000", 1.6))
-        if i in (0, 3, 4, 11):
-            made.append(stroke(f"M{launch} 46 L{run + 2} 86", "#555555", 1.0))
-    made.append(stroke("M168 114 V118 H224 V114", "#555555", 1.0))
-    words = "launched in the forward, run during the backward"
-    return Drawing([*made, text(196, 132, words, anchor="middle")], 140)
+    ax.set(xlabel="FLOPs per byte", ylabel="TFLOP/s")

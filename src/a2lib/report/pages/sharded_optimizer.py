@@ -1,96 +1,248 @@
-"""A sharded optimizer: what each rank holds beside the count, and the update with its exchange."""
+"""A sharded optimizer: each rank's memory beside the count, and the update with its exchange."""
 
 import pandas as pd
 
 from a2lib.parallel.owners import CHUNKS
 from a2lib.report.metrics import copy_bandwidth
-from a2lib.report.page import pick
+from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives
-from a2lib.report.plots import name_lanes, stacks
-from a2lib.report.style import Chart, chart
+from a2lib.report.plots import bars, name_lanes, stacks
+from a2lib.report.style import COLOURS, Chart, chart
+from a2lib.report.units import digits, gb, ms
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.sharding import UPDATE_BYTES, Held, pipelined_s
+from a2lib.theory.sharding import UPDATE_BYTES, Held, pipelined_s, sent
 from a2lib.theory.transformer import SIZES, parameter_count
 
-MOMENTS = ("init", "before", "after")
-PARTS = {  # a column of bytes, and what the figure calls it
+MODELS = {"xl25": "2.0B", "2.7B": "3.4B"}
+MOMENTS = {
+    "init": "model made",
+    "before": "before the update",
+    "after": "after the update",
+}
+OPTIMIZERS = {"plain": "replicated", "sharded": "sharded", "zero": "PyTorch's"}
+PARTS = {  # a column of bytes, and its name in figures and tables
     "parameter_bytes": "weights",
     "gradient_bytes": "gradients",
-    "optimizer_bytes": "AdamW's moments",
+    "optimizer_bytes": "moments",
 }
-SHADES = dict(zip(PARTS.values(), ("#0072b2", "#a86f00", "#d55e00"), strict=True))
+SHADES = {"weights": "#0072b2", "gradients": "#a86f00", "moments": "#d55e00"}
+ESTIMATED, REPLICATED, SHARDED = "#808080", COLOURS[1], COLOURS[0]
 
 
 def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """The timed rows with ``way``, who averages gradients and how the step is launched."""
-    carrier = rows["carrier"].map({"copy_engines": "copy engines", "backend": "NCCL"})
-    carrier = carrier.mask(rows["wrapper"] == "torch_ddp", "PyTorch's DDP")
-    how = rows["capture"].map({True: "CUDA graph", False: "from Python"})
-    return rows.assign(way=how + ", " + carrier)
+    """Add ``launched``, by what a step is launched, and ``transport``, by what gradients travel."""
+    transport = rows["carrier"].map({"copy_engines": "copy engines", "backend": "NCCL"})
+    transport = transport.mask(rows["wrapper"] == "torch_ddp", "PyTorch's DDP")
+    launched = rows["capture"].map({True: "graph", False: "Python"})
+    return rows.assign(launched=launched, transport=transport)
 
 
-def held(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """The fullest rank of each moment, with ``counted``, the formula's bytes (of the peak of a
-    later step at the moment "step"), without PyTorch's wrapper, which keeps buckets of its own."""
-    fullest = rows.sort_values(["present_bytes", "tensor_bytes", "on_rank"])
-    names = ("optimizer", "wrapper", "carrier", "model", "precision", "moment")
-    key = [c for c in fullest if c in names]
-    fullest = fullest[fullest["wrapper"] != "torch_ddp"].drop_duplicates(key, keep="last")
+def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
+    """Return, of each moment, the rank that holds more, with ``counted``, the formula's bytes; at
+    the moment "step", of the peak of a later step. PyTorch's DDP, which keeps buckets of its own,
+    has no count."""
+    rows = rows.sort_values(["present_bytes", "tensor_bytes", "on_rank"])
+    key = ["optimizer", "wrapper", "carrier", "model", "precision", "moment"]
+    fullest = rows.drop_duplicates([name for name in key if name in rows], keep="last")
     return fullest.assign(counted=[_counted(row) for row in fullest.itertuples()])
 
 
-def _counted(row) -> int:
-    how = {"precision": row.precision, "attention": row.attention}
-    step = StepMemory(SIZES[row.model], int(row.batch), int(row.context), **how)
-    count = Held(step, int(row.world_size), row.optimizer != "plain")
-    return count.peak() if row.moment == "step" else sum(count.at(row.moment).values())
+def _counted(row) -> float:
+    if row.wrapper == "torch_ddp":
+        return float("nan")
+    shape = SIZES[row.model]
+    step = StepMemory(
+        shape,
+        int(row.batch),
+        int(row.context),
+        precision=row.precision,
+        attention=row.attention,
+    )
+    held = Held(step, int(row.world_size), row.optimizer != "plain")
+    return held.peak() if row.moment == "step" else sum(held.at(row.moment).values())
+
+
+def moment(memory: pd.DataFrame, optimizer: str, when: str, precision: str = "bf16"):
+    """Return the row of the 2.0B model at a moment, gradients averaged by a2lib over NCCL."""
+    return one(
+        memory,
+        optimizer=optimizer,
+        moment=when,
+        model="xl25",
+        precision=precision,
+        carrier="backend",
+        wrapper="bucketed",
+    )
+
+
+def pairs(steps: pd.DataFrame) -> list[tuple]:
+    """Return each replicated step with the sharded one of the same run."""
+    same = ["model", "precision", "capture", "carrier", "run"]
+    grouped = pick(steps, wrapper="bucketed").groupby(same)
+    return [tuple(pair.sort_values("optimizer").itertuples()) for _, pair in grouped]
 
 
 def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[str, float]:
-    """Milliseconds of an update of all weights, of a half, of the exchange of the other half, and
-    of half an update with its exchange in chunks, at the bandwidth of copies and of all-gathers."""
-    weights = parameter_count(SIZES[model])
+    """Return the ms that bytes alone need, at the bandwidth of copies and of back-to-back
+    collectives.
+
+    whole, half: an update of all weights, and of half of them
+    exchange: the all-gathers of the other half
+    both: half an update with its exchange in chunks
+    broadcasts: a broadcast of every parameter by itself
+    """
+    shape = SIZES[model]
+    weights = parameter_count(shape)
     update = UPDATE_BYTES * weights / copy_bandwidth(ceiling) / 1e9
-    exchange = 1e3 * CHUNKS * gathers(messages).time_s(4 * weights / CHUNKS)
+    exchange = 1e3 * CHUNKS * line(messages, "all_gather").time_s(4 * weights / CHUNKS)
+    broadcast = line(messages, "broadcast")
+    tensors = 9 * shape.num_layers + 3
     return {
         "whole": update,
         "half": update / 2,
         "exchange": exchange,
         "both": 1e3 * pipelined_s(update / 2e3, exchange / 1e3, CHUNKS),
+        "broadcasts": 1e3 * (tensors * broadcast.overhead_s + 4 * weights / broadcast.bandwidth),
     }
 
 
-def gathers(messages: pd.DataFrame) -> Line:
-    """The line through queued all-gathers between two GPUs."""
-    return fit(*collectives.queued(messages, "all_gather"))
+def line(messages: pd.DataFrame, operation: str) -> Line:
+    """Return the line through back-to-back collectives of an operation between two GPUs."""
+    return fit(*collectives.queued(messages, operation))
 
 
-def memory(rows: pd.DataFrame) -> Chart:
-    """What a GPU holds at three moments of the first step, without sharding and with it, GB."""
-    words = {"init": "model made", "before": "before update", "after": "after update"}
+def memory_bars(memory: pd.DataFrame) -> Chart:
+    """Draw what a GPU holds at three moments of the first step, replicated and sharded, in GB."""
     parts, totals = {}, []
-    for moment, named in words.items():
-        for optimizer, how in (("plain", "whole"), ("sharded", "sharded")):
-            row = pick(rows, moment=moment, optimizer=optimizer).iloc[0]
-            parts[f"{named}, {how}"] = {name: row[c] / 1e9 for c, name in PARTS.items()}
-            totals.append(f"{row['present_bytes'] / 1e9:.0f}")
+    for when, words in MOMENTS.items():
+        for optimizer in ("plain", "sharded"):
+            row = moment(memory, optimizer, when)
+            name = f"{words}, {OPTIMIZERS[optimizer]}"
+            parts[name] = {part: getattr(row, column) / 1e9 for column, part in PARTS.items()}
+            totals.append(f"{row.present_bytes / 1e9:.0f}")
     looks = {"columns": 3, "text": totals, "xlabel": "GB on each of two GPUs"}
     return stacks(pd.DataFrame(parts).T, SHADES, 3.3, **looks)
 
 
+@chart(height=2.8)
+def updates(figure, times: dict[str, float]):
+    """Draw update times as bars, by their words, which begin with "by bytes" for estimates and end
+    with "replicated" or with what is sharded."""
+    colours = []
+    for words in times:
+        if words.startswith("by bytes"):
+            colours.append(ESTIMATED)
+        else:
+            colours.append(REPLICATED if words.endswith("replicated") else SHARDED)
+    text = [ms(time) for time in times.values()]
+    bars(
+        figure.subplots(),
+        list(times),
+        list(times.values()),
+        text=text,
+        colours=colours,
+        xlabel="update, and exchange where it is sharded, ms",
+    )
+
+
 @chart(height=2.0)
 def timeline(figure, at: dict[str, float]):
-    """Half an update in chunks above, the all-gather of each below, and a whole update."""
+    """Draw half an update in chunks, the all-gather of each below, and a whole update above."""
     ax = figure.subplots()
     update, gather = at["half"] / CHUNKS, at["exchange"] / CHUNKS
     free = 0.0
-    ax.barh(0, at["whole"], color="#808080", height=0.6)
+    ax.barh(0, at["whole"], color=ESTIMATED, height=0.6)
     for n in range(CHUNKS):
         start = max(free, (n + 1) * update)
         free = start + gather
-        ax.barh(1, update, left=n * update, color="#d55e00", height=0.6, edgecolor="#ffffff")
-        ax.barh(2, gather, left=start, color="#0072b2", height=0.6, edgecolor="#ffffff")
+        ax.barh(1, update, left=n * update, color=SHARDED, height=0.6, edgecolor="#ffffff")
+        ax.barh(2, gather, left=start, color=COLOURS[1], height=0.6, edgecolor="#ffffff")
     name_lanes(ax, range(3), ["whole update", "half an update", "all-gathers"])
     ax.invert_yaxis()
-    ax.set(xlabel="ms, estimated", xlim=(0, None))
+    ax.set(xlabel="ms, estimated from bytes", xlim=(0, None))
+
+
+def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
+    """Return the three moments of the first step by component, in GB, beside the formula."""
+    lines = []
+    for when, words in MOMENTS.items():
+        for optimizer in ("plain", "sharded"):
+            row = moment(memory, optimizer, when)
+            parts = [getattr(row, column) for column in PARTS]
+            totals = [digits(size / 1e9, 3) for size in (row.present_bytes, row.counted)]
+            texts = [digits(size / 1e9, 3) if size else "0" for size in parts]
+            lines.append([f"{words}, {OPTIMIZERS[optimizer]}", *texts, *totals])
+    return pd.DataFrame(lines, columns=["moment", *PARTS.values(), "total", "formula"])
+
+
+def handout_memory(memory: pd.DataFrame) -> pd.DataFrame:
+    """Return the moments in fp32 of both models, with what was the most until then."""
+    rows = pick(memory, precision="fp32", moment=list(MOMENTS))
+    lines = []
+    for row in rows.sort_values(["model", "optimizer"]).itertuples():
+        sizes = [getattr(row, column) for column in PARTS]
+        sizes += [row.present_bytes, row.tensor_bytes, row.allocated_bytes]
+        texts = [gb(size, 3) if size else "0" for size in sizes]
+        lines.append([MODELS[row.model], OPTIMIZERS[row.optimizer], MOMENTS[row.moment], *texts])
+    heads = ["model", "optimizer", "moment", *PARTS.values(), "total", "peak until then"]
+    return pd.DataFrame(lines, columns=[*heads, "peak of the allocator"])
+
+
+def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return steps, and update with exchange, replicated and sharded, in ms."""
+    by_mode = {}
+    for plain, sharded in pairs(steps):
+        # Copy engines from Python were measured on another machine, which launches slowly.
+        if plain.carrier == "backend" or plain.capture:
+            mode = f"{plain.precision}, {plain.launched}, {plain.transport}"
+            by_mode[f"{MODELS[plain.model]}, {mode}"] = plain, sharded
+    torch = [one(steps, optimizer=name, wrapper="torch_ddp") for name in ("plain", "zero")]
+    by_mode["2.0B, bf16, Python, PyTorch's own"] = torch
+    lines = []
+    for mode, (plain, sharded) in by_mode.items():
+        times = (plain.ms, sharded.ms, plain.ms_optimizer, sharded.ms_optimizer)
+        lines.append([mode, *(digits(time, 3) for time in times)])
+    heads = ["model and mode", "step", "sharded step", "update", "sharded update"]
+    return pd.DataFrame(lines, columns=heads)
+
+
+def bytes_table() -> pd.DataFrame:
+    """Return what each of two GPUs sends in a step of the 2.0B model, by scheme."""
+    size = 4 * parameter_count(SIZES["xl25"])
+    lines = []
+    for words, scheme in (
+        ("not sharded", "plain"),
+        ("a2lib", "sharded"),
+        ("ZeRO stage 1", "zero1"),
+    ):
+        bytes_sent = sent(scheme, size, 2)
+        weights = gb(bytes_sent["weights"], 3) if bytes_sent["weights"] else "0"
+        lines.append(
+            [words, gb(bytes_sent["gradients"], 3), weights, gb(sum(bytes_sent.values()), 3)]
+        )
+    return pd.DataFrame(lines, columns=["scheme", "for gradients", "for weights", "total"])
+
+
+def every_step(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return every row of the section as text."""
+    rows = steps.sort_values(["model", "precision", "launched", "transport", "optimizer"])
+    lines = []
+    for row in rows.itertuples():
+        times = [ms(time, 3) for time in (row.ms_without, row.ms_optimizer, row.ms_host)]
+        spread = f"{digits(row.ms_p20, 3)} to {digits(row.ms_p80, 3)}"
+        mode = f"{row.launched}, {row.transport}"
+        words = [MODELS[row.model], row.precision, mode, OPTIMIZERS[row.optimizer]]
+        lines.append([*words, ms(row.ms, 3), spread, *times])
+    heads = ["model", "precision", "mode", "optimizer", "step", "20 to 80 %", "one GPU"]
+    return pd.DataFrame(lines, columns=[*heads, "update, exchange", "to launch it"])
+
+
+def published_table(others: pd.DataFrame) -> pd.DataFrame:
+    """Return what others published, as text."""
+    printed = []
+    for row in others.itertuples():
+        most = "" if row.most != row.most else f" to {row.most:g}"
+        printed.append(f"{row.printed:g}{most} {row.unit}")
+    table = others[["quantity", "optimizer", "moment"]].replace({"optimizer": OPTIMIZERS})
+    return table.assign(printed=printed, device=others["device"])

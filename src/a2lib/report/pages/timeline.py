@@ -1,11 +1,12 @@
 """Memory of a step by category, in the order in which it is asked for.
 
-    memory(rows).save("memory.png")     # of a bulk table ``memory``
+    memory(rows).save("memory.png")     # rows of the bulk table ``memory``
 
-What lies between two points is one tensor more or less, not time: the CPU asks ahead of the GPU,
-and while it waits it asks for nothing. Nothing here imports torch.
+Between two points lies one tensor more or less, not time: the CPU asks ahead of the GPU, and while
+the CPU waits it asks for nothing. Nothing here imports torch.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from a2lib.report import panels, plots
@@ -26,64 +27,90 @@ Rows = Sequence[dict]
 
 
 def memory(source: Rows | dict[str, Rows], *, shared: bool = True) -> Chart:
-    """Bytes by category, stacked, with the phases above and the peak marked; a panel below another
-    for each of several sources by title, on one scale if ``shared``.
+    """Return a chart of bytes by category, stacked, with the phases and the peak marked.
+
+    source: the rows, or several sources by title, each of which gets a panel.
+    shared: whether all panels have one scale.
 
     The peak is that of the source, also where lines are thinned.
     """
     named = source if isinstance(source, dict) else {"": source}
-    panels_ = {title: list(rows) for title, rows in named.items()}
-    if not all(panels_.values()):
+    sources = {title: list(rows) for title, rows in named.items()}
+    if not all(sources.values()):
         return panels.empty()
-    most = max(total(row) for rows in panels_.values() for row in rows)
-    unit, scale = ("GB", 1e9) if most >= 1e9 else ("MB", 1e6)
-    names = [c for c in CATEGORIES if any(row[c] for rows in panels_.values() for row in rows)]
+    every_row = [row for rows in sources.values() for row in rows]
+    highest = max(map(total, every_row))
+    unit, scale = ("GB", 1e9) if highest >= 1e9 else ("MB", 1e6)
+    names = [name for name in CATEGORIES if any(row[name] for row in every_row)]
+    points = CORNERS // (len(names) * len(sources))
 
     def draw(figure):
-        axes = figure.subplots(len(panels_), 1, squeeze=False, sharey=shared)[:, 0]
-        for ax, (title, rows) in zip(axes, panels_.items(), strict=True):
-            _panel(ax, rows, names, scale, unit, CORNERS // (len(names) * len(panels_)))
+        axes = figure.subplots(len(sources), 1, squeeze=False, sharey=shared)[:, 0]
+        for ax, (title, rows) in zip(axes, sources.items(), strict=True):
+            _areas(ax, rows, names, scale, points)
+            _mark_peak(ax, rows, scale, unit)
+            _mark_phases(ax, rows)
+            top = highest if shared else max(map(total, rows))
+            ax.set(ylabel=unit, xlim=(0, _last(rows)), ylim=(0, top / scale * 1.3))
+            ax.set_xticks([])
             ax.set_title(title, loc="left")
-            high = most if shared else max(map(total, rows))
-            ax.set(ylabel=unit, ylim=(0, high / scale * 1.3))
         axes[-1].set_xlabel("tensors made and dropped, in order")
-        legend(figure, {c: CATEGORIES[c] for c in reversed(names)}, columns=2)
+        legend(figure, {name: CATEGORIES[name] for name in reversed(names)}, columns=2)
 
-    return Chart(draw, height=2.1 * len(panels_) + 0.5 + 0.22 * -(-len(names) // 2))
+    return Chart(draw, height=2.1 * len(sources) + 0.5 + 0.22 * math.ceil(len(names) / 2))
 
 
 def total(row: dict) -> int:
-    """Bytes of all categories at a point."""
-    return sum(row[c] for c in CATEGORIES)
+    """Return the bytes of all categories at a point."""
+    return sum(row[name] for name in CATEGORIES)
 
 
-def _panel(ax, rows: list[dict], names: list[str], scale: float, unit: str, points: int):
-    totals = [total(row) for row in rows]
-    peak = max(range(len(rows)), key=totals.__getitem__)
-    begins = [i for i, row in enumerate(rows) if not i or row["phase"] != rows[i - 1]["phase"]]
-    kept = _thin(totals, points, begins)
-    stacks = [[rows[i][c] / scale for i in kept] for c in names]
-    colours = [CATEGORIES[c] for c in names]
+def _areas(ax, rows: list[dict], names: list[str], scale: float, points: int) -> None:
+    """Draw the categories, stacked, at about so many ``points``."""
+    kept = _thin(list(map(total, rows)), points, always=_phase_begins(rows))
+    stacks = [[rows[i][name] / scale for i in kept] for name in names]
+    colours = [CATEGORIES[name] for name in names]
     ax.stackplot(kept, stacks, colors=colours, step="post", linewidth=0)
-    high, last = totals[peak] / scale, len(rows) - 1 or 1
-    ax.plot([peak], [high], marker="v", color=INK, markersize=6, clip_on=False)
-    late = peak > last * 0.6
-    by, side = ((-7, 3), "right") if late else ((7, 3), "left")
-    plots.label(ax, f"peak {high:.3g} {unit}", (peak, high), by, ha=side)
-    top = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "top"}
-    for i, following in zip(begins, [*begins[1:], last], strict=True):
-        name = rows[i]["phase"].rpartition("/")[2]
-        ax.axvline(i, color=DIM, linewidth=0.6)
-        if (following - i) / last > LETTER * (len(name) + 1):
-            ax.annotate(name, ((i + following) / 2, 0.97), **top)
-    ax.set(xlim=(0, last))
-    ax.set_xticks([])
+
+
+def _mark_peak(ax, rows: list[dict], scale: float, unit: str) -> None:
+    """Mark the first of the highest points, with its size on the side that has room."""
+    peak = max(range(len(rows)), key=lambda i: total(rows[i]))
+    height = total(rows[peak]) / scale
+    ax.plot([peak], [height], marker="v", color=INK, markersize=6, clip_on=False)
+    words = f"peak {height:.3g} {unit}"
+    if peak > 0.6 * _last(rows):
+        plots.label(ax, words, (peak, height), (-7, 3), ha="right")
+    else:
+        plots.label(ax, words, (peak, height), (7, 3), ha="left")
+
+
+def _mark_phases(ax, rows: list[dict]) -> None:
+    """Draw a line where each phase begins, and its name where the phase is wide enough."""
+    begins, last = _phase_begins(rows), _last(rows)
+    for begin, end in zip(begins, [*begins[1:], last], strict=True):
+        name = rows[begin]["phase"].rpartition("/")[2]
+        ax.axvline(begin, color=DIM, linewidth=0.6)
+        if (end - begin) / last > LETTER * (len(name) + 1):
+            middle = (begin + end) / 2, 0.97
+            ax.annotate(name, middle, xycoords=("data", "axes fraction"), ha="center", va="top")
+
+
+def _phase_begins(rows: list[dict]) -> list[int]:
+    """Return the points at which a phase begins."""
+    phases = [row["phase"] for row in rows]
+    return [i for i, phase in enumerate(phases) if i == 0 or phase != phases[i - 1]]
+
+
+def _last(rows: list[dict]) -> int:
+    """Return the last point; 1 where there is only one, since an axis needs a length."""
+    return max(len(rows) - 1, 1)
 
 
 def _thin(totals: list[int], points: int, always: Iterable[int] = ()) -> list[int]:
-    """At most about ``points`` indices: of each bin the first and the highest, the last of all, and
-    those that are kept ``always``."""
-    size = max(1, -(-2 * len(totals) // points))
+    """Return at most about ``points`` indices: of each bin the first and the highest, the last of
+    all, and those in ``always``."""
+    size = max(1, math.ceil(2 * len(totals) / points))
     kept = {len(totals) - 1, *always}
     for first in range(0, len(totals), size):
         bin_ = range(first, min(first + size, len(totals)))

@@ -1,45 +1,45 @@
-"""What a checkpointing strategy keeps and computes again, for N equal blocks, as exact integers.
+"""What an activation-checkpointing strategy saves and recomputes, for N equal blocks, exactly.
 
-A strategy is written as a plan, the calls of ``a2lib.model.checkpointing`` in order: ``BLOCK`` is a
-block whose activations are kept, ``ATTENTION`` and ``FFN`` its halves, and a tuple is a checkpoint
-around the plan that it holds. Two blocks of which the second is computed again:
+A strategy is written as a plan, the calls of ``a2lib.model.checkpointing`` in order. ``BLOCK`` is a
+block whose activations are saved, ``ATTENTION`` and ``FFN`` are its halves, and a tuple is a
+checkpoint around the plan that it holds. Two blocks, the second under a checkpoint:
 ``[BLOCK, (BLOCK,)]``.
 
-With I bytes for a block's input, A kept by one block for its backward (its input among them), G its
-parameters' gradients, and M the most that is alive while one block goes backward (A and its
-temporaries; more than A for eager attention, whose backward makes several tensors as large as the
-scores):
+Let a block's input take I bytes, what it saves for its backward A (its input included), its
+parameters' gradients G, and the most that is in use while one block's backward runs M (A and
+temporaries, more than A for eager attention, whose backward makes several tensors as large as the
+scores).
 
-*Kept after forward*: I for each checkpoint, A for each block outside of one. What lies inside a
-checkpoint is gone.
+*Saved after the forward*: I for each checkpoint, A for each block outside of one.
 
-*Peak of backward.* A segment of k blocks is computed again as a whole, so while its last block goes
-backward the inputs of the segments before it, the (k - 1) A of the blocks before it in the segment,
-and M are alive. If gradients have their memory before (accumulation), the last segment is the
-highest: with N / k segments, one of whose inputs is in the A of its first block,
+*Peak of the backward.* A segment of k blocks is recomputed as a whole. While its last block's
+backward runs, three things are in use: the inputs of the segments before it, the (k - 1) A of the
+other blocks of the segment, and M. If the gradients exist before (gradient accumulation), the peak
+is at the last segment, the first that the backward reaches. There are N / k segments, and the input
+of one is part of its first block's A:
 
     (N / k - 1) I + (k - 1) A + M                                                       (1)
 
-If this backward makes them (``zero_grad(set_to_none=True)``, the default), each block that is done
-leaves G and frees at most A, and a segment that is done frees its input. With k G > I the first
-segment is the highest, behind the gradients of all others:
+If the backward allocates the gradients (after ``zero_grad(set_to_none=True)``, the default), each
+block that is done leaves G, and a segment that is done frees its input. If k G > I the peak is at
+the first segment, with the gradients of all others in use:
 
     (N - k) G + (k - 1) A + M                                                           (2)
 
-in which N / k does not occur: there is nothing to win by keeping fewer inputs, and k = 1 is best.
-The textbook's N / k I + k A (Chen et al., 2016) is (1) without M and with A for I; its
-minimum is at k = sqrt(N I / A), below 1 wherever A > N I.
+The number of inputs does not occur in (2): saving fewer of them gains nothing, and k = 1 is best.
+The textbook's N / k I + k A (Chen et al., 2016) is (1) without M. Its minimum is at
+k = sqrt(N I / A), which is below 1 if A > N I.
 
-*Least memory.* Chen's recursion keeps about log2(N) inputs, since of each half on the way down only
-the input of the second waits; with a wait of I each, (1) becomes log2(N) I + M. ``chain`` keeps the
-first input and one more while a block is computed from the start: constant in N.
+*Least memory.* Chen's recursion keeps about log2(N) inputs, since on the way down only the input of
+each second half waits; (1) becomes log2(N) I + M. ``chain`` keeps the first input, and one more
+while a block is recomputed from the start: constant in N.
 
-*Computed again*, in forwards of a block. A checkpoint that ends in a block repeats all of it but
-its last product, which backward does not need (early stop); one that ends in a checkpoint does not
-repeat that. So 1 for segments of any size; two-level segments of k: each block once in the segment
-but for its last, once on its own, 1 + (k - 1) / k; halves of halves 1 + (log2(N) - 1) / 2, since
-each of the log2(N) - 1 levels below the first repeats its first half alone; the chain N (N + 1) / 2
-blocks, (N + 1) / 2 forwards. Work N**2 buys constant inputs, N log N their logarithm, N their root.
+*Recomputed*, in forwards of a block. A checkpoint that ends in a block repeats all of it except its
+last matmul, which the backward does not need (early stop). A checkpoint that ends in a checkpoint
+does not repeat that one. So segments of any size recompute 1 forward. Two levels of k recompute
+1 + (k - 1) / k: each block once by itself, and once in the segment except its last. Recursive
+halves recompute 1 + (log2(N) - 1) / 2, since each of the log2(N) - 1 levels below the first repeats
+its first half only. The chain recomputes N (N + 1) / 2 blocks, (N + 1) / 2 forwards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,13 +51,13 @@ from a2lib.theory.transformer import block_parameter_count
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
 PARTS = {BLOCK: 1, ATTENTION: 0.5, FFN: 0.5}  # of a block
-# What a strategy takes behind a colon: a number of blocks, or the name of operations that it keeps.
+# What a strategy takes after a colon: a number of blocks, or the operations whose results it saves.
 PLANS = {"none": "", "half": "", "block": "", "segments": "k", "nested": "k", "recursive": ""}
 PLANS |= {"chain": ""}
 STRATEGIES = PLANS | {"selective": "ops"}
 LINEAR = ("q", "k", "v", "output", "w1", "w3", "w2")
-# The operations that are kept: linear layers, every product, or attention where it is one operation
-# and not several, as eager attention is.
+# The operations whose results are saved: linear layers, every matmul, or attention if it is one
+# operation (eager attention is several).
 OPS = ("linear", "products", "attention")
 
 Plan = Sequence  # of BLOCK, ATTENTION, FFN, or a tuple: a checkpoint around a plan
@@ -65,9 +65,9 @@ Plan = Sequence  # of BLOCK, ATTENTION, FFN, or a tuple: a checkpoint around a p
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """I, A and M of one block, or of a half of one, and G: see the module.
+    """The bytes I, A, M and G of a block, or of half a block, as the module defines them.
 
-    ``peak`` is at least ``saved``, which is at least ``input``. Raises ValueError otherwise.
+    Raises ValueError unless 0 < input <= saved <= peak.
     """
 
     input: int
@@ -85,8 +85,13 @@ class BlockBytes:
 
 @dataclass(frozen=True)
 class Cost:
-    """``kept`` bytes after forward, ``peak`` of backward, block ``runs`` that backward begins again
-    (a half counts a half) and how many of them it ends before their last product (``cut``)."""
+    """What a plan costs.
+
+    kept: bytes saved after the forward
+    peak: the most bytes in use in the backward
+    runs: blocks that the backward recomputes (half a block counts as a half)
+    cut: how many of these stop before their last matmul
+    """
 
     kept: int
     peak: int
@@ -97,7 +102,7 @@ class Cost:
 def parsed(
     text: str, num_layers: int, known: Mapping[str, str] = STRATEGIES
 ) -> tuple[str, int | str]:
-    """Name and argument, "" for none, of a strategy for so many blocks.
+    """Return the name and the argument ("" for none) of a strategy for ``num_layers`` blocks.
 
     Raises ValueError, in one line, for another name than of ``known``, and for an argument that is
     missing, not asked for, outside 1 to num_layers (k) or not in ``OPS`` (ops).
@@ -105,7 +110,10 @@ def parsed(
     name, colon, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
     takes = known.get(name)
     if takes is None or bool(takes) != bool(colon):
-        allowed = ", ".join(f"{one}:{what}" if what else one for one, what in known.items())
+        forms = [
+            f"{known_name}:{form}" if form else known_name for known_name, form in known.items()
+        ]
+        allowed = ", ".join(forms)
         raise ValueError(f"checkpointing {text!r}: allowed are {allowed}")
     if takes == "ops" and argument not in OPS:
         raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(OPS)}")
@@ -119,7 +127,7 @@ def parsed(
 
 
 def plan(strategy: str, num_layers: int) -> list:
-    """The plan of a strategy's name, with its argument after a colon, for so many blocks.
+    """Return the plan of a strategy, its argument after a colon, for ``num_layers`` blocks.
 
     Errors as ``parsed``. ``selective`` is no plan: see ``selective_kept``.
     """
@@ -155,11 +163,13 @@ def cost(
     fresh_gradients: bool = True,
     halves: dict[str, BlockBytes] | None = None,
 ) -> Cost:
-    """A plan played through, forward and backward, byte by byte.
+    """Return what a plan costs, by playing its forward and backward through, byte by byte.
 
-    ``halves`` has the bytes of ATTENTION and FFN where the plan has them. With ``fresh_gradients``
-    each block that went backward leaves its gradients; ``peak`` of a block is then to be measured
-    in that regime too, its own gradients included. Raises ValueError for a plan of anything else.
+    halves: the bytes of ATTENTION and FFN, for a plan that has them
+    fresh_gradients: whether each block's backward allocates its gradients; a block's ``peak`` must
+        then include its own gradients
+
+    Raises ValueError for a plan of anything else.
     """
     units = {BLOCK: block, **(halves or {})}
     play = _Play(units, fresh_gradients)
@@ -175,7 +185,8 @@ def _leaves(items: Plan) -> Iterator[str]:
 
 
 class _Play:
-    """``owned``: the first item's input is held by the checkpoint around it."""
+    """The simulation of a plan. ``owned`` items are those inside of a checkpoint, which holds the
+    first one's input."""
 
     def __init__(self, units: dict[str, BlockBytes], fresh: bool):
         self.units, self.fresh = units, fresh
@@ -183,7 +194,7 @@ class _Play:
         self.runs = self.cut = 0.0
 
     def bytes(self, item) -> tuple[int, int]:
-        """Held by an item after its forward, and the input among it."""
+        """Return the bytes that an item holds after its forward, and those of its input."""
         first = self.unit(next(_leaves([item])))
         return first.input if isinstance(item, tuple) else first.saved, first.input
 
@@ -198,7 +209,7 @@ class _Play:
             self.held += held - (input_ if owned and i == 0 else 0)
 
     def again(self, items: Plan) -> None:
-        """Count what running the items of a checkpoint once more begins, to any depth."""
+        """Count the blocks that recomputing the items of a checkpoint begins, at any depth."""
         last = [item for item in items[-1:] if not isinstance(item, tuple)]
         cut = sum(PARTS[item] for item in last)
         self.runs += cut + sum(PARTS[item] for item in _leaves(items[:-1]))
@@ -247,9 +258,12 @@ def block_bytes(step: StepMemory) -> tuple[BlockBytes, dict[str, BlockBytes]]:
 
 
 def strategy_peak(step: StepMemory, strategy: str) -> int:
-    """Return the bytes at the peak of a forward and backward, beyond what is there between steps,
-    under a strategy of ``a2lib.model.checkpointing``: of the blocks, of the head, or of the end of
-    the backward, whichever is highest. Errors as ``parsed``."""
+    """Return the bytes at the peak of forward and backward, beyond those that are there between
+    steps, under a strategy of ``a2lib.model.checkpointing``.
+
+    The peak is in the blocks, at the head, or at the end of the backward. Raises ValueError as
+    ``parsed``.
+    """
     block, halves = block_bytes(step)
     layers = step.shape.num_layers
     name, ops = parsed(strategy, layers)
@@ -268,10 +282,10 @@ def strategy_peak(step: StepMemory, strategy: str) -> int:
 
 
 def selective_kept(ops: str, step: StepMemory) -> int:
-    """Return the bytes that one block keeps after forward under ``selective:ops``.
+    """Return the bytes that one block saves under ``selective:ops``.
 
-    Its input, in float32, and the kept results, whether backward wants them or not (w2's and
-    output's do nothing for it). Raises ValueError for other ops.
+    These are its input, in float32, and the outputs of ``ops``, whether the backward needs them or
+    not (it does not need those of w2 and output). Raises ValueError for other ops.
     """
     check_name("ops", ops, OPS)
     s, rows = step.shape, step.batch * step.context
@@ -298,11 +312,10 @@ def selective_kept(ops: str, step: StepMemory) -> int:
 
 
 def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:
-    """Return the most bytes of the backward of all blocks under ``selective:ops``; errors as
-    ``selective_kept``, ``block`` as for ``cost``.
+    """Return the bytes at the peak of the backward of all blocks under ``selective:ops``.
 
-    The results that a block kept are those that it saves, used up as it is computed again. One is
-    left beside it: w2's, since what is computed again ends before it.
+    A block's saved outputs are used up as it is recomputed. That of w2 is left, since recomputation
+    stops before w2. Raises ValueError as ``selective_kept``; ``block`` is as for ``cost``.
     """
     left = step.width * step.batch * step.context * step.shape.d_model
     others = step.shape.num_layers - 1
@@ -311,13 +324,15 @@ def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:
 
 
 def repeated(strategy: str, step: StepMemory) -> dict[str, float]:
-    """Return how often the backward of a step runs each part of its blocks' forward again under a
-    strategy of ``a2lib.model.checkpointing``: "linear" layers, "attention" (its two products), and
-    "rest", what stands between them, in forwards of all blocks, with the share of a forward's
-    linear layers that early stop leaves out taken off. Raises ValueError as ``parsed``.
+    """Return how often the backward of a step recomputes each part of its blocks' forward, under a
+    strategy of ``a2lib.model.checkpointing``.
 
-    ``half`` ends before the last product of either half, any other checkpoint around blocks before
-    that of the FFN.
+    linear: the linear layers, without the share that early stop leaves out
+    attention: its two matmuls
+    rest: the elementwise kernels
+
+    The unit is a forward of all blocks. ``half`` stops before the last matmul of each half, any
+    other checkpoint around blocks before that of the FFN. Raises ValueError as ``parsed``.
     """
     s = step.shape
     layers = s.num_layers

@@ -1,28 +1,29 @@
-"""What one block of the Transformer keeps for its backward, tensor by tensor, as exact integers.
+"""The tensors that one Transformer block saves for its backward, as exact byte counts.
 
-The block of ``a2lib.model``: RMSNorm written out (square, mean, root, two products), RoPE, fused
-SiLU. What several operations keep counts once. Parameters, RoPE's tables and weights that are only
-views of parameters do not count, 16-bit copies of weights under autocast do. In elements, with
+The block is that of ``a2lib.model``: RMSNorm written as separate operations (square, mean, root,
+two products), RoPE, and a fused SiLU. A tensor that several operations save counts once.
+Parameters, RoPE's tables, and weights that are views of parameters do not count; the 16-bit copies
+of weights that autocast makes do. Let
 
     u = B T D    g = B T F    s = B H T T    rows = B T    P = 4 D D + 3 D F
 
-a block keeps, in float32 with eager attention, ``10 u + 4 g + s + 2 rows`` elements and a mask of
-T T bytes: the input, the normalised and the scaled of either norm (6 u); q, k, v and the heads'
-results (4 u); s probabilities; the FFN's gate, SiLU, value and their product (4 g). The backward of
-``softmax`` needs its result alone, so the scores themselves are gone. FlashAttention keeps B H T
-log-sum-exps in the place of s and the mask. Where heads share keys and values, k and v are narrower
-(``Shape.kv_width``); what eager attention keeps of them repeated head by head is not counted, nor
-are latents. Of experts the FFN is what a token meets.
+In float32 with eager attention a block saves ``10 u + 4 g + s + 2 rows`` numbers and a mask of T T
+bytes: of each norm its input, the normalized input and its result (6 u); q, k, v and attention's
+output (4 u); the softmax's output (s); the FFN's gate, SiLU, value and their product (4 g). The
+backward of ``softmax`` needs its result only, so the scores are freed. FlashAttention saves B H T
+log-sum-exps instead of s and the mask. Where heads share keys and values, k and v are narrower
+(``Shape.kv_width``); the repeated heads that eager attention saves of them are not counted. Latent
+tensors are not counted either. With experts, the FFN is the one that a token meets.
 
-PyTorch's own FlashAttention on CUDA keeps u elements and 24 bytes more, after ``mha_fwd`` in
-``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``: its result has the strides of q
-(``empty_like``), which RoPE leaves head by head, so that putting the heads side by side copies it;
-and two tensors of dropout's random state, of 16 and 8 bytes, are made without dropout too.
+PyTorch's own FlashAttention on CUDA saves u numbers and 24 bytes more, by ``mha_fwd`` in
+``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``. Its result has the strides of q
+(``empty_like``), which RoPE leaves head by head, so joining the heads copies it. And two tensors of
+dropout's random state, of 16 and 8 bytes, exist without dropout too.
 
-Under CUDA's bf16 autocast the residual stream and the norms stay float32, each linear layer keeps
-its own 16-bit copy of its input and of its weight (autocast caches the copies of leaf tensors
-alone), and eager's softmax runs in float32 and is copied for its product: 4 s + 2 s bytes where
-float32 has 4 s. That is why half the bytes a number does not halve the memory.
+Under CUDA's bf16 autocast the residual stream and the norms stay float32. Each linear layer saves
+a 16-bit copy of its input and of its weight (autocast caches only the copies of leaf tensors).
+Eager attention's softmax runs in float32, and its output is copied for the matmul with v: 4 s + 2 s
+bytes, where float32 has 4 s. So half the bytes per number does not halve the memory.
 """
 
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
@@ -36,14 +37,16 @@ MULTIPLE = 8  # of the head size, to which PyTorch's FlashAttention pads
 def block_saved(
     shape: Shape, batch: int, context: int, attention: str = "eager", precision: str = "fp32"
 ) -> dict[str, int]:
-    """Return name -> bytes of what a block of ``shape`` keeps, in the order of its forward.
+    """Return name -> bytes of each tensor that a block of ``shape`` saves, in the forward's order.
 
-    Names of the half that attends begin with "0a/", those of the FFN with "0f/", but for the input
-    of either, "x0" and "y0"; ".16" ends those of copies of weights, ".x" those of a layer's own
-    copies of its input. ``attention`` is of ``ATTENTIONS``; ``precision`` is fp32 (TF32 multiplies
-    the same tensors) or bf16, CUDA's autocast. ``sdpa_flash`` is PyTorch's FlashAttention, which
-    takes 16 bits alone and heads of multiples of 8. Raises ValueError, in one line, for anything
-    else.
+    Names: "0a/..." in the attention half, "0f/..." in the FFN half, "x0" and "y0" for the inputs of
+    the two; "....16" for a copy of a weight, "....x" for a layer's own copy of its input.
+
+    attention: of ``ATTENTIONS``; "sdpa_flash" is PyTorch's FlashAttention, for 16 bits and head
+        sizes that are multiples of 8
+    precision: "fp32" (TF32 saves the same tensors) or "bf16", CUDA's autocast
+
+    Raises ValueError, in one line, for anything else.
     """
     check_sizes(batch=batch, context=context)
     check_name("attention", attention, ATTENTIONS)
@@ -72,7 +75,7 @@ def block_saved(
         return kept
 
     def copies(weight: str, outputs: int, inputs: bool = True) -> dict[str, int]:
-        """Of a linear layer's weight and input; the input of some is in 16 bits as it is."""
+        """Return the copies of a linear layer's weight and, if it is not in 16 bits yet, input."""
         if not narrow:
             return {}
         kept = {f"{weight}.16": NARROW * shape.d_model * outputs}

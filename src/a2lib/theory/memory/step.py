@@ -1,16 +1,16 @@
-"""What a training step takes at its fullest moments, by closed forms.
+"""The memory of a training step at its fullest moments, by closed forms.
 
     step = StepMemory(SIZES["2.7B"], batch=4, context=512)
-    peak(step).total                   # of tensors; .by_category
+    peak(step).total                   # bytes of tensors; .by_category
     asked(step)                        # with cuBLAS's workspaces
 
-The step is that of ``a2lib.benchmark``: this library's eager model and fused AdamW on CUDA. While
-it runs, what blocks have saved goes as their gradients come, so memory is fullest at one of a few
-moments: at the gradient of the logits, at the softmax's gradient or in the FFN of the first or the
-last block that goes backward, or when all gradients are there. ``peak`` writes each down and takes
-the largest. A block in the middle is never the fullest, since what is held changes by the same
-bytes from block to block. What is left out are a few small tensors of moments that come close;
-``a2lib.lab.tape`` counts every tensor of a step that PyTorch runs.
+The step is that of ``a2lib.benchmark``: the eager model and fused AdamW on CUDA. In the backward,
+each block frees what it saved and makes its gradients. So memory is fullest at one of a few
+moments: at the gradient of the logits; at the softmax's gradient or in the FFN, of the first or the
+last block that the backward passes; or when all gradients are there. ``peak`` writes each moment
+down and takes the largest. A block in the middle is never the fullest, since the bytes in use
+change by the same amount from block to block. A few small tensors of moments that come close are
+left out; ``a2lib.lab.tape`` counts every tensor of a step that PyTorch runs.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,16 @@ LOSS = 2 * WIDE  # the loss and its gradient
 
 @dataclass(frozen=True)
 class StepMemory:
-    """One step of a model of ``shape``: ``mode`` of ``MODES``, ``attention`` of ``ATTENTIONS``,
-    ``precision`` as ``saved.py`` has it.
+    """One step of a model of ``shape``, whose tensors are counted.
 
-    ``first`` is the first step of a process, which makes the optimizer's state. Gradients are made
-    by each backward and dropped with the step, or, if not ``fresh``, there already: a backward adds
-    to them. Raises ValueError, in one line, for other names and sizes.
+    mode: of ``MODES``
+    attention: of ``ATTENTIONS``
+    precision: "fp32" or "bf16", as in ``saved.py``
+    first: whether it is the first step of a process, which makes the optimizer's state
+    fresh: whether the backward allocates the gradients, as after ``zero_grad(set_to_none=True)``;
+        else they exist before, as in gradient accumulation
+
+    Raises ValueError, in one line, for other names and sizes.
     """
 
     shape: Shape
@@ -56,8 +60,8 @@ class StepMemory:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes in float32 of the residual ``stream``, (B, T, D), the FFN's ``hidden``, (B, T, F),
-        the ``scores``, (B, H, T, T), the ``logits``, (B, T, V)."""
+        """Bytes in float32 of the residual stream (B, T, D), the FFN's hidden (B, T, F), the scores
+        (B, H, T, T) and the logits (B, T, V)."""
         rows = WIDE * self.batch * self.context
         return {
             "stream": rows * self.shape.d_model,
@@ -68,16 +72,16 @@ class StepMemory:
 
     @property
     def width(self) -> int:
-        """Bytes of a number that is multiplied."""
+        """Bytes per element of matmuls."""
         return NARROW if self.precision == "bf16" else WIDE
 
     @property
     def saved(self) -> dict[str, int]:
-        """Name -> bytes of what a block keeps."""
+        """Name -> bytes of each tensor that a block saves for its backward."""
         return block_saved(self.shape, self.batch, self.context, self.attention, self.precision)
 
     def parameters(self) -> dict[str, int]:
-        """Name -> bytes of each parameter, in the order of the state dict."""
+        """Return the bytes of each parameter by name, in the order of the state dict."""
         s = self.shape
         row = WIDE * s.d_model
         block = {
@@ -97,8 +101,8 @@ class StepMemory:
         return sizes | {"ln_final": row, "lm_head": row * s.vocab_size}
 
     def standing(self) -> dict[str, int]:
-        """Bytes by category that are there when the step begins: parameters with RoPE's two tables,
-        the optimizer's state (two moments, and a counter for each tensor), the batch and its
+        """Return the bytes by category that are in use when the step begins: parameters with RoPE's
+        two tables, the optimizer's state (two moments, and a counter per tensor), the batch and its
         targets."""
         sizes = self.parameters().values()
         held = dict.fromkeys(CATEGORIES, 0)
@@ -112,14 +116,14 @@ class StepMemory:
 
 
 def optimizer_bytes(step: StepMemory) -> int:
-    """Return the bytes of AdamW's state: two moments, and a counter of 4 bytes a tensor."""
+    """Return the bytes of AdamW's state: two moments, and a counter of 4 bytes per tensor."""
     sizes = step.parameters().values()
     return 2 * sum(sizes) + WIDE * len(sizes)
 
 
 @dataclass(frozen=True)
 class Peak:
-    """A moment of a step: its phase, "loss" up to the gradient of the logits, and bytes by
+    """A moment of a step: its phase ("loss" until the gradient of the logits), and its bytes by
     category."""
 
     phase: str
@@ -131,21 +135,21 @@ class Peak:
 
 
 def peak(step: StepMemory) -> Peak:
-    """Return the fullest moment of a step."""
+    """Return the moment of a step's peak."""
     return max(moments(step), key=lambda moment: moment.total)
 
 
 def asked(step: StepMemory) -> int:
-    """Return the bytes that a GPU's allocator has been asked for at the peak: those of tensors, and
-    of cuBLAS's workspaces, one for each thread that multiplies, forward and backward.
+    """Return the bytes that a step has requested from the GPU's allocator at its peak: tensors, and
+    a cuBLAS workspace for each thread with matmuls, forward and backward.
 
-    A process that has captured a step keeps as many for the capture's stream.
+    A process that has captured a step keeps as many again for the capture's stream.
     """
     if step.mode in ("inference", "forward"):
         return peak(step).total + WORKSPACE
     if not step.first:
         return peak(step).total + 2 * WORKSPACE
-    # Backward's comes with its first product, behind the gradient of the logits.
+    # The backward's workspace comes with its first matmul, after the gradient of the logits.
     return max(
         moment.total + (1 if moment.phase in ("forward", "loss") else 2) * WORKSPACE
         for moment in moments(step)
@@ -153,7 +157,7 @@ def asked(step: StepMemory) -> int:
 
 
 def moments(step: StepMemory) -> Iterator[Peak]:
-    """Yield the moments of a step at one of which most is held."""
+    """Yield the moments of a step of which one is the fullest."""
     standing = step.standing()
 
     def held(phase: str, **more: int) -> Peak:
@@ -181,7 +185,7 @@ def moments(step: StepMemory) -> Iterator[Peak]:
     gradients = WIDE * block_parameter_count(step.shape) if step.fresh else 0
     above = (table + row if step.fresh else 0) + LOSS
     for half in block_peaks(step):
-        # Of the first block that goes backward, and of the last.
+        # In the first block of the backward, and in the last.
         yield held(
             "backward",
             saved=waiting + half.saved,
@@ -204,8 +208,8 @@ def moments(step: StepMemory) -> Iterator[Peak]:
 
 
 def head_saved(step: StepMemory) -> int:
-    """Return the bytes that the last norm and the head keep: the norm's input, its root, that
-    normalised, and what is multiplied."""
+    """Return the bytes that the last norm and the head save: the norm's input, its scale per row,
+    the normalized input, and the head's input."""
     stream, rows = step.sizes["stream"], step.batch * step.context
     kept = 2 * stream + WIDE * rows + step.width * rows * step.shape.d_model
     if step.precision == "bf16":
@@ -214,8 +218,9 @@ def head_saved(step: StepMemory) -> int:
 
 
 def forward_alone(step: StepMemory) -> Iterator[int]:
-    """Yield the bytes of a forward that keeps nothing, where most are held: while its last block
-    attends, at the end of its FFN, and with the logits. Autocast's copies of weights stay."""
+    """Yield the bytes that a forward which saves nothing holds at its fullest moments: in the last
+    block's attention, at the end of its FFN, and with the logits. Autocast's copies of weights are
+    kept."""
     s, stream = step.shape, step.sizes["stream"]
     scores, logits = step.sizes["scores"], step.sizes["logits"]
     narrow, hidden = (step.sizes[name] * step.width // WIDE for name in ("stream", "hidden"))
@@ -240,8 +245,8 @@ def forward_alone(step: StepMemory) -> Iterator[int]:
 
 
 def attention_forward(step: StepMemory) -> int:
-    """Return the bytes of a block's attention, in a forward that keeps what its backward needs,
-    while its softmax or its last product runs."""
+    """Return the bytes of a block's attention while its softmax or its last matmul runs, in a
+    forward that saves what its backward needs."""
     stream, scores, rows = step.sizes["stream"], step.sizes["scores"], step.batch * step.context
     narrow = stream * step.width // WIDE
     mask = step.context**2 + INDEX * step.context
@@ -256,8 +261,12 @@ def attention_forward(step: StepMemory) -> int:
 
 @dataclass(frozen=True)
 class Half:
-    """A half of a block at the fullest moment of its backward: what is left of what the block has
-    ``saved``, ``temporary`` tensors, and the block's finished ``gradients``, in bytes."""
+    """A half of a block at the fullest moment of its backward, in bytes.
+
+    saved: what is left of the block's saved tensors
+    temporary: temporary tensors
+    gradients: the block's gradients that are finished
+    """
 
     name: str
     saved: int
@@ -270,13 +279,13 @@ class Half:
 
 
 def block_peaks(step: StepMemory) -> list[Half]:
-    """Return the moments of one block's backward at which most is held, the FFN's before
+    """Return the moments of one block's backward that may be its peak, the FFN's before
     attention's.
 
-    The FFN's are the product with w2, whose gradient is made beside that of its input, and the
-    gate, which has three gradients of the FFN's width. Eager attention's is the softmax's gradient:
-    CUDA's kernel makes a third tensor of the scores' size, beside the gradient that comes in and
-    the one that goes out. At the end the gradients of all the block's parameters are there.
+    The FFN's are w2, whose gradient is made beside that of its input, and the gate, with three
+    gradients of the FFN's width. Eager attention's is the softmax's gradient: CUDA's kernel makes a
+    third tensor of the scores' size, beside its input and its output. At the end the gradients of
+    all parameters of the block are there.
     """
     saved = step.saved
     attention = sum(n for name, n in saved.items() if name.startswith(("x0", "0a/")))
@@ -285,7 +294,7 @@ def block_peaks(step: StepMemory) -> list[Half]:
     narrow = stream * step.width // WIDE
     s, fresh = step.shape, int(step.fresh)
     w2 = WIDE * s.d_model * s.d_ff
-    # While w2's gradient is made its 16-bit copies are there, and go with what they were made of.
+    # While w2's gradient is computed its 16-bit copies are there, and are freed after it.
     copy = w2 // 2 if step.precision == "bf16" else 0
     made = w2 if step.precision == "bf16" else w2 + hidden
     halves = [

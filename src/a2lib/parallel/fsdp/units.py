@@ -68,8 +68,11 @@ class Unit:
             whole.untyped_storage().resize_(0)
             self._wholes.append(whole)
         self._versions = self._versions_now()
-        mine = [p for p in sharded if p.own_rows.numel()]
-        self._own = [p.own_rows for p in mine], [p.master for p in mine]
+        self._own: tuple[list[Tensor], list[Tensor]] = [], []
+        for p in sharded:
+            if p.own_rows.numel():
+                self._own[0].append(_copyable(p.own_rows))
+                self._own[1].append(_copyable(p.master))
         self._trained_alike = by_dtype(self.trained, lambda p: p.master.dtype)
         self._guards = self._guard_calls()
         self.show(False)
@@ -274,6 +277,12 @@ def side_by_side(
         if steps[i] > size:
             parts[i] = parts[i][:size]
     return whole, parts
+
+
+def _copyable(x: Tensor) -> Tensor:
+    """Return what ``torch._foreach_copy_`` takes on every device: of a rare dtype the bytes."""
+    is_common = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize > 1)
+    return x if is_common else x.view(torch.uint8)
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:

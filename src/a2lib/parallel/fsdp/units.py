@@ -68,11 +68,12 @@ class Unit:
             whole.untyped_storage().resize_(0)
             self._wholes.append(whole)
         self._versions = self._versions_now()
-        self._own: tuple[list[Tensor], list[Tensor]] = [], []
+        self._rows: list[Tensor] = []  # of this rank, in its slots
+        self._masters: list[Tensor] = []
         for p in sharded:
             if p.own_rows.numel():
-                self._own[0].append(_copyable(p.own_rows))
-                self._own[1].append(_copyable(p.master))
+                self._rows.append(_copyable(p.own_rows))
+                self._masters.append(_copyable(p.master))
         self._trained_alike = by_dtype(self.trained, lambda p: p.master.dtype)
         self._guards = self._guard_calls()
         self.show(False)
@@ -95,7 +96,7 @@ class Unit:
         self.tell("gather begins")
         # The same values as before are no change of what backward has saved.
         with torch.autograd._unsafe_preserve_version_counter(tuple(self._wholes)):
-            copy_all(*self._own)
+            copy_all(self._rows, self._masters)
             for padding in self._padding:
                 padding.zero_()
             if self._slots:

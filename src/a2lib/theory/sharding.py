@@ -21,9 +21,9 @@ So a step that all-reduces gradients and then all-gathers weights sends half as 
 parallelism. ZeRO's, which reduce-scatters the gradients, sends as much as that (section 7.2).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from a2lib.parallel.owners import assign
 from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import (
     GRADIENTS,
@@ -38,28 +38,8 @@ from a2lib.theory.products import check_name, check_sizes
 
 REST = "rest"
 MOMENTS = ("init", "before", "after")
-# Parts in which a2lib's optimizer updates and sends. More of them expose less of the update u, and
-# each costs the overhead o of a collective: the sum is least at sqrt(u / o), which is about this.
-CHUNKS = 8
 # An update reads a weight, its gradient and both moments, and writes all but the gradient, in fp32.
 UPDATE_BYTES = 28
-
-
-def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
-    """Return a rank for each size, the largest first to the rank with the least load; add the sizes
-    to ``loads``, one per rank.
-
-    Ties go to the lower index and the lower rank, so all ranks agree without communication. From
-    empty loads the largest is at most (4/3 - 1/(3W)) times the least possible (Graham, 1969), and
-    never more than the mean plus the largest size.
-    """
-    sizes = list(sizes)
-    ranks = [0] * len(sizes)
-    largest_first = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-    for i in largest_first:
-        ranks[i] = loads.index(min(loads))
-        loads[ranks[i]] += sizes[i]
-    return ranks
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Operations and bytes of attention, counted.
+"""FLOPs and bytes of attention.
 
-Operations follow the convention of the FlashAttention papers (FlashAttention-2, section 4.1;
-FlashAttention-3, section 4.1): two per multiply-add of the matrix products alone, half of them if
-the mask is causal whatever the block size, and a backward of five products to the forward's two.
+FLOPs follow the FlashAttention papers (FlashAttention-2, section 4.1; FlashAttention-3, section
+4.1): two per multiply-add of the matmuls, half of them with a causal mask whatever the tile size,
+and five matmuls in the backward to two in the forward.
 """
 
 from a2lib.theory.products import check_name, check_sizes
@@ -13,7 +13,7 @@ PASSES = ("forward", "backward", "end_to_end")
 def attention_flops(
     batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, causal: bool, pass_: str
 ) -> int:
-    """Floating-point operations of one attention call.
+    """Return the FLOPs of one attention call.
 
     Forward is ``4 * batch * heads * n_queries * n_keys * head_dim`` (q k^T and p v), halved where
     ``causal``; backward is 2.5 times that (q k^T again, dv, dp, dq, dk) and end_to_end 3.5 times.
@@ -35,12 +35,12 @@ def attention_bytes(
     element_bytes: int,
     pass_: str,
 ) -> int:
-    """The fewest bytes one attention call moves through device memory: each tensor once.
+    """Return the fewest bytes that one attention call reads and writes in device memory.
 
-    Forward reads q, k, v and writes o and the float32 log-sum-exp. Backward reads those five and
-    do, and writes dq, dk, dv. end_to_end is both. With attention_flops this gives the roofline: no
-    call is faster than the larger of operations over the peak rate and bytes over the bandwidth.
-    Raises ValueError as attention_flops.
+    The forward reads q, k, v and writes o and the float32 log-sum-exp. The backward reads those
+    five and do, and writes dq, dk, dv. end_to_end is both. With attention_flops this gives the
+    least time: the larger of FLOPs over the peak rate and bytes over the bandwidth. Raises
+    ValueError as attention_flops.
     """
     check_name("pass", pass_, PASSES)
     query, key, lse = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
@@ -52,16 +52,16 @@ def attention_bytes(
 def tensor_bytes(
     batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, element_bytes: int
 ) -> tuple[int, int, int]:
-    """Bytes of q, o, do or dq; of k, v, dk or dv; and of a float32 for each query, as the
-    log-sum-exp has. Raises ValueError for sizes that are not positive integers."""
+    """Return the bytes of q, o, do or dq; of k, v, dk or dv; and of one float32 per query, such as
+    the log-sum-exp. Raises ValueError for sizes that are not positive integers."""
     sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
     check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
     rows, row = batch * heads, head_dim * element_bytes
     return rows * n_queries * row, rows * n_keys * row, rows * n_queries * 4
 
 
-# kernel of one sweep: who owns a program, and matrices of the owner's rows that are read or written
-# once.
+# For each kernel, the side of which a program owns a tile, and how many matrices of that side it
+# reads or writes once.
 KERNELS = {"forward": ("queries", 2), "backward": ("keys", 4)}
 
 
@@ -77,14 +77,14 @@ def tiled_l2_bytes(
     Bq: int,
     Bk: int,
 ) -> int:
-    """Bytes that reach the multiprocessors through the L2 cache in one kernel of FlashAttention-2
+    """Return the bytes that reach the SMs through the L2 cache in one kernel of FlashAttention-2
     with tiles of Bq queries and Bk keys.
 
     A program owns a tile of queries (``forward``) or keys (``backward``, in one sweep) and streams
-    two matrices of the other side past it, each tile once; the backward two fp32 numbers a query
-    beside them, and what it adds to dQ in fp32. A tile at a ragged end or on the diagonal counts as
-    whole. Streaming gives about ``2 * n_queries * n_keys * d / Bq`` elements forward (half if
-    causal): a cache's work, where attention_bytes is that of device memory.
+    the tiles of two matrices of the other side. The backward also streams two fp32 numbers per
+    query, and adds to dQ in fp32. A tile at a ragged end or on the diagonal counts as whole. The
+    forward streams about ``2 * n_queries * n_keys * d / Bq`` elements (half if causal).
+    attention_bytes counts device memory instead.
 
     Raises ValueError as attention_flops, or for an unknown kernel.
     """
@@ -115,17 +115,23 @@ def tiled_memory(
     terms: int = 0,
     whole_tiles: bool = False,
 ) -> dict[str, int]:
-    """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
+    """Return the bytes of the tensors that a tiled pass allocates, by name.
 
-    Forward makes ``o`` and the log-sum-exp ``lse``, and both in fp32 for each of ``key_chunks``
-    (``parts``, ``part_lse``); backward ``dq``, ``dk``, ``dv`` and ``delta``; in ``one_sweep`` it
-    makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128 queries) and ``sums``,
-    in which dQ is added up in fp32; in ``query_chunks``, which are one sweep too, ``rows`` and sums
-    of all three gradients. Those of dQ are of ``whole_tiles``, 128 by 128, where the kernel for
-    Hopper adds them up with heads above 64. With ``terms`` fp32 is multiplied as so many of 16
-    bits: each pass makes those of k and v, the backward of q and do too. Parts and the forward's
-    terms go before the backward: end_to_end has what is there when most is, and their sum is its
-    peak beyond the inputs. Raises ValueError as attention_flops.
+    The forward makes ``o`` and the log-sum-exp ``lse``, the backward ``dq``, ``dk``, ``dv`` and
+    ``delta``. The options add or replace some:
+
+    one_sweep: instead of ``delta``, ``rows`` (two numbers per query, for a multiple of 128 queries)
+        and ``sums``, in which dQ is added up in fp32
+    query_chunks: one sweep, split by queries: ``rows``, and sums of all three gradients
+    key_chunks: split-KV: the forward's ``o`` and ``lse`` in fp32 for each chunk (``parts``,
+        ``part_lse``)
+    terms: fp32 emulated by so many 16-bit terms: each pass makes those of k and v, and the backward
+        those of q and do
+    whole_tiles: sums of dQ in tiles of 128 by 128, as the Hopper kernel has them with heads above
+        64
+
+    Parts and the forward's terms are freed before the backward. end_to_end has the tensors at the
+    peak. Raises ValueError as attention_flops.
     """
     check_name("pass", pass_, PASSES)
     query, key, rows = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
@@ -156,8 +162,8 @@ def tiled_memory(
 
 
 def _term_elements(n_rows: int, head_dim: int, terms: int) -> int:
-    """Elements of all terms of n_rows: three have the rows' sizes; two have blocks of 128 rows, an
-    exponent for each behind them, and columns up to a multiple of 8."""
+    """Return the elements of all terms of ``n_rows``. Three terms have the rows' sizes; two have
+    blocks of 128 rows, an exponent for each after them, and columns up to a multiple of 8."""
     if terms != 2:
         return terms * n_rows * head_dim
     blocks, columns = -(-n_rows // 128), 2 * (-(-head_dim // 8) * 8)

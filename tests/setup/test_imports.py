@@ -51,8 +51,6 @@ def test_the_library_itself():
      "a.py:1: a2lib.report.a, which serves every section, imports a2lib.report.pages.b"),
     ({"model/a.py": "def f():\n    from ..report import b", "report/b.py": ""},
      "a.py:2: a2lib.model.a imports a2lib.report.b, which is no lower floor"),
-    ({"attention/a.py": "def f():\n    from a2lib.theory import b", "theory/b.py": ""},
-     "a.py:2: a2lib.attention.a, which is to be lifted out, imports a2lib.theory.b"),
     ({"extra.py": ""}, "'extra' stands on no floor"),
     ({"lab/a.py": "from . import b", "lab/b.py": "def f():\n    from .a import g"},
      "circle: a2lib.lab.a -> a2lib.lab.b -> a2lib.lab.a"),

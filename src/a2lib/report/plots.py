@@ -176,7 +176,7 @@ def stacks(
 
 
 def heat(ax, ratios: pd.DataFrame) -> None:
-    """Draw a map of ratios of times, a2lib's over a peer's: below 1 a2lib is faster.
+    """Draw a map of ratios of times in percent, a2lib's over a peer's: below 100 a2lib is faster.
 
     The frame's index and columns name lines and columns. The colour says who is faster, and in
     which of HEAT_STEPS.
@@ -200,9 +200,8 @@ def heat(ax, ratios: pd.DataFrame) -> None:
 
 
 def _ratio_text(ratio: float) -> str:
-    if np.isnan(ratio):
-        return "–"
-    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
+    """Return a ratio in percent, which is short enough for a map on a phone."""
+    return "–" if np.isnan(ratio) else f"{100 * ratio:.0f}"
 
 
 def name_lanes(ax, at: Sequence[float], names: Sequence[str]) -> None:

@@ -20,6 +20,16 @@ from a2lib.report.units import count, digits, ms, percent, span
 from a2lib.theory.eager import longest
 
 ALLOCATORS = {"blocks": "usual", "expandable": "expandable"}
+ACCOUNT_LINES = (
+    "matrices before the backward",
+    "tensors of the size of Q",
+    "the mask",
+    "rows of N numbers per sequence",
+    "matrices that the backward adds",
+    "tensors that it adds",
+    "workspaces of cuBLAS",
+    "figures given to the last digit",
+)
 ROOMS = (16e9, 24e9, 40e9, 80e9)  # bytes
 
 
@@ -122,34 +132,29 @@ def every_time(rows: pd.DataFrame, causal: bool) -> pd.DataFrame:
 
 
 def tensors() -> pd.DataFrame:
-    """Return every tensor before a pass and at its peak, by counting."""
-    peaks_in = {"forward": "P V", "backward": "softmax'"}
+    """Return every tensor before a pass and what is added at its peak, MiB, by counting; their sums
+    in bytes."""
+    passes = {
+        f"{pass_}, {masked(causal)}": (shape(causal=causal), pass_)
+        for pass_ in PASSES
+        for causal in (False, True)
+    }
+    before = {name: eager.inputs(pass_) for name, (eager, pass_) in passes.items()}
+    added = {name: eager.added(pass_) for name, (eager, pass_) in passes.items()}
+    lines = _lines("before", before) + _lines("added", added)
+    return pd.DataFrame(lines, columns=["tensor", *passes])
+
+
+def _lines(when: str, tensors: dict[str, dict[str, int]]) -> list[list[str]]:
+    """Return a line for each tensor, and one for their sum."""
+    names = list(dict.fromkeys(name for sizes in tensors.values() for name in sizes))
     lines = []
-    for causal in (False, True):
-        for pass_, kernel in peaks_in.items():
-            eager = shape(causal=causal)
-            before, added = eager.inputs(pass_), eager.added(pass_)
-            lines.append(
-                [
-                    f"{pass_}, {masked(causal)}",
-                    _sizes(before),
-                    f"{sum(before.values()):,}",
-                    kernel,
-                    _sizes(added),
-                    f"{sum(added.values()):,}",
-                ]
-            )
-    names = ["pass", "before it (MiB)", "bytes", "peak in", "it adds (MiB)", "bytes "]
-    return pd.DataFrame(lines, columns=names)
-
-
-def _sizes(tensors: dict[str, int]) -> str:
-    """Return the names of tensors with their MiB."""
-    words = []
-    for name, size in tensors.items():
-        form = ",.0f" if size >= 2**30 else ",.4g"
-        words.append(f"{name} {size / 2**20:{form}}")
-    return ", ".join(words)
+    for name in names:
+        sizes = [column.get(name) for column in tensors.values()]
+        cells = [MISSING if size is None else f"{size / 2**20:,.4g}" for size in sizes]
+        lines.append([f"{when}: {name}", *cells])
+    sums = [f"{sum(column.values()):,}" for column in tensors.values()]
+    return [*lines, [f"**{when}, bytes**", *sums]]
 
 
 def by_memory(room: float) -> pd.DataFrame:
@@ -168,18 +173,22 @@ def by_memory(room: float) -> pd.DataFrame:
 
 
 def without_matrix(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return eager attention and a2lib's, causal, heads of 64: times and memory by length."""
+    """Return eager attention and a2lib's, causal, heads of 64: mean times and memory by length."""
     lines = []
     for n in sorted(pick(rows, implementation="a2lib")["seq_len"].unique()):
         line = [count(n)]
         for implementation in ("eager", "a2lib"):
             forward, backward = passes(rows, n, 64, True, implementation)
-            line += [mean(forward), mean(backward), cell(backward.whole, 1e9)]
+            line += [_mean(forward), _mean(backward), cell(backward.whole, 1e9)]
         line.append(digits(shape(n, 64, True).total("backward") / 1e9, 3))
         lines.append(line)
     names = ["tokens", "eager: forward, ms", "backward, ms", "GB"]
     names += ["a2lib: forward, ms", "backward, ms ", "GB ", "eager by counting, GB"]
     return pd.DataFrame(lines, columns=names)
+
+
+def _mean(row) -> str:
+    return digits(row.ms_mean, 3) if row.status == "ok" else row.status
 
 
 def least_times(rows: pd.DataFrame) -> pd.DataFrame:
@@ -189,40 +198,29 @@ def least_times(rows: pd.DataFrame) -> pd.DataFrame:
     )
     lines = []
     for r in rows.rename(columns={"pass": "pass_"}).itertuples():
-        times = r.matmuls, r.least - r.matmuls, r.least, r.gpu, r.ms_host
-        names = masked(r.causal), count(r.seq_len), r.head_dim, r.pass_
+        times = r.matmuls, r.least, r.gpu, r.ms_host
+        names = f"{r.pass_}, {masked(r.causal)}", count(r.seq_len), r.head_dim
         lines.append([*names, *(cell(time) for time in times), percent(r.least / r.gpu)])
-    names = ["mask", "tokens", "d", "pass", "matmuls", "moving matrices", "least time"]
+    names = ["pass", "tokens", "d", "least time of matmuls", "least time"]
     return pd.DataFrame(lines, columns=[*names, "GPU time", "launch cost", "least / GPU"])
 
 
 def accounts() -> pd.DataFrame:
     """Return what published programs held and added, by the account of each."""
     figures = published().groupby("device")["same"].agg(["sum", "size"])
-    lines = []
+    columns = {"tensors": list(ACCOUNT_LINES)}
     for device, account in ACCOUNTS.items():
-        added = "not printed"
-        if account.added:
-            more, vectors = account.added
-            added = f"{_several(more, 'matrix')}, {_several(vectors, 'tensor')}"
-        agree = f"{figures.loc[device, 'sum']} of {figures.loc[device, 'size']}"
-        lines.append([device, _held(account), added, f"2 × {account.workspace:g} MiB", agree])
-    names = ["GPU", "before the backward", "it adds", "cuBLAS"]
-    return pd.DataFrame(lines, columns=[*names, "figures given to the last digit"])
-
-
-def _held(account) -> str:
-    words = [_several(account.matrices, "matrix"), _several(account.tensors, "tensor")]
-    if account.mask:
-        words.append("the mask")
-    if account.rows:
-        words.append(f"{account.rows} rows per sequence")
-    return ", ".join(words)
-
-
-def _several(number: int, name: str) -> str:
-    plural = {"matrix": "matrices", "tensor": "tensors"}[name]
-    return f"{number} {name if number == 1 else plural}"
+        added = account.added or (MISSING, MISSING)
+        columns[device] = [
+            account.matrices,
+            account.tensors,
+            "yes" if account.mask else "no",
+            account.rows,
+            *added,
+            f"2 × {account.workspace:g} MiB",
+            f"{figures.loc[device, 'sum']} of {figures.loc[device, 'size']}",
+        ]
+    return pd.DataFrame(columns)
 
 
 def beside_published(rows: pd.DataFrame) -> pd.DataFrame:
@@ -234,10 +232,10 @@ def beside_published(rows: pd.DataFrame) -> pd.DataFrame:
             line = [count(n), d]
             for pass_, row in zip(PASSES, passes(rows, n, d, False), strict=True):
                 line += [_printed(printed, (device, n, d, pass_)) for device in ACCOUNTS]
-                line.append(mean(row))
+                line.append(_mean(row))
             lines.append(line)
-    names = ["tokens", "d", "forward: 80 GB", "H800", "small", "H200"]
-    return pd.DataFrame(lines, columns=[*names, "backward: 80 GB", "H800 ", "small ", "H200 "])
+    names = ["tokens", "d", "80 GB", "H800", "small", "H200"]
+    return pd.DataFrame(lines, columns=[*names, "80 GB ", "H800 ", "small ", "H200 "])
 
 
 def _printed(printed: pd.DataFrame, key: tuple) -> str:

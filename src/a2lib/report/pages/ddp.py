@@ -355,7 +355,7 @@ def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:
         numbers = [digits(number, 3) for number in (*expected, *measured)]
         sent = buckets_sent(row.bucket_mb)
         lines.append([f"{row.bucket_mb} MiB", sent, *numbers, digits(row.paid)])
-    heads = ["bucket", "all-reduces", "formula", "simulated", "measured", "stand-alone", "share"]
+    heads = ["bucket", "all-reduces", "formula", "simulated", "measured", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 
@@ -372,7 +372,7 @@ def exposed_shares(rows: pd.DataFrame) -> pd.DataFrame:
         launch = "graph" if capture else "Python"
         numbers = [digits(value, 3) for value in (row.base, row.exposed, row.alone)]
         lines.append([f"{MODELS[model]}, {precision}, {launch}", *numbers, digits(row.paid)])
-    heads = ["model", "one GPU", "exposed", "stand-alone", "share"]
+    heads = ["model", "one GPU", "exposed", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 

@@ -225,7 +225,7 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
     }
     return pd.DataFrame(
         [[name, *cells, peaks.get(name, "·")] for name, cells in lines.items()],
-        columns=["step", "3.4B, graph", "3.4B, Python", "2.0B, graph", "peak, GB"],
+        columns=["step", "3.4B, graph", "3.4B, no graph", "2.0B, graph", "peak, GB"],
     )
 
 

@@ -28,11 +28,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from a2lib.parallel import FSDP
+from a2lib.parallel import FSDP, load_sharded, save_sharded
 
 MODULES = (
     "checks_ddp", "checks_copy_engines", "checks_sharded_optimizer", "checks_fsdp",
-    "checks_fsdp_memory", "checks_fsdp_modules", "checks_finish", "checks_checkpoint",
+    "checks_fsdp_memory", "checks_fsdp_modules", "checks_fsdp_whole", "checks_finish",
+    "checks_checkpoint",
     "checks_feed_forward", "checks_leaderboard",
 )  # fmt: skip
 GPU_MODULES = ("checks_capture", "checks_streams")
@@ -325,6 +326,15 @@ def shared_folder(group=None):
     dist.barrier(group)
     if first:
         shutil.rmtree(name[0])
+
+
+def save_and_load(folder, fsdp, other):
+    """Weights of one into the other, which are then the same bytes."""
+    save_sharded(folder, fsdp)
+    load_sharded(folder, other)
+    theirs = other.gather_full_params()
+    for name, x in fsdp.gather_full_params().items():
+        same(theirs[name].view(torch.uint8), x.view(torch.uint8), name)
 
 
 @contextlib.contextmanager

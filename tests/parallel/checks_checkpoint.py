@@ -1,6 +1,9 @@
 """FSDP's checkpoints: saved by some ranks, loaded by others."""
 
+import contextlib
 import copy
+import fcntl
+import random
 import warnings
 
 import checking
@@ -11,7 +14,7 @@ from checking import Tied, alone, check, groups_of, raises, same, seeded, shared
 from checks_fsdp import check_weights
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.optim import SGD, Adafactor, AdamW
+from torch.optim import SGD, AdamW
 
 from a2lib.parallel import FSDP, load_sharded, save_sharded
 
@@ -131,12 +134,97 @@ def checkpoints_refuse():
             save_sharded(folder / "other", fsdp, AdamW(Tied().parameters()))
         for p in module.parameters():
             p.grad = torch.ones_like(p) if p.requires_grad else None
-        rows = Adafactor(module.parameters())
-        rows.step()
-        with raises(ValueError, "Adafactor's row_var of embed.weight has not its parameter's"):
+        rows = SGD(module.parameters())
+        rows.state[module.embed.weight]["row_var"] = torch.zeros(len(module.embed.weight))
+        with raises(ValueError, "SGD's row_var of embed.weight has not its parameter's shape"):
             save_sharded(folder / "rows", fsdp, rows)
         assert sorted(p.name for p in folder.iterdir()) == ["both", "weights"]
         dist.barrier()
+
+
+@check(2)
+def a_checkpoint_that_is_damaged_or_of_another_module_changes_nothing():
+    rank, _ = world()
+
+    def made(cls=Tied, **options):
+        module = cls(**options)
+        fsdp, optimizer = FSDP(module), AdamW(module.parameters())
+        for p in module.parameters():
+            p.grad = torch.ones_like(p) if p.requires_grad else None
+        optimizer.step()
+        return fsdp, optimizer
+
+    def everything(fsdp, optimizer):
+        tensors = {**fsdp.state_dict(), "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
+        for i, values in optimizer.state_dict()["state"].items():
+            tensors |= {f"{i} {key}": x.clone() for key, x in values.items()}
+        return {name: x.clone() for name, x in tensors.items()}
+
+    def refuse(fsdp, optimizer, folder, error, line):
+        before = everything(fsdp, optimizer)
+        with raises(error, line):
+            load_sharded(folder, fsdp, optimizer)
+        checking.same_by_name(everything(fsdp, optimizer), before)
+
+    with shared_folder() as folder:
+        saved = folder / "saved"
+        save_sharded(saved, *made())
+        other = made()
+        files = sorted(path for path in saved.iterdir())
+        assert {".metadata", "SHA256SUMS"} < {path.name for path in files}
+        places = random.Random(0)  # the same on every rank
+        for path in files:
+            whole = path.read_bytes()
+            for _ in range(5):
+                place, bit = places.randrange(len(whole)), places.randrange(8)
+                damaged = bytearray(whole)
+                damaged[place] ^= 1 << bit
+                for content in (damaged, whole[:place]):
+                    dist.barrier()
+                    if rank == 0:
+                        path.write_bytes(content)
+                    dist.barrier()
+                    refuse(*other, saved, ValueError, "is not what was saved: its checksum")
+            dist.barrier()
+            if rank == 0:
+                path.unlink()
+            dist.barrier()
+            kind = FileNotFoundError if path.name == "SHA256SUMS" else ValueError
+            refuse(*other, saved, kind, "is not what was saved|is no checkpoint of save_sharded")
+            dist.barrier()
+            if rank == 0:
+                path.write_bytes(whole)
+            dist.barrier()
+        refuse(*made(blocks=2), saved, ValueError, "the module has no blocks.2.down.weight; load a")
+        refuse(*made(blocks=4), saved, ValueError, "saved has no blocks.3.down.weight; load a")
+        refuse(*made(words=12), saved, ValueError, r"embed.weight is \(11, 6\) in .* and \(12, 6\)")
+        fsdp, _ = made()
+        reverse = AdamW([*fsdp.module.parameters()][::-1])
+        refuse(fsdp, reverse, saved, ValueError, "has other parameters in its groups")
+        load_sharded(saved, *other)
+
+
+@check(2)
+def what_a_killed_save_has_left_is_removed():
+    """And nothing that another process writes, or that is no save's."""
+    rank, _ = world()
+    fsdp = FSDP(Tied())
+    with shared_folder() as folder, contextlib.ExitStack() as held:
+        if rank == 0:
+            for name in ("killed", "saved", "at work", "a reader's"):
+                part = folder / f"{name}.part"
+                part.mkdir()
+                if name != "a reader's":
+                    lock = held.enter_context(open(part / ".lock", "w"))
+                    if name == "at work":
+                        fcntl.flock(lock, fcntl.LOCK_EX)
+        dist.barrier()
+        save_sharded(folder / "saved", fsdp)
+        left = {path.name for path in folder.iterdir()}
+        assert left == {"saved", "at work.part", "a reader's.part"}, left
+        with raises(FileExistsError, "at work.part exists: another process writes to it"):
+            save_sharded(folder / "at work", fsdp)
+        load_sharded(folder / "saved", fsdp)
 
 
 @check(2)

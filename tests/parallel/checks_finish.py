@@ -9,11 +9,12 @@ import checking
 import torch
 import torch.distributed as dist
 from checking import Tied, backward_of_each, check, loss_on, raises, same, token_batches, world
-from checks_ddp import HOOKED, KINDS
+from checks_ddp import KINDS
 from checks_fsdp import Ways, check_freed, check_gradients, mine_of
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+from a2lib.optim import MasterAdamW
 from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer
 
 STILL_OWN = "are still each rank's own: call finish_gradient_synchronization"
@@ -137,13 +138,53 @@ def a_step_before_the_finish_is_refused():
             optimizers[0].step(lambda wrapper=wrapper: loss_on(tokens)(wrapper).backward())
         wrapper.reset()
         optimizers[0].zero_grad()
-        if kind in HOOKED or kind == "FSDP":  # hooks also see a backward past the wrapper
-            wrapper.zero_grad()
-            loss_on(tokens)(wrapper.module).backward()
+        # Of one past the wrapper, and of a loss that is in no output.
+        wrapper.zero_grad()
+        loss_on(tokens)(wrapper.module).backward()
+        with raises(RuntimeError, STILL_OWN):
+            optimizers[0].step()
+        wrapper.finish_gradient_synchronization()
+        checking.take_step(optimizers[0])
+        if kind != "FSDP":
+            wrapper.module.head.weight.square().sum().backward()
             with raises(RuntimeError, STILL_OWN):
                 optimizers[0].step()
             wrapper.finish_gradient_synchronization()
             optimizers[0].step()
+
+
+@check(2)
+def gradients_of_other_things_leave_the_means():
+    """What ``torch.autograd.grad`` or ``backward(inputs=...)`` takes between the finish and the
+    step is in no ``.grad`` of a parameter: saliency, penalties. The weights are those without."""
+
+    def saliency(wrapper, x):
+        (gradient,) = torch.autograd.grad(wrapper(x).sum(), x)
+        return gradient
+
+    def by_inputs(wrapper, x):
+        wrapper(x).sum().backward(inputs=[x])
+        gradient, x.grad = x.grad, None
+        return gradient
+
+    rank, _ = world()
+    first = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3))
+    # Without a gradient, so that a step must not decay it.
+    first.append(nn.Sequential(nn.Linear(3, 3)))
+    first[-1].forward = lambda x: x
+    for kind, make in EVERY.items():
+        for other in (saliency, by_inputs):
+            wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
+            pair = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (wrapper, reference)]
+            for step in range(2):
+                xs = [torch.randn(2, 3, generator=checking.seeded(10 * step + r)) for r in (0, 1)]
+                losses = [lambda m, x=x: m(x).square().sum() for x in xs]
+                backward_of_each(wrapper, reference, losses)
+                x = xs[rank].requires_grad_()
+                same(other(wrapper, x), other(copy.deepcopy(reference), x), kind)
+                checking.take_step(*pair)
+                theirs = dict(reference.named_parameters())
+                checking.same_by_name(checking.whole_weights(wrapper), theirs, f"{kind} {step}")
 
 
 @check(2)
@@ -228,3 +269,101 @@ def fsdp_says_of_a_backward_of_a_backward_that_there_is_none():
         check_freed(fsdp)
     backward_of_each(fsdp, reference, [loss_on(tokens)] * 2)
     check_gradients(fsdp, reference, "after it")
+
+
+@check(2)
+def a_rank_that_skips_a_step_is_named_on_every_rank():
+    """Whatever raised there, and whether it calls ``reset`` by itself; of the four DDPs, which pair
+    by order and would go on. A step that all of them skip, some with other forwards, is none."""
+    rank, _ = world()
+    batches = token_batches(5)
+
+    class Raises(Exception):
+        pass
+
+    def raising(*_):
+        raise Raises
+
+    def in_the_forward(wrapper, tokens):
+        handle = wrapper.module.blocks[1].register_forward_pre_hook(raising)
+        try:
+            wrapper(tokens)
+        finally:
+            handle.remove()
+
+    def behind_it(wrapper, tokens):
+        wrapper(tokens)
+        raise Raises
+
+    def in_the_backward(wrapper, tokens):
+        handle = wrapper.module.blocks[1].norm.register_full_backward_hook(raising)
+        try:
+            loss_on(tokens)(wrapper).backward()
+        finally:
+            handle.remove()
+
+    def train(wrapper, fail, by_reset, together):
+        optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
+        for step, tokens in enumerate(batches):
+            try:
+                if step == 2 and rank == 1:
+                    fail(wrapper, tokens)
+                if step == 2 and together:
+                    raise Raises
+                loss_on(tokens)(wrapper).backward()
+                wrapper.finish_gradient_synchronization()
+            except Raises:
+                if by_reset:
+                    wrapper.reset()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+
+    skipped = "rank 1 skipped a step, .* it began 2 forwards since the last step and rank 0 began 1"
+    given_up = r"rank 1 gave up, by reset\(\), the step that rank 0 finished"
+    for kind, make in KINDS.items():
+        for fail in (in_the_forward, behind_it, in_the_backward):
+            half_way = fail is in_the_backward and kind not in ("NaiveDDP", "FlatDDP")
+            if not half_way:  # that one is told of its second gradient
+                with raises(RuntimeError, skipped):
+                    train(make(Tied()), fail, by_reset=False, together=False)
+            with raises(RuntimeError, given_up):
+                train(make(Tied()), fail, by_reset=True, together=False)
+            if fail is not behind_it:
+                continue
+            train(make(Tied()), fail, by_reset=True, together=True)
+
+
+@check(2)
+def a_step_that_every_rank_skips_is_skipped():
+    """Some half way through the backward, some before it: the others' messages are answered."""
+    rank, size = world()
+    first = Tied()
+    for kind, make in KINDS.items():
+        wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
+        pair = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (wrapper, reference)]
+        for step in range(3):
+            tokens = token_batches(size * 3)[size * step :][:size]
+            loss = loss_on(tokens[rank])(wrapper)
+            if rank == 1:
+                loss.backward()
+            wrapper.reset()
+            wrapper.zero_grad()
+            backward_of_each(wrapper, reference, [*map(loss_on, tokens)])
+            checking.same_gradients(wrapper.module, reference, f"{kind}, step {step}")
+            checking.take_step(*pair)
+
+
+@check(2)
+def overlapping_without_its_wrapper_is_refused():
+    """By whatever averages or divides: the updates would be by gradients that are not the means."""
+    tokens = token_batches(1)[0]
+    for kind, make in EVERY.items():
+        wrapper = make(Tied())
+        optimizer = MasterAdamW(wrapper.parameters())
+        before = [p.detach().clone() for p in wrapper.parameters()]
+        with raises(RuntimeError, r"say overlapping\(wrapper\)|has no overlapping\(\)"):
+            with optimizer.overlapping():
+                loss_on(tokens)(wrapper).backward()
+        for p, was in zip(wrapper.parameters(), before, strict=True):
+            same(p.detach(), was, kind)

@@ -4,6 +4,7 @@ import copy
 import functools
 import warnings
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import checking
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from a2lib.model import TransformerLM
-from a2lib.parallel import FSDP
+from a2lib.parallel import FSDP, BucketedDDP, group
 
 
 def mine_of(whole, group=None):
@@ -264,7 +265,7 @@ def fsdp_recovers_and_refuses():
         FSDP(module)
     with raises(RuntimeError, "before it is wrapped"):
         fsdp.double()
-    for part in (fsdp, module, module.blocks[0]):
+    for part in (fsdp, module, module.blocks[0], module.head, module.blocks[0].up):
         with raises(TypeError, "cannot be copied or pickled; use gather_full_params"):
             copy.deepcopy(part)
     for p, name in ((module.head.weight, "head.weight"), (module.head.bias, "head.bias")):
@@ -277,8 +278,95 @@ def fsdp_recovers_and_refuses():
     with raises(ValueError, r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"):
         FSDP(nn.Linear(4 + rank, 2))
     module.head.weight = nn.Parameter(torch.zeros(11, 6))
-    with raises(RuntimeError, "head.weight was replaced"):
-        fsdp.finish_gradient_synchronization()
+    for then in (lambda: fsdp(tokens), fsdp.finish_gradient_synchronization):
+        with raises(RuntimeError, "head.weight came or was replaced after the module was wrapped"):
+            then()
+
+
+@check(2)
+def fsdp_skips_a_step_that_every_rank_skips():
+    """In the forward, between it and the backward, half way through that; ``reset`` or not."""
+    rank, size = world()
+    first = Ways("plain")
+
+    def raises_in(module, part):
+        handle = module.register_forward_pre_hook(lambda *_: 1 / 0)
+        if part == "backward":
+            handle.remove()
+            handle = module.register_full_backward_hook(lambda *_: 1 / 0)
+        return handle
+
+    for part in ("forward", "loss", "backward"):
+        for by_reset in (True, False) if part != "backward" else (True,):
+            fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
+            pair = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]
+            for step in range(3):
+                losses = [*map(loss_on, token_batches(size * 3)[size * step :][:size])]
+                if part == "loss":
+                    losses[rank](fsdp)
+                else:
+                    handle = raises_in(fsdp.module.blocks[1].norm, part)
+                    with raises(ZeroDivisionError, "division"):
+                        losses[rank](fsdp).backward()
+                    handle.remove()
+                if by_reset:
+                    fsdp.reset()
+                fsdp.zero_grad()
+                backward_of_each(fsdp, reference, losses)
+                check_gradients(fsdp, reference, f"{part}, step {step}")
+                take_step(*pair)
+
+
+@check(2)
+def fsdp_refuses_parameters_that_came_later():
+    """At the next forward, and at the finish; a module without parameters may come."""
+
+    def replaced(module):
+        whole = {name: x.clone() for name, x in module.state_dict().items()}
+        module.load_state_dict(whole, assign=True)
+
+    def added(module):
+        module.append(nn.Linear(2, 2))
+
+    def adapted(module):
+        module[0].low_rank = nn.Linear(2, 2, bias=False)
+
+    def headed(module):
+        module[1] = nn.Linear(2, 2)
+
+    changes = {
+        replaced: "0.weight",
+        added: "2.weight",
+        adapted: "0.low_rank.weight",
+        headed: "1.weight",
+    }
+    x = torch.ones(1, 2)
+    for change, name in changes.items():
+        for dtype in (None, torch.bfloat16):
+            fsdp = FSDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), compute_dtype=dtype)
+            fsdp(x).float().sum().backward()
+            change(fsdp.module)
+            for then in (lambda fsdp=fsdp: fsdp(x), fsdp.finish_gradient_synchronization):
+                with raises(RuntimeError, f"^{name} came or was replaced after the module"):
+                    then()
+    fsdp = FSDP(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    fsdp.module[1] = nn.Tanh()
+    fsdp(x).sum().backward()
+    fsdp.finish_gradient_synchronization()
+
+
+@check(2)
+def wrappers_do_without_several_tensors_in_one_call():
+    """As under TORCH_DISTRIBUTED_DEBUG=DETAIL, where a group has no such calls."""
+    rank, size = world()
+    losses = [*map(loss_on, token_batches(size))]
+    for make in (FSDP, lambda module: BucketedDDP(module, 0.001)):
+        first = Ways("plain")
+        wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
+        with patch.object(group, "_checks_each_call", lambda: True):
+            backward_of_each(wrapper, reference, losses)
+        part = mine_of if make is FSDP else lambda whole: whole
+        checking.same_gradients(wrapper.module, reference, part=part)
 
 
 @check(2)

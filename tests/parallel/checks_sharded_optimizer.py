@@ -1,6 +1,7 @@
 """The sharded optimizer against the plain one in one process."""
 
 import copy
+import functools
 import io
 import itertools
 from unittest.mock import patch
@@ -131,6 +132,17 @@ def a_parameter_larger_than_the_rest_does_not_pad_the_chunks():
 
 
 @check(2)
+def an_optimizer_may_be_made_by_a_call():
+    mine = Mixed()
+    reference = copy.deepcopy(mine)
+    sharded = ShardedOptimizer(mine.parameters(), functools.partial(AdamW, lr=0.1), eps=1e-4)
+    plain = AdamW(reference.parameters(), lr=0.1, eps=1e-4)
+    assert sharded.defaults == plain.defaults
+    for step in range(2):
+        step_both(step, sharded, plain, mine, reference)
+
+
+@check(2)
 def sharded_closure_runs_once_with_gradients():
     module = Mixed()
     sharded = ShardedOptimizer(module.parameters(), SGD, lr=0.5)
@@ -240,8 +252,9 @@ def sharded_refuses():
         ShardedOptimizer(nn.Linear(2 + rank, 2).parameters(), AdamW)
     with raises(ValueError, "Invalid learning rate: -1"):
         ShardedOptimizer(module.parameters(), AdamW, lr=-1)
-    with raises(ValueError, "LBFGS works on all parameters"):
-        ShardedOptimizer(module.parameters(), torch.optim.LBFGS)
+    for cls in (torch.optim.LBFGS, functools.partial(torch.optim.LBFGS, lr=0.1)):
+        with raises(ValueError, "LBFGS works on all parameters"):
+            ShardedOptimizer(module.parameters(), cls)
     with raises(ValueError, "MasterAdamW moved a parameter and cannot be sharded"):
         whole = nn.Sequential(nn.Linear(2, 2, False), nn.Linear(2, 2, False))
         ShardedOptimizer(whole.parameters(), MasterAdamW, working_dtype=torch.bfloat16)

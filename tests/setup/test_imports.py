@@ -1,9 +1,12 @@
 """Imports point one way, and what a reader without a GPU needs brings no torch."""
 
+import ast
+import importlib
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -40,10 +43,16 @@ def test_the_library_itself():
 @pytest.mark.parametrize(("files", "complaint"), [
     ({"theory/a.py": "from a2lib import lab", "lab/__init__.py": ""},
      "a2lib.theory.a imports a2lib.lab, which is no lower floor"),
+    ({"parallel/a.py": "def f():\n    from a2lib.lab import b", "lab/b.py": ""},
+     "a2lib.parallel.a imports a2lib.lab.b, which is no lower floor"),
+    ({"parallel/a.py": "from a2lib.theory import b", "theory/b.py": ""},
+     "a2lib.parallel.a imports a2lib.theory.b, which is no lower floor"),
     ({"report/a.py": "from a2lib.report.pages import b", "report/pages/b.py": ""},
      "a.py:1: a2lib.report.a, which serves every section, imports a2lib.report.pages.b"),
     ({"model/a.py": "def f():\n    from ..report import b", "report/b.py": ""},
      "a.py:2: a2lib.model.a imports a2lib.report.b, which is no lower floor"),
+    ({"attention/a.py": "def f():\n    from a2lib.theory import b", "theory/b.py": ""},
+     "a.py:2: a2lib.attention.a, which is to be lifted out, imports a2lib.theory.b"),
     ({"extra.py": ""}, "'extra' stands on no floor"),
     ({"lab/a.py": "from . import b", "lab/b.py": "def f():\n    from .a import g"},
      "circle: a2lib.lab.a -> a2lib.lab.b -> a2lib.lab.a"),
@@ -70,6 +79,24 @@ def test_what_is_allowed(package):
     }
     done = package(files)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("part", ["parallel"])
+def test_names_that_are_loaded_late_are_seen_by_a_type_checker(part):
+    """Each stands in an import that only a type checker follows, and comes from there."""
+    module = importlib.import_module(f"a2lib.{part}")
+    tree = ast.parse(Path(module.__file__).read_text())
+    seen = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for statement in node.body:
+                for alias in statement.names:
+                    seen[alias.name] = statement.module
+    assert sorted(seen) == sorted(module.__all__)
+    assert set(seen) <= set(dir(module))
+    for name, home in seen.items():
+        assert getattr(module, name).__module__.startswith(home)
+    assert (ROOT / "src" / "a2lib" / "py.typed").exists()
 
 
 def test_importing_brings_no_torch():

@@ -50,9 +50,9 @@ AFTER = {"wrapper": "naive", "carrier": "backend"}
 DURING = {"wrapper": "updating", "carrier": "copy_engines", "bucket_mb": 100}
 EXPECTED = {
     "ours": lambda: attention("a2lib"),
-    "over eager": lambda: attention("eager") / attention("a2lib"),
-    "over FlashAttention-2": lambda: attention("sdpa_flash") / attention("a2lib"),
     "cuDNN": lambda: attention("sdpa_cudnn"),
+    "FlashAttention-2": lambda: attention("sdpa_flash"),
+    "FlashAttention-4": lambda: attention("fa4"),
     # Every gradient is sent once, in fp32.
     "billions, one GPU": lambda: (
         ms("ddp", "sent_bytes", model="2.7B", wrapper="flat", capture=False, precision="bf16") / 4e9
@@ -72,7 +72,7 @@ def test_every_number_of_the_results_has_its_slot():
     """But for those that name a shape or a thing."""
     assert sorted(name for name, *_ in SLOT.findall(RESULTS)) == sorted(EXPECTED)
     rest = re.sub(r"<!--.*?-->", "", SLOT.sub("", RESULTS), flags=re.S)
-    named = "FlashAttention-2 2,048 16,384 32,768 8B 16 64 bf16 H200 H200s fp32"
+    named = "FlashAttention-2 FlashAttention-4 2,048 16,384 32,768 8B 16 64 bf16 H200 H200s fp32"
     assert set(re.findall(r"\b(?:[\w,.-]*\d,)?[\w-]*\d\w*", rest)) == set(named.split())
 
 
@@ -87,7 +87,7 @@ SNIPPET = re.search(r"```python\n(.*?flash_attention.*?)```", TEXT, re.S)[1]
 
 
 def test_the_snippet_on_a_cpu_names_what_runs_there(monkeypatch):
-    monkeypatch.setattr(passes, "_interpreted", lambda: False)
+    monkeypatch.setattr(passes, "INTERPRETED", False)
     with pytest.raises(UnsupportedError, match="need a CUDA GPU") as raised:
         exec(SNIPPET.replace('"cuda"', '"cpu"'), {})
     for name in ("FlashAttentionPyTorch", "attention_reference"):

@@ -7,14 +7,13 @@ launch is in it. Timed as in ``a2lib.lab.timing``: events, the L2 cache flushed 
 from __future__ import annotations
 
 import contextlib
-import gc
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from a2lib.lab.clock import Clock
-from a2lib.lab.failures import classify, linked, note
+from a2lib.lab.failures import classify, note
 from a2lib.lab.timing import Attempts, Timing, in_turns, sample_count
+from a2lib.parallel.graphs import CapturedGraph, CudaGraphs, Unusable
 
 REP_MS = 80.0
 MIN_N, MAX_N = 3, 300
@@ -22,15 +21,6 @@ MIN_N, MAX_N = 3, 300
 SHORT_MS = 100.0
 
 Call = Callable[[], object]
-# One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each
-# it has seen.
-_streams: dict = {}
-# Graphs whose capture was cut off: PyTorch's allocators may still ask them whether they capture.
-_cut_off: list = []
-
-
-class Unusable(RuntimeError):
-    """After a failed capture plain work on the device fails too, or a new capture does."""
 
 
 @dataclass(frozen=True)
@@ -49,144 +39,6 @@ class Replays:
         if isinstance(result, Exception):
             return {"note": note(f"no graph: {classify(result)[1]}")}
         return {"ms_graph": result.ms}
-
-
-class CudaGraphs:
-    """CUDA graphs captured on one side stream of the current device.
-
-    ``error_mode`` is that of torch.cuda.graph: what other threads may do meanwhile. ``priority`` is
-    that of the stream, and a graph keeps it for each kernel: -1 stands before what a call queues
-    on streams of priority 0.
-    """
-
-    def __init__(self, error_mode: str = "global", priority: int = 0) -> None:
-        import torch
-
-        self._error_mode = error_mode
-        self._torch, self._cuda = torch, torch.cuda
-        self._device = torch.cuda.current_device()
-        place = (self._device, priority)
-        if place not in _streams:
-            _streams[place] = torch.cuda.Stream(priority=priority)
-        self._stream = _streams[place]
-
-    def on_stream(self):
-        """The context in which the side stream is current, after all that was queued before."""
-        self._stream.wait_stream(self._cuda.current_stream())
-        return self._cuda.stream(self._stream)
-
-    def capture(
-        self,
-        make: Callable[[], Call],
-        calls: int,
-        first_replay: Callable[[Call], object] | None = None,
-    ) -> CapturedGraph:
-        """A graph of the call that ``make`` returns, run ``calls`` times before.
-
-        Both happen on one stream that is not the default one: autograd runs a backward on the
-        stream of its forward, and only one's own work can be captured. Raises what the capture
-        raised first, everything it had taken given back. The outputs of the call, a tensor or a
-        tuple of tensors, are filled with NaN and must come back finite from a first replay, which
-        ``first_replay(replay)`` runs.
-        """
-        cuda = self._cuda
-        with self.on_stream():
-            call = make()
-            for _ in range(calls):
-                call()
-        graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
-        outputs, first = [], None
-        collecting = gc.isenabled()
-        # A cycle collected in mid-capture may free what other streams have used.
-        gc.disable()
-        try:
-            # The outer context, since graph() leaves its stream current where its end fails.
-            with (
-                cuda.stream(self._stream),
-                cuda.graph(
-                    graph, pool=pool, stream=self._stream, capture_error_mode=self._error_mode
-                ),
-            ):
-                try:
-                    outputs = self._tensors(call())
-                except Exception as error:
-                    first = error
-                    raise
-            self._check(graph, outputs, first_replay or (lambda replay: replay()))
-        except Exception as error:
-            outputs.clear()
-            # What the failed call held (a loss, and with it autograd's nodes, which keep to this
-            # stream) would live as long as the error, and where that is in a cycle, longer.
-            for link in linked(error):
-                traceback.clear_frames(link.__traceback__)
-            self._abandon(graph, pool)
-            # The end of a broken capture fails with words of its own.
-            raise (first or error) from None
-        finally:
-            first = None  # its frames, this one too, would hold it and with it the call's tensors
-            if collecting:
-                gc.enable()
-        return CapturedGraph(graph, call)
-
-    def _tensors(self, result: object) -> list:
-        results = result if isinstance(result, tuple | list) else [result]
-        tensors = [x for x in results if isinstance(x, self._torch.Tensor)]
-        return [x.detach() for x in tensors if x.is_floating_point()]
-
-    def _check(self, graph, outputs: list, first_replay: Callable[[Call], object]) -> None:
-        """Raise where a replay leaves an output as it was: then not all of the call is captured."""
-        with self._cuda.stream(self._stream):
-            for output in outputs:
-                output.fill_(float("nan"))
-            first_replay(graph.replay)
-            self._stream.synchronize()
-            if not all(output.isfinite().all().item() for output in outputs):
-                raise RuntimeError("its replay does not write all of its outputs")
-
-    def mend(self) -> None:
-        """Make the process fit for further work after a failure; Unusable where it is not.
-
-        A trivial capture also ends what the failed one left open in the random generator.
-        """
-        try:
-            self._cuda.synchronize()
-            counted = self._torch.zeros(1, device="cuda")
-
-            def count() -> None:
-                counted.add_(1)
-
-            self.capture(lambda: count, 1).release()
-            self._torch.rand(1, device="cuda")
-            right = counted.item() == 2  # run once, replayed once
-        except Exception as error:
-            raise Unusable(str(error)) from error
-        if not right:
-            raise Unusable("a captured addition gives a wrong sum")
-
-    def _abandon(self, graph, pool) -> None:
-        try:
-            graph.pool()  # raises unless the capture came to its end
-        except RuntimeError:
-            # Then PyTorch (2.11 to 2.13) leaves its allocator writing to the pool.
-            _cut_off.append(graph)
-            for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-                with contextlib.suppress(Exception):
-                    getattr(self._torch._C, end)(self._device, pool)
-        else:
-            graph.reset()
-
-
-class CapturedGraph:
-    """``replay()`` queues the captured kernels on the current stream."""
-
-    def __init__(self, graph, call: Call) -> None:
-        self._graph, self._call = graph, call
-        self.replay = graph.replay
-
-    def release(self) -> None:
-        """Drop the graph, its memory and the tensors that it reads."""
-        self._graph.reset()
-        self._call = None  # held until here for the tensors that the kernels read
 
 
 def time_replays(

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
-from a2lib.lab.graphs import CudaGraphs
 from a2lib.lab.steps import Phase, StepConfig, TrainingStep
 from a2lib.lab.timing import in_turns, meet
+from a2lib.parallel.graphs import CudaGraphs
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
 TOLERANCE = 0.01

@@ -100,13 +100,15 @@ class MasterAdamW(torch.optim.Optimizer):
         ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients,
         None where one process trains. With it a bucket is updated once it is the mean, while later
         ones are on their way; ``finish_gradient_synchronization`` comes after the context, and
-        ``step`` after that. On the CPU its updates are in the finish.
+        ``step`` after that. On the CPU its updates are in the finish. NaiveDDP, FlatDDP and FSDP,
+        whose gradients are the means after backward alone, are refused.
 
         For the last backward before a step. A parameter must not be read after its gradient is
         there: one that is used outside the graph, or again by a second backward, would be the next
         step's already; and no gradient can be clipped. If backward raises, some parameters have
         been updated and some not. Raises RuntimeError where without ``wrapper`` a hook waits for a
-        parameter's gradient, TypeError for a wrapper that averages after backward.
+        parameter's gradient, or a parameter is FSDP's; TypeError for a wrapper that averages after
+        backward.
         """
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         with contextlib.ExitStack() as hooks:
@@ -138,11 +140,17 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @staticmethod
     def _refuse_others(params: Iterable[Tensor]) -> None:
-        if any(getattr(p, "_post_accumulate_grad_hooks", None) for p in params):
-            raise RuntimeError(
-                "another hook waits for a parameter's gradient; where it is that of a DDP or "
-                "BucketedDDP of a2lib.parallel, say overlapping(wrapper)"
-            )
+        for p in params:
+            if getattr(p, "_is_shard", False) or hasattr(p, "device_mesh"):
+                raise RuntimeError(
+                    "a parameter is a shard, whose gradient is complete after backward alone: FSDP "
+                    "has no overlapping()"
+                )
+            if getattr(p, "_post_accumulate_grad_hooks", None):
+                raise RuntimeError(
+                    "another hook waits for a parameter's gradient; where it is that of a DDP or "
+                    "BucketedDDP of a2lib.parallel, say overlapping(wrapper)"
+                )
 
     @torch.no_grad()
     def _now(self, group: dict[str, Any], p: Tensor) -> None:

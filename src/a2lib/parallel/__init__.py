@@ -19,7 +19,26 @@ A name is loaded when it is asked for: PyTorch's checkpoints alone take a second
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from a2lib.parallel.captured import capture_step
+    from a2lib.parallel.ddp import DDP, BucketedDDP, FlatDDP, NaiveDDP
+    from a2lib.parallel.fsdp import FSDP
+    from a2lib.parallel.fsdp.checkpoint import load_sharded, save_sharded
+    from a2lib.parallel.sharded_optimizer import ShardedOptimizer
+
+__all__ = [
+    "DDP",
+    "FSDP",
+    "BucketedDDP",
+    "FlatDDP",
+    "NaiveDDP",
+    "ShardedOptimizer",
+    "capture_step",
+    "load_sharded",
+    "save_sharded",
+]
 _HOMES = {
     "BucketedDDP": "ddp",
     "DDP": "ddp",
@@ -31,10 +50,13 @@ _HOMES = {
     "load_sharded": "fsdp.checkpoint",
     "save_sharded": "fsdp.checkpoint",
 }
-__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -25,15 +25,14 @@ from typing import Self
 import torch
 from torch.utils._pytree import tree_map
 
-from a2lib.lab import synchronize
-from a2lib.lab.graphs import CudaGraphs
+from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 
 
 class CapturedStep:
     """What ``capture_step`` returns. ``output`` is what the step returned, detached; each replay
     writes it anew. ``steps_taken`` counts the steps that the weights have taken so far."""
 
-    def __init__(self, graph, output: object, steps_taken: int) -> None:
+    def __init__(self, graph: CapturedGraph, output: object, steps_taken: int) -> None:
         self._graph, self.output, self.steps_taken = graph, output, steps_taken
 
     def replay(self) -> object:
@@ -45,7 +44,7 @@ class CapturedStep:
     def release(self) -> None:
         """Drop the graph and its memory. A process group must not be destroyed before: NCCL waits
         for the graphs that hold its work."""
-        synchronize("cuda")
+        torch.cuda.synchronize()
         self._graph.release()
 
     def __enter__(self) -> Self:

@@ -17,11 +17,15 @@ COMMUNICATIONS = ("backend", "copy_engines", "auto")
 
 @dataclass
 class _Message:
-    work: dist.Work
+    works: list[dist.Work]
     grads: list[Tensor]
     dense: list[Tensor]  # what is sent of them, held until it has arrived: the backend does not
     captured: bool  # whether it went into a CUDA graph
     landed: Ended | None = None  # where it is in the gradients already
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
 
     def write(self) -> None:
         for grad, arrived in zip(self.grads, self.dense, strict=True):
@@ -42,21 +46,21 @@ class Backend:
         self._lane: Lane | None = None
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
-        """The parameters of each bucket; nothing of the old ones is on its way."""
+        """Take note of each bucket's parameters; nothing of the old ones is on its way."""
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
-        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. Whether
+        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. Return whether
         ``then`` will be called with them: on CUDA, on a stream that waits for the message."""
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
-        work = self._mean(dense)
-        message = _Message(work, grads, dense, capturing(grads[0].device))
+        works = self._mean(dense)
+        message = _Message(works, grads, dense, capturing(grads[0].device))
         self._sent.append(message)
         if then is None or not grads[0].is_cuda:
             return False
 
         def arrived() -> None:
-            work.wait()
+            message.wait()
             message.write()
             then(params)
 
@@ -70,7 +74,7 @@ class Backend:
         # What a capture that is over has not waited for was cut off with it.
         sent = [m for m in sent if not m.captured or capturing(m.grads[0].device)]
         for message in sent:
-            message.work.wait()
+            message.wait()
         for message in sent:
             if message.landed is None:
                 message.write()
@@ -79,7 +83,7 @@ class Backend:
 
 
 def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Contiguous and in the dtype it travels in: itself or a copy."""
+    """Return the gradient contiguous and in the dtype it travels in: itself or a copy."""
     if dtype is None or not grad.is_floating_point():
         return grad.contiguous()
     return grad.to(dtype, memory_format=torch.contiguous_format)
@@ -91,7 +95,8 @@ def choose(
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> tuple[Backend | CopyEngines, str | None]:
-    """The carrier, and why "auto" took the backend, None where it did not; collective."""
+    """Return the carrier, and why "auto" took the backend, None where it did not; collective.
+    Raises ValueError for "copy_engines" where they cannot, and for another word."""
     if communication not in COMMUNICATIONS:
         raise ValueError(f"communication must be one of {COMMUNICATIONS}; got {communication!r}")
     if communication == "backend":

@@ -24,6 +24,7 @@ The sum is in rank order and in float32 (float64 for float64), rounded once: wit
 bits, with more those of one process that adds in that order.
 """
 
+import itertools
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,26 +49,28 @@ BARRIER_LIMIT_MS = 600_000
 
 
 def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None:
-    """Why copy engines cannot serve these ranks, None where they can; collective, and the same
-    answer on every rank."""
-    rank, size = member(group)
-    mine = {"host": _host(), "gpu": None, "reason": None}
+    """Return why copy engines cannot serve these ranks, None where they can; collective, and the
+    same answer on every rank."""
+    _, size = member(group)
+    reason, gpu = None, ""
     if device.type != "cuda":
-        mine["reason"] = f"the parameters are on {device.type}, not on GPUs"
+        reason = f"the parameters are on {device.type}, not on GPUs"
     elif size < 2:
-        mine["reason"] = "there is one rank"
+        reason = "there is one rank"
     else:
-        mine["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
-    all_of = everyone(mine, group)
-    reasons = [one["reason"] for one in all_of if one["reason"]]
-    if reasons:
-        return reasons[0]
-    if len({one["host"] for one in all_of}) > 1:
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+    reasons, hosts, gpus = zip(*everyone((reason, _host(), gpu), group), strict=True)
+    if any(reasons):
+        return _first(reasons)
+    if len(set(hosts)) > 1:
         return "the ranks are on several hosts"
-    if len({one["gpu"] for one in all_of}) < size:
+    if len(set(gpus)) < size:
         return "several ranks have one GPU"
-    reasons = everyone(_unreachable(device, [one["gpu"] for one in all_of]), group)
-    return next((reason for reason in reasons if reason), None)
+    return _first(everyone(_unreachable(device, gpus), group))
+
+
+def _first(reasons: Sequence[str | None]) -> str | None:
+    return next(filter(None, reasons), None)
 
 
 def _host() -> str:
@@ -76,9 +79,9 @@ def _host() -> str:
 
 
 def _unreachable(device: torch.device, gpus: Sequence[str]) -> str | None:
-    here = {
-        str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())
-    }
+    here = {}
+    for i in range(torch.cuda.device_count()):
+        here[str(torch.cuda.get_device_properties(i).uuid)] = i
     mine = torch.cuda.current_device() if device.index is None else device.index
     for other, gpu in enumerate(gpus):
         if gpu not in here:
@@ -98,8 +101,8 @@ _met: dict[tuple[str, int], list[int]] = {}
 def shared_memory(
     size: int, group: dist.ProcessGroup | None, device: torch.device
 ) -> tuple[Tensor, object]:
-    """(this rank's ``size`` bytes; the handle with ``get_buffer(rank, ...)`` of every rank's, and
-    ``barrier``). Collective; the memory stays until the process ends."""
+    """Return this rank's ``size`` bytes, and the handle with ``get_buffer(rank, ...)`` of every
+    rank's and ``barrier``. Collective; the memory stays until the process ends."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
     whole, aside = group or dist.group.WORLD, []
@@ -125,7 +128,7 @@ class _Shared:
         self._shift = self.mine.data_ptr() - first.data_ptr()
 
     def view(self, rank: int, begin: int, count: int, dtype: torch.dtype) -> Tensor:
-        """So many elements of a rank's memory from a byte on."""
+        """Return so many elements of a rank's memory from a byte on."""
         at = (self._shift + begin) // dtype.itemsize
         return self._handle.get_buffer(rank, (count,), dtype, at)
 
@@ -155,8 +158,9 @@ class _Piece:
     there: Tensor
 
     def cut(self, flat: Tensor) -> Tensor:
-        whole = self.end - self.begin == flat.numel()  # as most are: a slice costs the host time
-        return flat if whole else flat[self.begin : self.end]
+        if self.end - self.begin == flat.numel():
+            return flat  # as most are: a slice costs the host time
+        return flat[self.begin : self.end]
 
 
 @dataclass
@@ -168,8 +172,8 @@ class _Part:
     there: Tensor
 
     def messages(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(what is read, there, here) of each piece, given each parameter's gradient, flat; all in
-        one where all is read here."""
+        """Return (what is read, there, here) of each piece, given each parameter's gradient, flat;
+        all together where all is read here."""
         cuts = [piece.cut(sources[piece.index]) for piece in self.pieces]
         pairs = list(zip(cuts, self.pieces, strict=True))
         if all(cut.data_ptr() == piece.here.data_ptr() for cut, piece in pairs):
@@ -183,6 +187,21 @@ class _Bucket:
     own: _Part
     others: list[_Part]
     means: list[Tensor]  # of each other's memory, where it has this rank's part
+
+
+def _part(flat: Tensor, owner: int, there: Tensor, rooms: Sequence[int]) -> _Part:
+    """Return the part of a flat bucket that a rank owns, in pieces of the parameters in it."""
+    length = there.shape[-1]
+    part = _Part([], flat[owner * length : (owner + 1) * length], there)
+    start = -owner * length  # of a parameter, from where the part begins
+    for index, room in enumerate(rooms):
+        first, end = max(start, 0), min(start + room, length)
+        if first < end:
+            here = part.here[first:end]
+            piece = _Piece(index, first - start, end - start, here, there[..., first:end])
+            part.pieces.append(piece)
+        start += room
+    return part
 
 
 class CopyEngines:
@@ -210,11 +229,12 @@ class CopyEngines:
         """Give each bucket of parameters its memory, the first time by taking it. Gradients that
         are there move out of it. Nothing is under way."""
         sizes = [self._padded(params) for params in buckets]
+        every = list(itertools.chain(*buckets))
         if self._memory is None:
             # Whatever the buckets are later, each parameter is padded at most once.
-            total = sum(self._padded([p]) for params in buckets for p in params)
+            total = sum(self._padded([p]) for p in every)
             self._memory = _Shared(total, self.group, self._device)
-        for p in (p for params in buckets for p in params):
+        for p in every:
             if p.grad is not None and self._has(p.grad):
                 p.grad = p.grad.clone()  # it lies where another one's is going to be
         needed = max(sizes, default=0) // self._world_size * (self._world_size - 1)
@@ -233,7 +253,7 @@ class CopyEngines:
         return self._dtype if self._dtype and p.is_floating_point() else p.dtype
 
     def _room(self, p: Tensor) -> int:
-        """Elements that a parameter takes in its bucket."""
+        """Return the elements that a parameter takes in its bucket."""
         unit = ALIGN // self._sent_dtype(p).itemsize
         return -(-p.numel() // unit) * unit
 
@@ -246,47 +266,25 @@ class CopyEngines:
         dtype, rank, world = self._sent_dtype(params[0]), self._rank, self._world_size
         flat = self._memory.mine[begin : begin + size].view(dtype)
         rooms = [self._room(p) for p in params]
-        places = [
+        places = []
+        for room, p in zip(flat[: sum(rooms)].split(rooms), params, strict=True):
             # Strides as the parameter's, as autograd and fused optimizers have them.
-            _Place(room.as_strided(p.shape, torch.empty_like(p, device="meta").stride()), room)
-            for room, p in zip(flat[: sum(rooms)].split(rooms), params, strict=True)
-        ]
+            strides = torch.empty_like(p, device="meta").stride()
+            places.append(_Place(room.as_strided(p.shape, strides), room))
         length = flat.numel() // world
         slots = self._slots.mine[: (world - 1) * length * dtype.itemsize].view(dtype)
 
-        def part(owner: int) -> _Part:
-            if owner == rank:
-                there = slots.view(world - 1, length)
-            else:
-                # Its row there: the owner itself has none.
-                row = rank - (rank > owner)
-                there = self._slots.view(owner, row * length * dtype.itemsize, length, dtype)
-            whole = _Part([], flat[owner * length : (owner + 1) * length], there)
-            start = -owner * length  # of a parameter, from where the part begins
-            for index, room in enumerate(rooms):
-                first, end = max(start, 0), min(start + room, length)
-                if first < end:
-                    whole.pieces.append(
-                        _Piece(
-                            index,
-                            first - start,
-                            end - start,
-                            whole.here[first:end],
-                            there[..., first:end],
-                        )
-                    )
-                start += room
-            return whole
-
-        # Each rank begins with another one.
-        others = [(rank + step) % world for step in range(1, world)] if length else []
-        mine = begin + rank * length * dtype.itemsize
-        return _Bucket(
-            places,
-            part(rank),
-            [part(other) for other in others],
-            [self._memory.view(other, mine, length, dtype) for other in others],
-        )
+        bucket = _Bucket(places, _part(flat, rank, slots.view(world - 1, length), rooms), [], [])
+        if not length:
+            return bucket
+        for step in range(1, world):
+            owner = (rank + step) % world  # each rank begins with another one
+            row = rank - (rank > owner)  # of this rank's slot there: the owner itself has none
+            slot = self._slots.view(owner, row * length * dtype.itemsize, length, dtype)
+            bucket.others.append(_part(flat, owner, slot, rooms))
+            mine = begin + rank * length * dtype.itemsize
+            bucket.means.append(self._memory.view(owner, mine, length, dtype))
+        return bucket
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
         """Start the mean of the parameters' gradients, which are in the bucket's memory from now on
@@ -353,8 +351,8 @@ def _is_view(grad: Tensor, view: Tensor) -> bool:
 
 
 def _lies_alike(grad: Tensor, place: _Place) -> bool:
-    """Whether the gradient fills what its place has, in that order, from an address on that a
-    kernel reads as quickly, which then is compiled for no other."""
+    """Return whether the gradient fills what its place has, in that order, from an address on that
+    a kernel reads as quickly, which then is compiled for no other."""
     filled = grad.numel() == place.flat.numel() and grad.stride() == place.view.stride()
     return filled and grad.data_ptr() % KERNEL_ALIGN == 0
 
@@ -375,7 +373,7 @@ def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
 
 
 def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
-    """The same in plain operations, which read and write everything once an addition."""
+    """Do the same in plain operations, which read and write everything once an addition."""
     wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
     parts = [*others[:rank], own.to(mean.dtype), *others[rank:]]
     total = parts[0].to(wide)

@@ -10,7 +10,8 @@ in what pieces the gradients travel:
     BucketedDDP   during backward, as soon as the gradients of a bucket are there; by NCCL or gloo,
                   or by copy engines (``copy_engines``), in the gradients' dtype or in another
 
-The classes of one interface:
+Overlap and buckets are those of Li et al., VLDB 2020 (arXiv 2006.15704, section 3.2), but for a
+copy: gradients travel from where backward left them. The classes have one interface:
 
     ddp = DDP(module)
     with ddp.no_sync():                        # gradients accumulate and stay here
@@ -44,42 +45,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from a2lib.parallel.agreement import Agreement, Members, Step
 from a2lib.parallel.carriers import Backend, choose
 from a2lib.parallel.copy_engines import CopyEngines, Then
-from a2lib.parallel.finish import Backwards, watch_steps
-from a2lib.parallel.group import Holders, make_alike, mean_operator, member, one_device
+from a2lib.parallel.finish import watch_steps
+from a2lib.parallel.group import capturing, make_alike, mean_operator, member, one_device
 
 MB = 2**20
 
 _wrappers: weakref.WeakSet[_Replica] = weakref.WeakSet()
-
-
-class _Members:
-    """The parameters of a module as they were; a step asks whether they still are, so that it
-    compares identities alone and walks no tree."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._wrapped = {id(p) for p in module.parameters()}
-        self._remember()
-
-    def changed(self) -> str:
-        """Return the name of a parameter that is not one of the wrapped, or ""."""
-        if self._identities() == self._before:
-            return ""
-        for name, p in self._module.named_parameters():
-            if id(p) not in self._wrapped:
-                return name
-        self._remember()  # a module without parameters came or went
-        return ""
-
-    def _remember(self) -> None:
-        modules = list(self._module.modules())
-        self._tables = [m._parameters for m in modules] + [m._modules for m in modules]
-        self._before = self._identities()
-
-    def _identities(self) -> list[int]:
-        return [id(member) for table in self._tables for member in table.values()]
 
 
 class _Replica(nn.Module):
@@ -107,17 +81,28 @@ class _Replica(nn.Module):
         self._names = [name for name, p in named.items() if p.requires_grad]
         self._trained = [p for p in named.values() if p.requires_grad]
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
-        self._members = _Members(module)
+        self._members = Members(module)
         self._synchronizing = True
-        self._backwards = Backwards()
-        self._holders = Holders(self._names, self.device, group)
+        self._step = Step()
+        self._agreement = Agreement(self._names, self.device, group)
+        me = weakref.ref(self)
+        hooks = []
+        for i, p in enumerate(self._trained):
+            hooks.append(p.register_post_accumulate_grad_hook(_hook(me, i)))
+        # Each would cost a call in every later backward.
+        weakref.finalize(self, _remove, hooks).atexit = False
         _wrappers.add(self)
         watch_steps(self)
 
     def forward(self, *args, **kwargs):
-        output = self.module(*args, **kwargs)
-        self._backwards.expect(output)
-        return output
+        if self._counts_forwards():
+            self._step.forwards += 1
+        return self.module(*args, **kwargs)
+
+    def _counts_forwards(self) -> bool:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return False
+        return self._synchronizing and not capturing(self.device)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -137,39 +122,70 @@ class _Replica(nn.Module):
         Called again it averages equal tensors, which changes nothing where the number of ranks is
         a power of two. Raises RuntimeError within ``no_sync``, for a parameter that is no longer
         frozen, and for one that came or was replaced after the module was wrapped: its gradient
-        would stay each rank's own.
+        would stay each rank's own. Raises it too, with the rank's number and on every rank, where
+        one began other forwards since the last step than the rest (``no_sync`` and ``no_grad``
+        apart): it skipped a step. On GPUs that is seen one step later.
         """
         if not self._synchronizing:
             raise RuntimeError("finish_gradient_synchronization is called outside of no_sync()")
-        if other := self._members.changed():
-            raise RuntimeError(
-                f"{other} came or was replaced after the module was wrapped, and its gradient is"
-                " not averaged; wrap the module anew"
-            )
+        self._members.check()
         for name, p in self._frozen:
             if p.requires_grad:
                 raise RuntimeError(f"{name} was frozen when it was wrapped; wrap the module anew")
-        missing = [i for i, p in enumerate(self._trained) if p.grad is None]
-        for i in missing:
-            p = self._trained[i]
-            p.grad = torch.zeros_like(p)
-        self._average()
-        for i in self._holders.unused(missing):
+        forwards = self._step.forwards
+        missing = self._fill_missing()
+        problem = self._average()
+        self._step.clear()
+        for i in self._agreement.end_step(missing, forwards):
             self._trained[i].grad = None
-        self._backwards.seen = False
+        if problem:
+            raise RuntimeError(problem)
 
     def unfinished(self) -> Sequence[Tensor]:
-        """The parameters, while backwards of this wrapper's outputs wait for the finish."""
-        return self._trained if self._backwards.seen else ()
+        """Return the parameters, while some have gradients that wait for the finish."""
+        return self._trained if self._step.accumulated else ()
 
+    @torch.no_grad()
     def reset(self) -> None:
-        """Forget a backward that raised half way, or a step that is not to be taken, once what was
-        sent has arrived; every rank calls it, and then ``zero_grad``, unless each rank is to step
-        on its own gradients."""
-        self._backwards.seen = False
+        """Forget a backward that raised half way, or a step that is not to be taken; every rank
+        calls it, and then ``zero_grad``.
 
-    def _average(self) -> None:
-        """Make each ``.grad`` the mean, all of them present; in the same order on every rank."""
+        What other ranks may wait for is sent, as zeros: RuntimeError, on every rank, where one
+        finished the step. After backwards in ``no_sync`` alone nothing is, and each rank may step
+        on its own gradients.
+        """
+        in_no_sync_alone = self._step.accumulated and not self._step.forwards
+        if self._has_sent() or not in_no_sync_alone:
+            self._give_up()
+            self._fill_missing()
+            self._average()
+            self._step.clear()
+            self._agreement.end_step([], Agreement.GIVEN_UP)
+        self._step.clear()
+
+    def _fill_missing(self) -> list[int]:
+        """Give zeros to the parameters without a gradient, and return their places."""
+        missing = []
+        for i, p in enumerate(self._trained):
+            if p.grad is None:
+                missing.append(i)
+                p.grad = torch.zeros_like(p)
+        return missing
+
+    def _gradient_is_there(self, i: int) -> None:
+        self._step.accumulated = True
+
+    def _has_sent(self) -> bool:
+        return False
+
+    def _give_up(self) -> None:
+        """Drop the gradients that have not left, and what was to follow on those that have."""
+        for p in self._trained:
+            p.grad = None
+
+    def _average(self) -> str:
+        """Make each ``.grad`` the mean, all of them present; in the same order on every rank.
+        Return why they are not the means, "" where they are."""
         raise NotImplementedError
 
     def _mean_of(self, tensor: Tensor) -> dist.ReduceOp.RedOpType:
@@ -180,8 +196,8 @@ class _Replica(nn.Module):
             raise ValueError(f"{self._names[i]} has a sparse gradient; only dense ones travel")
 
     def _dense(self, i: int) -> Tensor:
-        """The gradient as NCCL wants it, contiguous: itself or a copy (it has its parameter's
-        strides)."""
+        """Return the gradient, which has its parameter's strides, as NCCL wants it, contiguous:
+        itself or a copy."""
         self._check_dense(i)
         return self._trained[i].grad.contiguous()
 
@@ -192,12 +208,13 @@ class _Replica(nn.Module):
 class NaiveDDP(_Replica):
     """One blocking all-reduce for each parameter, once backward is done."""
 
-    def _average(self) -> None:
+    def _average(self) -> str:
         for i, p in enumerate(self._trained):
             dense = self._dense(i)
             dist.all_reduce(dense, self._mean_of(dense), group=self.group)
             if dense is not p.grad:
                 p.grad.copy_(dense)
+        return ""
 
 
 class FlatDDP(_Replica):
@@ -206,26 +223,29 @@ class FlatDDP(_Replica):
     At its peak it needs the memory of the gradients once more.
     """
 
-    def _average(self) -> None:
+    def _average(self) -> str:
         for dtype in dict.fromkeys(p.dtype for p in self._trained):
-            mine = [i for i, p in enumerate(self._trained) if p.dtype == dtype]
-            grads = [self._trained[i].grad for i in mine]
-            flat = torch.cat([self._dense(i).view(-1) for i in mine])
+            alike = [i for i, p in enumerate(self._trained) if p.dtype == dtype]
+            flat = torch.cat([self._dense(i).view(-1) for i in alike])
             dist.all_reduce(flat, self._mean_of(flat), group=self.group)
-            for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-                grad.copy_(part.view_as(grad))
+            begin = 0
+            for i in alike:
+                grad = self._trained[i].grad
+                grad.copy_(flat[begin : begin + grad.numel()].view_as(grad))
+                begin += grad.numel()
+        return ""
 
 
 @dataclass(slots=True)
 class _UnderWay:
-    """What has happened since the last finish. Not attributes of the module: to set one of those
-    costs the host as much as a message."""
+    """What has been sent since the last finish."""
 
     waits_for: list[int]  # gradients that each bucket has not yet
     next: int = 0  # the bucket to send
     arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
     # The gradient that each parameter of what was sent has to have still.
     sent: list[tuple[int, Tensor]] = field(default_factory=list)
+    captured: bool = False  # all of it goes into a CUDA graph, which may be cut off
     # What the carrier does not do by itself.
     in_the_finish: list[tuple[Then, list[nn.Parameter]]] = field(default_factory=list)
 
@@ -255,21 +275,13 @@ class _Overlapped(_Replica):
         self._then: Then | None = None
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
-        me = weakref.ref(self)
-        hooks = [
-            p.register_post_accumulate_grad_hook(_hook(me, i)) for i, p in enumerate(self._trained)
-        ]
-        # Each would cost a call in every later backward.
-        weakref.finalize(self, _remove, hooks).atexit = False
-
-    def unfinished(self) -> Sequence[Tensor]:
-        # Its hooks also see the backward of a forward that went past the wrapper.
-        return self._trained if self._under_way.arrived else super().unfinished()
 
     def reset(self) -> None:
+        if self._under_way.captured:
+            # The capture was cut off, and nothing of it has been sent.
+            self._carrier.arrive()
+            self._forget()
         super().reset()
-        self._carrier.arrive()
-        self._forget()
 
     @contextlib.contextmanager
     def each_mean(self, then: Then) -> Iterator[None]:
@@ -285,32 +297,36 @@ class _Overlapped(_Replica):
         finally:
             self._then = before
 
-    def _make_buckets(self, order: Sequence[int], known: int | None = None) -> None:
-        """Cut ``order`` into buckets; what comes after its first ``known`` starts one anew."""
+    def _make_buckets(self, order: Sequence[int], seen: int | None = None) -> None:
+        """Cut ``order`` into buckets; what comes after its first ``seen`` starts one anew."""
         self._buckets: list[list[int]] = []
         open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
         for place, i in enumerate(order):
             p = self._trained[i]
-            size = p.numel() * p.element_size()
-            bucket, held = open_buckets.get(p.dtype, (None, 0))
-            if place == known:
+            if place == seen:
                 open_buckets.clear()
-            if bucket is None or place == known or held + size > self._bucket_bytes:
+            bucket, held = open_buckets.get(p.dtype, (None, 0))
+            if bucket is None or held + p.nbytes > self._bucket_bytes:
                 bucket, held = [], 0
                 self._buckets.append(bucket)
             bucket.append(i)
-            open_buckets[p.dtype] = bucket, held + size
+            open_buckets[p.dtype] = bucket, held + p.nbytes
         # A bucket leaves when its last gradient is there: in the order of those.
         place_of = {i: place for place, i in enumerate(order)}
         self._buckets.sort(key=lambda bucket: place_of[bucket[-1]])
-        self._bucket_of = {i: b for b, bucket in enumerate(self._buckets) for i in bucket}
-        self._carrier.lay_out([[self._trained[i] for i in bucket] for bucket in self._buckets])
+        self._bucket_of: dict[int, int] = {}
+        params = []
+        for number, bucket in enumerate(self._buckets):
+            self._bucket_of.update(dict.fromkeys(bucket, number))
+            params.append([self._trained[i] for i in bucket])
+        self._carrier.lay_out(params)
         self._forget()
 
     def _forget(self) -> None:
         self._under_way = _UnderWay([len(bucket) for bucket in self._buckets])
 
     def _gradient_is_there(self, i: int) -> None:
+        self._step.accumulated = True
         if not self._synchronizing:
             return
         now = self._under_way
@@ -320,6 +336,8 @@ class _Overlapped(_Replica):
                 "run all backwards but the last in no_sync(), and checkpoint with "
                 "use_reentrant=False; then reset() and zero_grad()"
             )
+        if not now.arrived:
+            now.captured = capturing(self.device)
         now.arrived[i] = None
         now.waits_for[self._bucket_of[i]] -= 1
         while now.next < len(now.waits_for) and not now.waits_for[now.next]:
@@ -337,24 +355,37 @@ class _Overlapped(_Replica):
         if not self._carrier.send(now.next, params, then) and then is not None:
             now.in_the_finish.append((then, params))
         now.next += 1
-        now.sent += [(i, self._trained[i].grad) for i in bucket]
+        for i in bucket:
+            now.sent.append((i, self._trained[i].grad))
 
-    def _average(self) -> None:
+    def _has_sent(self) -> bool:
+        return bool(self._under_way.arrived)
+
+    def _give_up(self) -> None:
+        now = self._under_way
+        for bucket in self._buckets[now.next :]:
+            for i in bucket:
+                self._trained[i].grad = None
+        now.arrived.clear()  # no order to go by
+        now.in_the_finish.clear()
+
+    def _average(self) -> str:
         now = self._under_way
         while now.next < len(self._buckets):
             self._send_next()
         replaced = [i for i, grad in now.sent if self._trained[i].grad is not grad]
         self._carrier.arrive()
         self._forget()
+        if not self._order_known:
+            self._take_order(list(now.arrived))
         if replaced:
-            raise RuntimeError(
+            return (
                 f"the gradient of {self._names[replaced[0]]} was replaced between backward and "
                 "finish_gradient_synchronization; clip, unscale and zero after it"
             )
         for then, params in now.in_the_finish:
             then(params)
-        if not self._order_known:
-            self._take_order(list(now.arrived))
+        return ""
 
     def _take_order(self, arrived: list[int]) -> None:
         """Agree on the order of rank 0, of this first backward if it had one."""
@@ -430,7 +461,7 @@ class BucketedDDP(_Overlapped):
         return f"communication={self.communication}{why}"
 
 
-def _hook(me: weakref.ref[_Overlapped], i: int):
+def _hook(me: weakref.ref[_Replica], i: int):
     # The parameters hold their hooks, so these do not hold the wrapper: dropped, it is gone.
     def gradient_is_there(_: Tensor) -> None:
         wrapper = me()
@@ -446,15 +477,18 @@ def _remove(hooks: list) -> None:
 
 
 def _refuse_a_second_wrapper(module: nn.Module) -> None:
-    mine = {id(p) for p in module.parameters()}
+    ids = {id(p) for p in module.parameters()}
 
-    def other() -> str | None:
-        wrappers = (w for w in list(_wrappers) if any(id(p) in mine for p in w._trained))
-        return next((type(w).__name__ for w in wrappers), None)
+    def other() -> str:
+        for wrapper in list(_wrappers):
+            if any(id(p) in ids for p in wrapper._trained):
+                return type(wrapper).__name__
+        return ""
 
     if other():
         gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
-    if name := other():
+    name = other()
+    if name:
         raise RuntimeError(
             f"a {name} has parameters of this module: averaged twice, they would be wrong; drop "
             "that wrapper first"

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.group import all_gather_single
-from a2lib.theory.sharding import CHUNKS
+from a2lib.parallel.owners import CHUNKS
 
 # CHUNKS of a dtype, but none below so many bytes: what is exposed is the update of the first one or
 # the transfer of the last.
@@ -29,44 +29,55 @@ PADDING_BYTES = 2**20
 
 
 def cut(shares: Sequence[Sequence[int]], chunks: int) -> list[list[list[int]]]:
-    """For each chunk and rank the places in the rank's share of what is in it, given sizes.
+    """Return for each chunk and rank the places in the rank's share of what is in it, given sizes.
 
     Every rank's share is cut at the same fractions of its bytes, largest first, so that the rows
     of a chunk are as long as each other but for one size.
     """
-    found: list[list[list[int]]] = [[[] for _ in shares] for _ in range(chunks)]
+    places: list[list[list[int]]] = [[[] for _ in shares] for _ in range(chunks)]
     for rank, sizes in enumerate(shares):
         total, before = sum(sizes), 0
-        for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        largest_first = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+        for i in largest_first:
             middle = before + sizes[i] / 2
-            place = int(chunks * middle / total) if total else 0
-            found[min(place, chunks - 1)][rank].append(i)
+            chunk = int(chunks * middle / total) if total else 0
+            places[min(chunk, chunks - 1)][rank].append(i)
             before += sizes[i]
-    return [chunk for chunk in found if any(chunk)]
+    return [chunk for chunk in places if any(chunk)]
 
 
 def lay_out(shares: Sequence[Sequence[Tensor]]) -> list[Chunk]:
-    """The chunks of parameters of one dtype and device, those of each rank in ``shares``."""
-    sizes = [[p.numel() * p.element_size() for p in share] for share in shares]
-    chunks = max(1, min(CHUNKS, sum(map(sum, sizes)) // LEAST_BYTES))
-    return [
-        Chunk([[share[i] for i in places] for share, places in zip(shares, chunk, strict=True)])
-        for chunk in cut(sizes, chunks)
-    ]
+    """Return the chunks of parameters of one dtype and device, those of each rank in ``shares``."""
+    sizes = []
+    for share in shares:
+        sizes.append([p.nbytes for p in share])
+    total = sum(map(sum, sizes))
+    chunks = []
+    for places in cut(sizes, max(1, min(CHUNKS, total // LEAST_BYTES))):
+        params = []
+        for share, in_share in zip(shares, places, strict=True):
+            params.append([share[i] for i in in_share])
+        chunks.append(Chunk(params))
+    return chunks
 
 
 def sticking_out(shares: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
-    """Which of a chunk's parameters, (rank, place in its share), are not to be in its rows, given
-    sizes: the largest of the longest row as long as rows are padded by too much."""
-    rows = [sorted((size, i) for i, size in enumerate(share)) for share in shares]
+    """Return which of a chunk's parameters, (rank, place in its share), are not to be in its rows,
+    given sizes: the largest of the longest row, as long as rows are padded by too much."""
+    rows = []
+    for share in shares:
+        rows.append(sorted((size, i) for i, size in enumerate(share)))
     out = set()
     while True:
-        bytes_of = [sum(size for size, _ in row) for row in rows]
-        longest = max(range(len(rows)), key=bytes_of.__getitem__)
-        padding = len(rows) * bytes_of[longest] - sum(bytes_of)
-        if padding <= max(MOST_PADDING * sum(bytes_of), PADDING_BYTES):
+        lengths = []
+        for row in rows:
+            lengths.append(sum(size for size, _ in row))
+        longest = lengths.index(max(lengths))
+        padding = len(rows) * lengths[longest] - sum(lengths)
+        if padding <= max(MOST_PADDING * sum(lengths), PADDING_BYTES):
             return out
-        out.add((longest, rows[longest].pop()[1]))
+        _, largest = rows[longest].pop()
+        out.add((longest, largest))
 
 
 class Chunk:
@@ -77,52 +88,60 @@ class Chunk:
     one rank's row much longer than the others' is broadcast by itself, from where it is.
     """
 
-    @torch.no_grad()
     def __init__(self, params: Sequence[Sequence[Tensor]]) -> None:
         self.params = params
-        first = next(p for share in params for p in share)
-        out = sticking_out([[_room(p) * p.element_size() for p in share] for share in params])
-        self._rows = torch.empty(
-            len(params),
-            max(
-                sum(_room(p) for i, p in enumerate(share) if (rank, i) not in out)
-                for rank, share in enumerate(params)
-            ),
-            dtype=first.dtype,
-            device=first.device,
-        )
+        self._out = sticking_out(_rooms_in_bytes(params))
+        self._rows = self._new_rows()
+        self.padding_bytes = self._rows.nbytes  # less what moves there, below
         # What is broadcast, with its rank. Parameters that are sent from where they lie, and where.
-        self._lone: list[tuple[int, Tensor]] = []
+        self._broadcast: list[tuple[int, Tensor]] = []
         self._placed: list[tuple[Tensor, int]] = []
         # Those that are copied, by rank, and their places.
         self._copied: list[tuple[list[Tensor], list[Tensor]]] = []
-        self.padding_bytes = self._rows.numel() * first.element_size()
-        for rank, (row, share) in enumerate(zip(self._rows, params, strict=True)):
-            copied, places, begin = [], [], 0
-            for i, p in enumerate(share):
-                size = p.numel() * p.element_size()
-                if (rank, i) in out:
-                    place = p.detach().contiguous()  # where it lies, or a copy
-                    self.padding_bytes += 0 if p.is_contiguous() else size
-                    self._lone.append((rank, place.view(-1)))
-                else:
-                    place = row[begin : begin + p.numel()].view(p.shape)
-                    begin += _room(p)
-                    if _movable(p):
-                        place.copy_(p)
-                        p.data = place
-                        p._moved_to = place.data_ptr()
-                        self.padding_bytes -= size
-                if p.numel() and place.data_ptr() == p.data_ptr():
-                    self._placed.append((p, p.data_ptr()))
-                elif p.numel():
-                    copied.append(p)
-                    places.append(place)
-            self._copied.append((copied, places))
+        for rank in range(len(params)):
+            self._place(rank)
         self._works: list[dist.Work] = []
 
+    def _new_rows(self) -> Tensor:
+        longest = 0
+        for rank, share in enumerate(self.params):
+            length = 0
+            for i, p in enumerate(share):
+                if (rank, i) not in self._out:
+                    length += _room(p)
+            longest = max(longest, length)
+        first = next(p for share in self.params for p in share)
+        return torch.empty(len(self.params), longest, dtype=first.dtype, device=first.device)
+
+    @torch.no_grad()
+    def _place(self, rank: int) -> None:
+        """Give each parameter of a rank the place that it is sent from."""
+        copied, places, begin = [], [], 0
+        for i, p in enumerate(self.params[rank]):
+            if (rank, i) in self._out:
+                place = p.detach().contiguous()  # where it lies, or a copy
+                if not p.is_contiguous():
+                    self.padding_bytes += p.nbytes
+                self._broadcast.append((rank, place.view(-1)))
+            else:
+                place = self._rows[rank, begin : begin + p.numel()].view(p.shape)
+                begin += _room(p)
+                if _movable(p):
+                    place.copy_(p)
+                    p.data = place
+                    p._moved_to = place.data_ptr()
+                    self.padding_bytes -= p.nbytes
+            if not p.numel():
+                continue
+            if place.data_ptr() == p.data_ptr():
+                self._placed.append((p, p.data_ptr()))
+            else:
+                copied.append(p)
+                places.append(place)
+        self._copied.append((copied, places))
+
     def stays(self) -> bool:
-        """Whether each parameter that is sent from where it lies is still there."""
+        """Return whether each parameter that is sent from where it lies is still there."""
         return all(p.data_ptr() == where for p, where in self._placed)
 
     def start(self, rank: int, group: dist.ProcessGroup | None) -> None:
@@ -133,13 +152,11 @@ class Chunk:
         # As bytes: not every backend sends every dtype.
         if self._rows.numel():
             rows = self._rows.view(torch.uint8)
-            self._works.append(
-                all_gather_single(rows.view(-1), rows[rank], group=group, async_op=True)
-            )
-        for owner, flat in self._lone:
-            self._works.append(
-                dist.broadcast(flat.view(torch.uint8), group=group, group_src=owner, async_op=True)
-            )
+            gather = all_gather_single(rows.view(-1), rows[rank], group=group, async_op=True)
+            self._works.append(gather)
+        for owner, flat in self._broadcast:
+            sent = flat.view(torch.uint8)
+            self._works.append(dist.broadcast(sent, group=group, group_src=owner, async_op=True))
 
     def finish(self, rank: int) -> None:
         """Let the current stream wait for what is received, and copy out what is to be copied."""
@@ -150,15 +167,22 @@ class Chunk:
                 torch._foreach_copy_(copied, places)
 
 
+def _rooms_in_bytes(shares: Sequence[Sequence[Tensor]]) -> list[list[int]]:
+    rooms = []
+    for share in shares:
+        rooms.append([_room(p) * p.element_size() for p in share])
+    return rooms
+
+
 def _room(p: Tensor) -> int:
-    """Elements that a parameter takes in its row."""
+    """Return the elements that a parameter takes in its row."""
     align = max(1, ALIGN_BYTES // p.element_size())
     return -(-p.numel() // align) * align
 
 
 def _movable(p: Tensor) -> bool:
-    """Whether nothing else lies in the memory of ``p``, or it lies in a chunk already."""
+    """Return whether nothing else lies in the memory of ``p``, or it lies in a chunk already."""
     if not p.numel() or not p.is_contiguous() or type(p.data) is not Tensor:
         return False
-    alone = p.untyped_storage().nbytes() == p.numel() * p.element_size()
+    alone = p.untyped_storage().nbytes() == p.nbytes
     return alone or getattr(p, "_moved_to", None) == p.data_ptr()

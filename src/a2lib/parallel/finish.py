@@ -2,23 +2,18 @@
 
 What backward writes into ``.grad`` is this rank's own, and weights that then differ between ranks
 look like any others. PyTorch's hooks before and after every optimizer's step ask each wrapper, once
-a step; hooks of the parameters would cost the host hundreds of calls. After it too: the backward of
-a step's closure comes within the step.
+a step. After it too: the backward of a step's closure comes within the step.
 """
 
 import functools
 import weakref
 
 import torch
-from torch import Tensor
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._pytree import tree_leaves
-
-PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 _wrappers: weakref.WeakSet = weakref.WeakSet()
 
@@ -44,42 +39,16 @@ def _refuse(optimizer: Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling():
         return
     for wrapper in _wrappers:
-        own = {id(p) for p in wrapper.unfinished() if p.grad is not None}
-        if own and any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        waiting = {id(p) for p in wrapper.unfinished() if p.grad is not None}
+        if waiting and _has_any(optimizer, waiting):
             raise RuntimeError(
                 f"the gradients of this {type(wrapper).__name__} are still each rank's own: call "
                 "finish_gradient_synchronization() between backward and the optimizer's step"
             )
 
 
-class Backwards:
-    """Whether a backward has come through what ``expect`` was told of, since ``seen`` was False."""
-
-    __slots__ = ("seen",)
-
-    def __init__(self) -> None:
-        self.seen = False
-
-    def expect(self, output: object) -> None:
-        """Note the backward of a forward's output; at once where it cannot be seen coming."""
-        if not torch.is_grad_enabled():
-            return
-        if torch.compiler.is_compiling() or opaque(output):
-            self.seen = True
-            return
-        for x in [output] if isinstance(output, Tensor) else tree_leaves(output):
-            if isinstance(x, Tensor) and x.requires_grad:
-                if x.is_leaf:  # it would keep the hooks of every forward
-                    self.seen = True
-                else:
-                    x.register_hook(self._see)
-
-    def _see(self, _: Tensor) -> None:
-        self.seen = True
-
-
-def opaque(output: object) -> bool:
-    """Whether there may be tensors in it that cannot be seen."""
-    if isinstance(output, Tensor):
-        return False
-    return not all(isinstance(x, (Tensor, *PLAIN)) for x in tree_leaves(output))
+def _has_any(optimizer: Optimizer, ids: set[int]) -> bool:
+    for group in optimizer.param_groups:
+        if any(id(p) in ids for p in group["params"]):
+            return True
+    return False

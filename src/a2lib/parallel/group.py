@@ -17,45 +17,68 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-# Tensors of one dtype in one call of the backend, but for Mean on the current stream. The group's
-# own methods: PyTorch's functions, and its context manager, cost the host more than the call.
+# Several tensors in one call of the backend, on the current stream. They are the group's own
+# methods, since PyTorch's functions, and its context manager, cost the host more than the call.
+# Under TORCH_DISTRIBUTED_DEBUG=DETAIL a group has none of them.
 
 
 def all_gather_coalesced(
     wholes: list[Tensor], parts: list[Tensor], group: dist.ProcessGroup | None
 ) -> None:
-    """Fill each whole with the ranks' parts, in rank order; a part may be its own slot there."""
+    """Fill each whole with the ranks' parts, in rank order; a part may be its own slot there. All
+    are bytes."""
+    if _checks_each_call():
+        for whole, part in zip(wholes, parts, strict=True):
+            all_gather_single(whole, part, group=group)
+        return
     group = group or dist.group.WORLD
     options = AllgatherOptions()
     options.asyncOp = False
     gather = getattr(group, "all_gather_single_coalesced", None)
     gather = gather or group.allgather_into_tensor_coalesced
-    _done(gather(_real(wholes), _real(parts), options))
+    _done(gather(wholes, parts, options))
 
 
 def reduce_scatter_coalesced(
     parts: list[Tensor], wholes: list[Tensor], group: dist.ProcessGroup | None
 ) -> None:
-    """Fill each part with this rank's slot of the mean of the ranks' wholes."""
+    """Fill each part with this rank's slot of the mean of the ranks' wholes, all of one dtype."""
     group = group or dist.group.WORLD
+    operator = mean_operator(wholes, group)
+    parts, wholes = _real(parts), _real(wholes)
+    if _checks_each_call():
+        for part, whole in zip(parts, wholes, strict=True):
+            reduce_scatter_single(part, whole, operator, group=group)
+        return
     options = ReduceScatterOptions()
-    options.asyncOp, options.reduceOp = False, mean_operator(wholes, group)
+    options.asyncOp, options.reduceOp = False, operator
     scatter = getattr(group, "reduce_scatter_single_coalesced", None)
     scatter = scatter or group.reduce_scatter_tensor_coalesced
-    _done(scatter(_real(parts), _real(wholes), options))
+    _done(scatter(parts, wholes, options))
 
 
 def mean_coalesced(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Make each tensor the mean of the ranks' own."""
+    """Make each tensor the mean of the ranks' own, all of one dtype."""
     group = group or dist.group.WORLD
+    operator = mean_operator(tensors, group)
+    if _checks_each_call():
+        for tensor in _real(tensors):
+            dist.all_reduce(tensor, operator, group=group)
+        return
     options = AllreduceCoalescedOptions()
-    options.asyncOp, options.reduceOp = False, mean_operator(tensors, group)
+    options.asyncOp, options.reduceOp = False, operator
     _done(group.allreduce_coalesced(_real(tensors), options))
 
 
+def _checks_each_call() -> bool:
+    """Return whether PyTorch compares each collective over the ranks before it runs it."""
+    return dist.get_debug_level() == dist.DebugLevel.DETAIL
+
+
 class Mean:
-    """Makes each of a call's tensors the mean of the ranks' own, on the backend's own stream behind
-    what the current one has queued; the call returns what to wait for."""
+    """Makes each of a call's tensors, all of one dtype, the mean of the ranks' own, on the
+    backend's own stream behind what the current one has queued; the call returns what to wait
+    for."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         member(group)
@@ -63,16 +86,17 @@ class Mean:
         self._one, self._several = AllreduceOptions(), AllreduceCoalescedOptions()
         self._one.asyncOp = self._several.asyncOp = True
 
-    def __call__(self, tensors: list[Tensor]) -> dist.Work:
+    def __call__(self, tensors: list[Tensor]) -> list[dist.Work]:
         operator = mean_operator(tensors, self._group)
+        tensors = _real(tensors)
         self._one.reduceOp = self._several.reduceOp = operator
-        if len(tensors) == 1:
-            return self._group.allreduce(_real(tensors), self._one)
-        return self._group.allreduce_coalesced(_real(tensors), self._several)
+        if len(tensors) > 1 and not _checks_each_call():
+            return [self._group.allreduce_coalesced(tensors, self._several)]
+        return [self._group.allreduce([tensor], self._one) for tensor in tensors]
 
 
 def _real(tensors: list[Tensor]) -> list[Tensor]:
-    """Views of complex ones as pairs, since backends know no complex numbers."""
+    """Return complex ones as pairs, since backends know no complex numbers."""
     return [torch.view_as_real(x) if x.is_complex() else x for x in tensors]
 
 
@@ -82,7 +106,7 @@ def _done(work: dist.Work | None) -> None:
 
 
 def member(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """(rank, size) of this process in ``group``, None for the default one.
+    """Return (rank, size) of this process in ``group``, None for the default one.
 
     Raises RuntimeError where there is no process group, or this process is not in this one.
     """
@@ -98,7 +122,7 @@ def member(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 
 def everyone(value: object, group: dist.ProcessGroup | None = None) -> list:
-    """The values of all ranks, in rank order; collective."""
+    """Return the values of all ranks, in rank order; collective."""
     values: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
@@ -137,13 +161,13 @@ def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.devi
 
 
 def is_shard(parameter: Tensor) -> bool:
-    """Whether it is of an FSDP, ours or PyTorch's: other ranks have other rows of it."""
+    """Return whether it is of an FSDP, ours or PyTorch's: other ranks have other rows of it."""
     # DTensor's module takes a process more than a second to import.
     return hasattr(parameter, "device_mesh") or getattr(parameter, "_is_shard", False)
 
 
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Name, shape, dtype and whether trained, one line a tensor."""
+    """Return name, shape, dtype and whether trained, a line a tensor."""
     return [
         f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
         + (" trained" if x.requires_grad else "")
@@ -164,8 +188,8 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 
 
 def one_device(module: nn.Module) -> torch.device:
-    """The device of every parameter and buffer; raises ValueError where there are several, or
-    "meta"."""
+    """Return the device of every parameter and buffer; raises ValueError where there are several,
+    or "meta"."""
     devices = {x.device for x in (*module.parameters(), *module.buffers())}
     if len(devices) > 1 or torch.device("meta") in devices:
         names = ", ".join(sorted(map(str, devices)))
@@ -173,64 +197,19 @@ def one_device(module: nn.Module) -> torch.device:
     return devices.pop() if devices else torch.device("cpu")
 
 
-def sum_or_mean(size: int) -> dist.ReduceOp.RedOpType:
-    """The operator of a mean over ``size`` ranks. A sum for one: a mean of one has come out wrong
-    in NCCL's reduce-scatter."""
-    return dist.ReduceOp.AVG if size > 1 else dist.ReduceOp.SUM
-
-
 def mean_operator(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.ReduceOp.RedOpType:
     """Return the operator that makes each of `tensors`, all of one dtype, the mean of the ranks'.
 
     gloo adds before it divides, and a sum of float16 may be infinite where the mean is not. Those
-    are divided here, in place, and the operator is a sum.
+    are divided here, in place, and the operator is a sum. So it is for a single rank: a mean of one
+    has come out wrong in NCCL's reduce-scatter.
     """
     if tensors[0].dtype == torch.float16 and dist.get_backend(group) == "gloo":
         torch._foreach_div_(tensors, group.size())
         return dist.ReduceOp.SUM
-    return sum_or_mean(group.size())
-
-
-class Holders:
-    """Which parameters have a gradient on no rank, by a sum of ones over the ranks.
-
-    A rank that has all its gradients, which is the rule, reads nothing on the host: nothing waits,
-    and a CUDA graph can hold it.
-    """
-
-    def __init__(
-        self, names: Sequence[str], device: torch.device, group: dist.ProcessGroup | None
-    ) -> None:
-        self._names, self._group = names, group
-        self._ones = torch.ones(len(names), device=device)
-        self._counts = torch.empty_like(self._ones)
-        self._last: tuple[list[int], set[int]] = [], set()
-
-    def unused(self, missing: list[int]) -> set[int]:
-        """Those of ``missing``, the parameters without a gradient on this rank, that no rank has
-        one for; collective.
-
-        In a CUDA graph's capture, which cannot read, what the last step found; RuntimeError where
-        that was missing others.
-        """
-        self._counts.copy_(self._ones)
-        for i in missing:
-            # Not an assignment, which copies the number from the host: no capture allows that.
-            self._counts[i].zero_()
-        dist.all_reduce(self._counts, group=self._group)
-        if capturing(self._ones.device):
-            if missing != self._last[0]:
-                other = sorted({*missing} ^ {*self._last[0]})
-                raise RuntimeError(
-                    f"{self._names[other[0]]} has a gradient in the captured step or in the one "
-                    "before, not in both; warm up with the step that is captured"
-                )
-        else:
-            counts = self._counts.tolist() if missing else []
-            self._last = missing, {i for i in missing if not counts[i]}
-        return self._last[1]
+    return dist.ReduceOp.AVG if group.size() > 1 else dist.ReduceOp.SUM
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether the current stream's work goes into a CUDA graph."""
+    """Return whether the current stream's work goes into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

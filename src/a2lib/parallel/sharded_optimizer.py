@@ -21,14 +21,15 @@ from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
 from a2lib.parallel.group import check_alike, describe, everyone, is_shard, member
-from a2lib.theory.sharding import assign
+from a2lib.parallel.owners import assign
 
-# What a group of the local optimizer does not share with the one seen from outside.
-OWN_KEYS = ("params", "param_names")
+# What a group of the local optimizer does not share with the one that is seen from outside.
+NOT_SETTINGS = ("params", "param_names")
 
 
 class ShardedOptimizer(Optimizer):
-    """``optimizer_cls(params, **kwargs)`` with each parameter's state on one rank of ``group``.
+    """``optimizer_cls(params, **kwargs)`` with each parameter's state on one rank of ``group``;
+    ``optimizer_cls`` is a class, or a call that makes an optimizer (``functools.partial``).
 
     Whole parameters are assigned to ranks, balanced by their bytes, so that optimizers which look
     at a whole matrix work too; ``owner(p)`` is the rank. Parameters and gradients must be the same
@@ -69,34 +70,35 @@ class ShardedOptimizer(Optimizer):
     def __init__(
         self,
         params: Iterable,
-        optimizer_cls: type[Optimizer],
+        optimizer_cls: Callable[..., Optimizer],
         group: dist.ProcessGroup | None = None,
         **kwargs,
     ) -> None:
-        if issubclass(optimizer_cls, torch.optim.LBFGS):
-            raise ValueError("LBFGS works on all parameters at once and cannot be sharded")
         self._rank, self._world_size = member(group)
         self._group = group
         self._local: Optimizer | None = None
         self._owners: dict[Tensor, int] = {}
-        self._loads = [0] * self._world_size
+        self._loads = [0] * self._world_size  # bytes of each rank
         # Each chunk with this rank's parameters in it, group by group.
         self._chunks: list[tuple[Chunk, list[list[Tensor]]]] = []
         # A group without parameters: the defaults, and the refusals, are the class's own.
-        defaults = optimizer_cls([{"params": []}], **kwargs).defaults
-        super().__init__(params, defaults)
+        empty = optimizer_cls([{"params": []}], **kwargs)
+        if isinstance(empty, torch.optim.LBFGS):
+            raise ValueError("LBFGS works on all parameters at once and cannot be sharded")
+        super().__init__(params, empty.defaults)
         self._check(self.param_groups)
         self._take(self.param_groups)
         self._local = optimizer_cls([self._own_part(g) for g in self.param_groups], **kwargs)
         self.state = self._local.state
         if not all(chunk.stays() for chunk, _ in self._chunks):
-            raise ValueError(f"{optimizer_cls.__name__} moved a parameter and cannot be sharded")
+            raise ValueError(f"{type(empty).__name__} moved a parameter and cannot be sharded")
 
     def owner(self, param: Tensor) -> int:
-        """The rank in the group that holds the state of ``param``."""
+        """Return the rank in the group that holds the state of ``param``."""
         return self._owners[param]
 
     def add_param_group(self, param_group: dict) -> None:
+        """Add a group as torch.optim.Optimizer does, collective; errors as the class."""
         super().add_param_group(param_group)
         if self._local is None:  # from the constructor, which assigns all groups at once
             return
@@ -118,7 +120,7 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if [[id(p) for p in group["params"]] for group in self.param_groups] != self._given:
+        if self._ids() != self._ids_taken:
             raise RuntimeError(
                 "param_groups have other parameters than were given; add_param_group adds some, "
                 "and without some make another optimizer"
@@ -131,7 +133,7 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def state_dict(self) -> dict:
-        """The whole state on every rank, copied to the CPU, in torch's own format.
+        """Return the whole state on every rank, copied to the CPU, in torch's own format.
 
         It loads at any number of ranks, and into a plain ``optimizer_cls``. Collective: a rank that
         alone calls it waits for the others.
@@ -139,19 +141,19 @@ class ShardedOptimizer(Optimizer):
         whole = super().state_dict()
         params = self._all()
         # `state` is a defaultdict: who reads another rank's parameter there leaves an empty entry.
-        own = {i: x for i, x in whole["state"].items() if self.owner(params[i]) == self._rank}
+        mine = {}
+        for i, values in whole["state"].items():
+            if self.owner(params[i]) == self._rank:
+                mine[i] = values
         # Shapes and plain values first; then tensor by tensor, so that no more than one more is on
         # the device.
-        plain = {i: {key: _told(x) for key, x in values.items()} for i, values in own.items()}
+        outline = {}
+        for i, values in mine.items():
+            outline[i] = {key: _outline(x) for key, x in values.items()}
         state = {}
-        for rank, theirs in enumerate(everyone(plain, self._group)):
+        for rank, theirs in enumerate(everyone(outline, self._group)):
             for i, values in theirs.items():
-                state[i] = {
-                    key: self._receive(rank, x, own.get(i, {}).get(key), params[i].device)
-                    if isinstance(x, Tensor) and x.is_meta
-                    else x
-                    for key, x in values.items()
-                }
+                state[i] = self._receive(rank, values, mine.get(i, {}), params[i].device)
         return {**whole, "state": dict(sorted(state.items()))}
 
     @torch.no_grad()
@@ -160,13 +162,15 @@ class ShardedOptimizer(Optimizer):
         this rank's part of it is kept. Raises ValueError where the groups differ."""
         super().load_state_dict({**state_dict, "state": {}})
         # A saved group may call its parameters anything, names for one: they count in order.
-        groups = []
+        groups, state = [], {}
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            named = zip(saved["params"], group["params"], strict=True)
-            mine = [name for name, p in named if self.owner(p) == self._rank]
+            mine = []
+            for name, p in zip(saved["params"], group["params"], strict=True):
+                if self.owner(p) == self._rank:
+                    mine.append(name)
+                    if name in state_dict["state"]:
+                        state[name] = state_dict["state"][name]
             groups.append({**_settings(saved), "params": mine})
-        names = {name for group in groups for name in group["params"]}
-        state = {name: x for name, x in state_dict["state"].items() if name in names}
         self._local.load_state_dict({"param_groups": groups, "state": state})
         self.state = self._local.state
 
@@ -174,7 +178,10 @@ class ShardedOptimizer(Optimizer):
         raise TypeError("a ShardedOptimizer cannot be copied or pickled; use state_dict()")
 
     def _all(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
+        return _parameters_of(self.param_groups)
+
+    def _ids(self) -> list[list[int]]:
+        return [[id(p) for p in group["params"]] for group in self.param_groups]
 
     def _own_part(self, group: dict) -> dict:
         mine = [p for p in group["params"] if self.owner(p) == self._rank]
@@ -182,8 +189,9 @@ class ShardedOptimizer(Optimizer):
 
     def _check(self, groups: list[dict]) -> None:
         """Raise ValueError, on every rank, for new groups that cannot be sharded."""
-        new = [p for group in groups for p in group["params"]]
-        check_alike("parameters", describe((f"{n}:", p) for n, p in enumerate(new)), self._group)
+        new = _parameters_of(groups)
+        numbered = [(f"{n}:", p) for n, p in enumerate(new)]
+        check_alike("parameters", describe(numbered), self._group)
         if any(p.is_meta for p in new):
             raise ValueError("a parameter is on the device meta, without memory; fill it before")
         if any(map(is_shard, new)):
@@ -195,29 +203,33 @@ class ShardedOptimizer(Optimizer):
 
     def _take(self, groups: list[dict]) -> None:
         """Give the parameters of new groups to ranks and lay out the exchange."""
-        new = [p for group in groups for p in group["params"]]
+        new = _parameters_of(groups)
         for trained in (True, False):  # those with a state are balanced by themselves
-            some = [p for p in new if p.requires_grad is trained]
-            ranks = assign((p.numel() * p.element_size() for p in some), self._loads)
-            self._owners.update(zip(some, ranks, strict=True))
-        self._chunks += self._lay_out(new)
-        self._given = [[id(p) for p in group["params"]] for group in self.param_groups]
+            alike = [p for p in new if p.requires_grad is trained]
+            ranks = assign([p.nbytes for p in alike], self._loads)
+            self._owners.update(zip(alike, ranks, strict=True))
+        if self._world_size > 1:
+            self._lay_out(new)
+        self._ids_taken = self._ids()
 
-    def _lay_out(self, params: list[Tensor]) -> list[tuple[Chunk, list[list[Tensor]]]]:
-        if self._world_size == 1:
-            return []
-        kinds: dict[tuple, list[list[Tensor]]] = {}
+    def _lay_out(self, params: list[Tensor]) -> None:
+        """Make chunks of the parameters, those of one dtype and device together."""
+        shares_of: dict[tuple, list[list[Tensor]]] = {}
         for p in params:
-            shares = kinds.setdefault((p.dtype, p.device), [[] for _ in self._loads])
-            shares[self._owners[p]].append(p)
-        group_of = {p: i for i, g in enumerate(self.param_groups) for p in g["params"]}
-        found = []
-        for chunk in (chunk for shares in kinds.values() for chunk in lay_out(shares)):
-            own: list[list[Tensor]] = [[] for _ in self.param_groups]
-            for p in chunk.params[self._rank]:
-                own[group_of[p]].append(p)
-            found.append((chunk, own))
-        return found
+            kind = p.dtype, p.device
+            if kind not in shares_of:
+                shares_of[kind] = [[] for _ in range(self._world_size)]
+            shares_of[kind][self._owners[p]].append(p)
+        group_of = {}
+        for i, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                group_of[p] = i
+        for shares in shares_of.values():
+            for chunk in lay_out(shares):
+                by_group: list[list[Tensor]] = [[] for _ in self.param_groups]
+                for p in chunk.params[self._rank]:
+                    by_group[group_of[p]].append(p)
+                self._chunks.append((chunk, by_group))
 
     def _update_and_exchange(self) -> None:
         if not self._chunks:
@@ -230,12 +242,13 @@ class ShardedOptimizer(Optimizer):
             )
         groups = self._local.param_groups
         whole = [group["params"] for group in groups]
-        before = [{key: x for key, x in group.items() if key != "params"} for group in groups]
+        settings = [{**group} for group in groups]
         try:
-            for chunk, own in self._chunks:
+            for chunk, by_group in self._chunks:
                 for i, group in enumerate(groups):
                     # Settings too: a count of steps in a group goes up by one, not by one a chunk.
-                    group.update(before[i], params=own[i] if i < len(own) else [])
+                    group.update(settings[i])
+                    group["params"] = by_group[i] if i < len(by_group) else []
                 self._local.step()
                 chunk.start(self._rank, self._group)
         finally:
@@ -244,24 +257,39 @@ class ShardedOptimizer(Optimizer):
         for chunk, _ in self._chunks:
             chunk.finish(self._rank)
 
-    def _receive(self, rank: int, like: Tensor, own: Tensor | None, device: torch.device) -> Tensor:
-        tensor = own if rank == self._rank else torch.empty_like(like, device=device)
-        flat = tensor.to(device).contiguous().reshape(-1)
-        dist.broadcast(flat.view(torch.uint8), group=self._group, group_src=rank)
-        # Strides as they are: fused kernels take parameter and state to be laid out alike.
-        return torch.empty_like(like, device="cpu").copy_(flat.view(like.shape))
+    def _receive(self, rank: int, outline: dict, mine: dict, device: torch.device) -> dict:
+        """Return the state of one parameter of ``rank``, of which all know the outline and that
+        rank has ``mine``."""
+        values = {}
+        for key, x in outline.items():
+            if isinstance(x, Tensor) and x.is_meta:
+                tensor = mine[key] if rank == self._rank else torch.empty_like(x, device=device)
+                flat = tensor.to(device).contiguous().reshape(-1)
+                dist.broadcast(flat.view(torch.uint8), group=self._group, group_src=rank)
+                # Strides as they are: fused kernels take parameter and state to be laid out alike.
+                x = torch.empty_like(x, device="cpu").copy_(flat.view(x.shape))
+            values[key] = x
+        return values
 
 
-def _told(x: object) -> object:
-    """What all ranks are told of a value of the state: of a tensor that is then sent by itself its
-    shape, dtype and strides, as one without memory; of any other the value, on the CPU."""
+def _outline(x: object) -> object:
+    """Return what all ranks are told of a value of the state: of a tensor that is then sent by
+    itself its shape, dtype and strides, as one without memory; of any other the value, on the
+    CPU."""
     if not isinstance(x, Tensor):
         return x
     return torch.empty_like(x, device="meta") if x.dim() and x.numel() else x.to("cpu", copy=True)
 
 
+def _parameters_of(groups: list[dict]) -> list[Tensor]:
+    params = []
+    for group in groups:
+        params.extend(group["params"])
+    return params
+
+
 def _settings(group: dict) -> dict:
-    return {key: x for key, x in group.items() if key not in OWN_KEYS}
+    return {key: x for key, x in group.items() if key not in NOT_SETTINGS}
 
 
 def _copy_settings(source: list[dict], target: list[dict]) -> None:

@@ -1,12 +1,13 @@
-"""Traces: a step's kernels in time (strips), and the bulk tables of them.
+"""Traces: a step's kernels over time (strips), and the bulk tables of them.
 
     strips({"Busy": picture("strip", page.rows, model="2.7B"), ...})
-    kernels(page.rows)                        # every kernel of every trace, and what that is of
+    kernels(page.rows)                        # every kernel of every trace, and what it belongs to
 
-A row of a strip is a stretch of a stream: start_us, duration_us, stream ("host" for the calls that
-launch), kind (the class of the kernel), phase, part. Nothing here imports torch.
+A row of a strip is a stretch of a stream, a dict with start_us, duration_us, stream ("host" for the
+calls that launch), kind (the class of the kernel), phase and part. Nothing here imports torch.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
@@ -24,10 +25,12 @@ from a2lib.report import data, panels
 from a2lib.report.page import Missing
 from a2lib.report.style import PAPER, Chart
 
-# Class by class; what a step is mostly made of differs in lightness too.
-_PALETTE = """#0072b2 #d55e00 #b0558a #00825f #f0ad78 #8b5a2b #808080 #86b6e6
-              #a86f00 #f6cfab #444444 #b5d2f0 #dddddd"""
-KINDS = dict(zip(kernel_names.KINDS, _PALETTE.split(), strict=True))
+# In the order of kernel_names.KINDS; what a step mostly consists of differs in lightness too.
+_PALETTE = (
+    "#0072b2", "#d55e00", "#b0558a", "#00825f", "#f0ad78", "#8b5a2b", "#808080",
+    "#86b6e6", "#a86f00", "#f6cfab", "#444444", "#b5d2f0", "#dddddd",
+)  # fmt: skip
+KINDS = dict(zip(kernel_names.KINDS, _PALETTE, strict=True))
 BLOCKED = "blocked launch"  # of any kernel: it waits for a place in a full queue
 BLOCKED_US = 200  # a launch of this length is one; under a profiler others take up to some 50
 COLOURS = KINDS | {BLOCKED: "#000000"}
@@ -42,89 +45,107 @@ _read = cache(bulk.read)  # pages of one process share pictures, which none of t
 def pictures(
     table: str, rows: pd.DataFrame, roots: list[File] | None = None
 ) -> dict[str, bulk.Picture]:
-    """Name -> picture of a bulk table, of the device that ``rows`` of a section were measured on;
-    what was measured here replaces what came with the project.
+    """Return the pictures of a bulk table by name, of the device that ``rows`` of a section were
+    measured on. What was measured here replaces what came with the project.
 
     Raises ReportError for a picture whose run is not in runs.csv.
     """
-    device, local = rows["device"].iloc[0], bool(rows["local"].iloc[0])
-    runs, found = data.load_runs(roots).index, {}
+    device = rows["device"].iloc[0]
+    local = bool(rows["local"].iloc[0])
+    runs = data.load_runs(roots).index
+    pictures = {}
     for position, root in enumerate(data.data_roots() if roots is None else roots):
-        if (device != data.PUBLISHED or position > 0) != local:
+        root_is_local = device != data.PUBLISHED or position > 0
+        if root_is_local != local:
             continue
-        for name in (name for where, name in bulk.pictures(table, root) if where == device):
-            found[name] = _read(table, device, name, root)
-            if found[name].run not in runs:
-                raise data.ReportError(f"{table} {name} of {device}: no run {found[name].run!r}")
-    return found
+        names = [name for of_device, name in bulk.pictures(table, root) if of_device == device]
+        for name in names:
+            picture = _read(table, device, name, root)
+            if picture.run not in runs:
+                raise data.ReportError(f"{table} {name} of {device}: no run {picture.run!r}")
+            pictures[name] = picture
+    return pictures
 
 
 def picture(table: str, rows: pd.DataFrame, **about) -> list[dict]:
-    """The rows of the one picture that is of ``about`` (its first line says what it is of).
+    """Return the rows of the only picture whose first line has ``about``.
 
-    Raises Missing where there is none or several.
+    Raises Missing if there is none, or several.
     """
     every = pictures(table, rows)
-    names = [n for n, p in every.items() if about.items() <= p.about.items()]
+    names = [name for name in every if about.items() <= every[name].about.items()]
     if len(names) != 1:
         raise Missing(f"{table} of {about}: {', '.join(names) or 'none'} of {', '.join(every)}")
     return every[names[0]].rows
 
 
-def traced(row, found: dict[str, bulk.Picture]) -> list[dict]:
-    """The rows of the first picture that is of what a section's ``row`` is of; empty without."""
-    for one in found.values():
-        if all(getattr(row, key, value) == value for key, value in one.about.items()):
-            return one.rows
+def traced(row, pictures: dict[str, bulk.Picture]) -> list[dict]:
+    """Return the rows of the first picture of what a section's ``row`` is about; [] if none is."""
+    for picture in pictures.values():
+        about = picture.about
+        if all(getattr(row, key, value) == value for key, value in about.items()):
+            return picture.rows
     return []
 
 
 def kernels(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every kernel of a step of each of the profile's traces: the columns of the bulk table
-    ``kernels`` and what the trace is of (model, context, ...); no rows where nothing is traced."""
-    # Those of another section name it.
-    every = [p for p in pictures("kernels", rows).values() if "section" not in p.about]
-    if not every:
+    """Return every kernel of a step of each of the profile's traces.
+
+    The columns are those of the bulk table ``kernels`` and what the trace is about (model, context,
+    ...). Without a trace there are no rows.
+    """
+    frames = []
+    for picture in pictures("kernels", rows).values():
+        if "section" not in picture.about:  # a trace of another section names that
+            frames.append(pd.DataFrame(picture.rows).assign(**picture.about))
+    if not frames:
         return pd.DataFrame(columns=list(bulk.TABLES["kernels"]))
-    found = pd.concat([pd.DataFrame(p.rows).assign(**p.about) for p in every], ignore_index=True)
-    return found.assign(kernel=found["kernel"].map(plain))
+    table = pd.concat(frames, ignore_index=True)
+    return table.assign(kernel=table["kernel"].map(plain))
 
 
 def union(rows: Iterable[dict]) -> list[tuple[float, float]]:
-    """The intervals in which at least one of a strip's rows runs, in order, in µs."""
-    return covered((r["start_us"], r["start_us"] + r["duration_us"]) for r in rows)
+    """Return the intervals, in µs and in order, in which at least one of a strip's rows runs."""
+    return covered((row["start_us"], row["start_us"] + row["duration_us"]) for row in rows)
 
 
 def overlap_us(rows: Iterable[dict], others: Iterable[dict]) -> float:
-    """Microseconds in which one of ``rows`` and one of ``others`` run."""
-    found, other = union(rows), union(others)
-    both = (min(e, stop) - max(s, begin) for s, e in found for begin, stop in other)
-    return sum(max(0.0, us) for us in both)
+    """Return the time in µs in which one of ``rows`` and one of ``others`` run concurrently."""
+    other_intervals = union(others)
+    total = 0.0
+    for start, end in union(rows):
+        for other_start, other_end in other_intervals:
+            total += max(0.0, min(end, other_end) - max(start, other_start))
+    return total
 
 
 def idle_share(rows: Iterable[dict]) -> float:
-    """The share of a strip's time, from its first kernel to its last, in which no kernel runs."""
+    """Return the share of a strip, from its first kernel to its last, in which no kernel runs."""
     busy = union(row for row in rows if row["stream"] != HOST)
-    return 1 - sum(end - start for start, end in busy) / (busy[-1][1] - busy[0][0])
+    busy_us = sum(end - start for start, end in busy)
+    return 1 - busy_us / (busy[-1][1] - busy[0][0])
 
 
 def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) -> Chart:
-    """Strips one above another, each under its title, on one axis of time from each one's begin.
+    """Return a chart of strips one above another, each under its title, on one axis of time that
+    begins where each strip begins.
 
-    ``lanes`` are the ranges that stand above the kernels, from below, where a strip has them.
+    ``lanes`` are the ranges that stand above the kernels, from the lowest, where a strip has them.
     """
-    drawn = {title: _prepared(list(rows), lanes) for title, rows in shown.items() if len(rows)}
+    drawn = {title: _Strip(list(rows), lanes) for title, rows in shown.items() if len(rows)}
     if not drawn:
         return panels.empty()
-    width = max(union(rows)[-1][1] for rows, *_ in drawn.values())
-    kinds = _present(COLOURS, (row["kind"] for rows, *_ in drawn.values() for row in rows))
-    heights = [len(streams) + len(names) for _, streams, names in drawn.values()]
+    width = max(strip.end_us() for strip in drawn.values())
+    kinds_present = set().union(*(strip.kinds() for strip in drawn.values()))
+    kinds = [kind for kind in COLOURS if kind in kinds_present]
+    heights = [strip.height for strip in drawn.values()]
 
     def draw(figure):
         axes = figure.subplots(len(drawn), 1, squeeze=False, sharex=True, height_ratios=heights)
         strokes = []
-        for ax, title, height in zip(axes[:, 0], drawn, heights, strict=True):
-            strokes += [(ax, height, one) for one in _panel(ax, *drawn[title], kinds, width)]
+        for ax, (title, strip) in zip(axes[:, 0], drawn.items(), strict=True):
+            for stroke in strip.draw(ax, kinds, width):
+                strokes.append((ax, strip.height, stroke))
             ax.set_title(title, loc="left")
         ax.set_xlim(0, width)
         ax.set_xlabel("time (ms)" if width >= LONG_US else "time (µs)")
@@ -132,90 +153,110 @@ def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) ->
             ax.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g}")
         legend(figure, {kind: COLOURS[kind] for kind in kinds})
 
-        def finish():
-            for ax, height, one in strokes:  # in points
-                one.set_linewidth(0.72 * ax.bbox.height / figure.dpi * 72 / height)
+        def set_thickness():
+            for ax, height, stroke in strokes:  # in points
+                stroke.set_linewidth(0.72 * ax.bbox.height / figure.dpi * 72 / height)
 
-        return finish
+        return set_thickness
 
-    rows = sum(heights) + 0.8 * (len(drawn) - 1)
-    return Chart(draw, height=1.4 + 0.36 * rows + 0.22 * -(-len(kinds) // 3))
+    lines = sum(heights) + 0.8 * (len(drawn) - 1)
+    legend_lines = math.ceil(len(kinds) / 3)
+    return Chart(draw, height=1.4 + 0.36 * lines + 0.22 * legend_lines)
 
 
 def legend(figure, colours: dict[str, str], columns: int = 3) -> None:
-    """Names of colours, above the panels."""
+    """Draw a legend of colours above the panels."""
     patches = [Patch(color=colour, label=name, linewidth=0) for name, colour in colours.items()]
     panels.legend(figure, patches, columns)
 
 
-def _prepared(rows: list[dict], lanes: Sequence[str]) -> tuple[list[dict], list[str], list[str]]:
-    """A strip's rows from time 0 on, its streams from the host on, and the lanes that it fills."""
-    begin = min(row["start_us"] for row in rows)
-    # Where no range is within a phase, its parts would be the phase once more.
-    finer = any(row["part"] != row["phase"] for row in rows)
-    found = []
-    for row in _in_few_streams(rows):
-        # "attn.q_proj" is the part q_proj of the module attn, where there is room for one alone.
-        module, _, part = row["part"].rpartition(".")
-        names = {"module": module.partition(".")[0] or part, "part": part}
-        is_blocked = row["stream"] == HOST and row["duration_us"] >= BLOCKED_US
-        names["kind"] = BLOCKED if is_blocked else row["kind"]
-        found.append(row | names | {"start_us": row["start_us"] - begin})
-    streams = sorted({row["stream"] for row in found}, key=_number)
-    filled = [c for c in lanes if any(row[c] for row in found) and (finer or c == "phase")]
-    return found, streams, filled
+class _Strip:
+    """The rows of a strip from time 0 on, its streams (launches first) and the lanes it fills."""
+
+    def __init__(self, rows: list[dict], lanes: Sequence[str]):
+        begin = min(row["start_us"] for row in rows)
+        self.rows = [_prepared(row, begin) for row in _in_few_streams(rows)]
+        self.streams = sorted({row["stream"] for row in self.rows}, key=_stream_order)
+        self.lanes = [lane for lane in lanes if self._fills(lane)]
+        self.height = len(self.streams) + len(self.lanes)
+
+    def _fills(self, lane: str) -> bool:
+        """Return whether any row has a name in a lane that the phase does not have already."""
+        has_parts = any(row["part"] != row["phase"] for row in self.rows)
+        return any(row[lane] for row in self.rows) and (has_parts or lane == "phase")
+
+    def end_us(self) -> float:
+        """Return when the last row ends."""
+        return union(self.rows)[-1][1]
+
+    def kinds(self) -> set[str]:
+        """Return the kinds of the rows."""
+        return {row["kind"] for row in self.rows}
+
+    def draw(self, ax, kinds: list[str], width: float) -> list[PathPatch]:
+        """Draw the strip; return its strokes, whose thickness is set when the layout is final."""
+        strokes = []
+        for y, stream in enumerate(reversed(self.streams)):
+            of_stream = [row for row in self.rows if row["stream"] == stream]
+            for kind in kinds:
+                of_kind = [row for row in of_stream if row["kind"] == kind]
+                strokes.append(_stroke(ax, of_kind, y, COLOURS[kind], width * LEAST))
+        # What two streams do at once has no single name: the lanes are those of the busiest.
+        busiest = max(self.streams, key=self._busyness)
+        named = [row for row in self.rows if row["stream"] == busiest]
+        for level, lane in enumerate(self.lanes, start=len(self.streams)):
+            _draw_lane(ax, named, lane, level, width)
+        names = [_stream_name(stream) for stream in reversed(self.streams)]
+        if len(self.streams) == 2 and self.streams[0] == HOST:  # launches, and where they go
+            names[0] = "GPU"
+        ax.set_yticks(range(self.height), [*names, *self.lanes])
+        ax.set_ylim(-0.6, self.height - 0.4)
+        ax.grid(False)
+        return strokes
+
+    def _busyness(self, stream: str) -> tuple[bool, float]:
+        return stream != HOST, _busy_us(self.rows, stream)
 
 
-def _panel(ax, rows, streams, lanes, kinds, width: float) -> list[PathPatch]:
-    """One strip; the strokes it is drawn with, whose thickness is set when the layout is final."""
-    strokes, height = [], len(streams) + len(lanes)
-    for y, stream in enumerate(reversed(streams)):
-        for kind in kinds:
-            here = [r for r in rows if r["stream"] == stream and r["kind"] == kind]
-            strokes.append(_stroke(ax, here, y, COLOURS[kind], width * LEAST))
-    # Those of the busiest stream: what two streams do at once has no one name.
-    busiest = max(streams, key=lambda stream: (stream != HOST, _time(rows, stream)))
-    named = [row for row in rows if row["stream"] == busiest]
-    for level, column in enumerate(lanes, start=len(streams)):
-        _lane(ax, named, column, level, width)
-    names = [_stream(stream) for stream in reversed(streams)]
-    if len(streams) == 2 and streams[0] == HOST:  # its launches and the one stream they go to
-        names[0] = "GPU"
-    ax.set_yticks(range(height), [*names, *lanes])
-    ax.set_ylim(-0.6, height - 0.4)
-    ax.grid(False)
-    return strokes
-
-
-def _present(all_: Iterable[str], found: Iterable[str]) -> list[str]:
-    found = set(found)
-    return [name for name in all_ if name in found]
-
-
-def _stream(name: str) -> str:
-    return "launches" if name == HOST else f"stream {name}" if name.isdigit() else name
-
-
-def _number(stream: str) -> tuple:
-    return stream != HOST, not stream.isdigit(), len(stream), stream
+def _prepared(row: dict, begin: float) -> dict:
+    """Return a row from ``begin`` on, with the module and the part of its part: "attn.q_proj" is
+    the part q_proj of the module attn. A launch that takes long is of the kind BLOCKED."""
+    module, _, part = row["part"].rpartition(".")
+    prepared = {**row, "part": part, "module": module.partition(".")[0] or part}
+    prepared["start_us"] = row["start_us"] - begin
+    if row["stream"] == HOST and row["duration_us"] >= BLOCKED_US:
+        prepared["kind"] = BLOCKED
+    return prepared
 
 
 def _in_few_streams(rows: list[dict]) -> list[dict]:
-    """The rows, and where they have many streams, which branches of a replayed graph get, all but
-    the busiest one as one."""
-    own = {row["stream"] for row in rows} - {HOST}
-    if len(own) <= STREAMS:
+    """Return the rows; if they have more than STREAMS streams, as the branches of a CUDA graph do,
+    all of these except the busiest become one."""
+    streams = {row["stream"] for row in rows} - {HOST}
+    if len(streams) <= STREAMS:
         return rows
-    own.remove(max(own, key=lambda stream: _time(rows, stream)))
-    return [r | {"stream": f"{len(own)} others"} if r["stream"] in own else r for r in rows]
+    streams.remove(max(streams, key=lambda stream: _busy_us(rows, stream)))
+    merged = f"{len(streams)} others"
+    return [{**row, "stream": merged} if row["stream"] in streams else row for row in rows]
 
 
-def _time(rows: list[dict], stream: str) -> float:
+def _stream_name(stream: str) -> str:
+    if stream == HOST:
+        return "launches"
+    return f"stream {stream}" if stream.isdigit() else stream
+
+
+def _stream_order(stream: str) -> tuple:
+    """Return a key that sorts launches first, then streams by number, then the others by name."""
+    return stream != HOST, not stream.isdigit(), len(stream), stream
+
+
+def _busy_us(rows: list[dict], stream: str) -> float:
     return sum(row["duration_us"] for row in rows if row["stream"] == stream)
 
 
 def _stroke(ax, rows: list[dict], y: float, colour: str, least: float) -> PathPatch:
-    """The rows as one line with gaps (letters are saved so); those closer than ``least`` in one."""
+    """Draw the rows as one line with gaps, which makes a small SVG; gaps below ``least`` close."""
     ends: list[float] = []
     for start, end in union(rows):
         if ends and start - ends[-1] < least:
@@ -223,19 +264,24 @@ def _stroke(ax, rows: list[dict], y: float, colour: str, least: float) -> PathPa
         else:
             ends += [start, end]
     corners = [(x, y) for x in ends]
-    path = Path(corners or [(0, y)], [Path.MOVETO, Path.LINETO] * (len(ends) // 2) or None)
+    moves = [Path.MOVETO, Path.LINETO] * (len(ends) // 2)
+    path = Path(corners or [(0, y)], moves or None)
     path.should_simplify = False
     return ax.add_patch(PathPatch(path, fill=False, color=colour, capstyle="butt"))
 
 
-def _lane(ax, rows: list[dict], column: str, level: float, width: float) -> None:
-    """One box for each stretch of kernels of one phase (or part), named where the name fits."""
+def _draw_lane(ax, rows: list[dict], lane: str, level: float, width: float) -> None:
+    """Draw a box for each stretch of kernels of one phase (or part), with its name if it fits."""
     in_order = sorted(rows, key=lambda row: row["start_us"])
-    for name, stretch in groupby(in_order, key=lambda row: row[column]):
-        times = union(stretch)
-        start, end = times[0][0], times[-1][1]
-        if name and end - start > width * LEAST:
-            box = {"facecolor": "#eeeeee", "edgecolor": PAPER, "linewidth": 0.6}
-            ax.broken_barh([(start, end - start)], (level - 0.36, 0.72), **box)
-            if (end - start) / width > LETTER * len(name):
-                ax.annotate(name, ((start + end) / 2, level), ha="center", va="center_baseline")
+    for name, stretch in groupby(in_order, key=lambda row: row[lane]):
+        intervals = union(stretch)
+        start, end = intervals[0][0], intervals[-1][1]
+        share = (end - start) / width
+        if not name or share <= LEAST:
+            continue
+        across = [(start, end - start)]
+        upwards = (level - 0.36, 0.72)
+        ax.broken_barh(across, upwards, facecolor="#eeeeee", edgecolor=PAPER, linewidth=0.6)
+        if share > LETTER * len(name):
+            middle = (start + end) / 2, level
+            ax.annotate(name, middle, ha="center", va="center_baseline")

@@ -17,36 +17,37 @@ from a2lib.theory.parallelism import EXAMPLE
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = vars(parser().parse_args(arguments))
-    as_json, n = given.pop("json"), given.pop("devices")
-    found = answers.all_answers(replace(EXAMPLE, **given), n)
+    options = vars(parser().parse_args(arguments))
+    as_json, n = options.pop("json"), options.pop("devices")
+    every = answers.all_answers(replace(EXAMPLE, **options), n)
     if as_json:
-        said = answers.by_question(found)
-        print(json.dumps(said, ensure_ascii=False, indent=2, allow_nan=False))
+        questions = answers.by_question(every)
+        print(json.dumps(questions, ensure_ascii=False, indent=2, allow_nan=False))
     else:
-        print(table(found))
+        print(table(every))
     return 0
 
 
 def parser() -> Parser:
-    made = Parser(prog="python -m a2lib.theory", description=__doc__.partition("\n")[0])
-    made.add_argument("--json", action="store_true", help="one JSON object in place of a table")
+    options = Parser(prog="python -m a2lib.theory", description=__doc__.partition("\n")[0])
+    options.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     for name, kind, words in (
         ("tokens", Whole(1, 10**12), "B, tokens of the batch over all devices"),
-        ("d-model", Whole(1, 10**7), "D, width of the layer"),
-        ("d-ff", Whole(1, 10**8), "F, width of its hidden"),
-        ("flops", Number(1e6, 1e18), "C, operations a second of a device"),
-        ("bandwidth", Number(1e3, 1e18), "W, bytes a second that a device sends"),
+        ("d-model", Whole(1, 10**7), "D, width of the model"),
+        ("d-ff", Whole(1, 10**8), "F, hidden width of the layer"),
+        ("flops", Number(1e6, 1e18), "C, FLOPs per second of a device"),
+        ("bandwidth", Number(1e3, 1e18), "W, bytes per second that a device sends"),
     ):
-        add_number(made, f"--{name}", kind, words, getattr(EXAMPLE, name.replace("-", "_")))
-    add_number(made, "--devices", Whole(1, 10**7), "N of times and operations", 8)
-    return made
+        add_number(options, f"--{name}", kind, words, getattr(EXAMPLE, name.replace("-", "_")))
+    add_number(options, "--devices", Whole(1, 10**7), "N of times and operations", 8)
+    return options
 
 
-def table(found: list[answers.Answer]) -> str:
-    """The answers as lines of columns; an assumption stands once, below what rests on it."""
+def table(every: list[answers.Answer]) -> str:
+    """Return the answers as lines of columns, each assumption once, below the answers that share
+    it."""
     lines, question = [], ""
-    for answer, after in zip(found, [*found[1:], None], strict=True):
+    for answer, after in zip(every, [*every[1:], None], strict=True):
         if answer.question != question:
             question = answer.question
             lines += ["", question]
@@ -63,7 +64,7 @@ def table(found: list[answers.Answer]) -> str:
 
 
 def shown(value: float | None) -> str:
-    """A value as the table has it: whole numbers whole, others to six figures."""
+    """Return a value as the table has it: whole numbers whole, others to six figures."""
     if value is None:
         return "none"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

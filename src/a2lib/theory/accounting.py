@@ -1,20 +1,19 @@
-"""The question communication_accounting: memory and batch of a 220-billion-parameter stack of FFNs.
+"""communication_accounting: memory and least batch of a stack of 220 billion parameters.
 
 126 blocks of two matrices, (D, F) and (F, D), with nothing else. Weights, gradients and AdamW's
 moments in fp32, activations and communication in bf16. The device is Google's TPU v5p, whose links
 form a 3D torus; names and rates are those of the Scaling Book (Austin et al., 2025, part 5):
 
-    X, Y      devices along FSDP's and along tensor parallelism's axis of the logical mesh
+    X, Y      devices along the axes of FSDP and of tensor parallelism of the logical mesh
     M_X, M_Y  physical axes of the torus that each is laid over; each adds W_ici of bandwidth
-    W_ici     bytes a second over one physical axis, both directions of its ring together
-    alpha     C / W_ici, operations a device could do while it sends a byte
+    W_ici     bytes per second over one physical axis, both directions of its ring together
+    alpha     C / W_ici, FLOPs that a device can compute while it sends a byte
 
 1 GB is 1e9 bytes, 1 GiB 2^30.
 """
 
 import math
 from dataclasses import dataclass, replace
-from itertools import product
 
 from a2lib.theory.collectives import positive
 from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
@@ -44,9 +43,9 @@ class Stack:
 
     @property
     def state(self) -> dict[str, int]:
-        """Bytes in fp32 by part: weights, accumulated gradients, AdamW's two moments."""
-        one = WIDE * self.parameters
-        return {"weights": one, "gradients": one, "optimizer": 2 * one}
+        """Bytes in fp32 of weights, accumulated gradients and AdamW's two moments."""
+        copy = WIDE * self.parameters
+        return {"weights": copy, "gradients": copy, "optimizer": 2 * copy}
 
     @property
     def state_bytes(self) -> int:
@@ -54,7 +53,7 @@ class Stack:
 
     @property
     def saved_bytes_per_token(self) -> int:
-        """Bytes that a token leaves for the backward: the inputs of the two layers, in bf16.
+        """Bytes that a token saves for the backward: the inputs of the two layers, in bf16.
 
         The nonlinearity is left out, as the question has it; one whose input is saved beside its
         output would add another d_ff a block.
@@ -62,7 +61,8 @@ class Stack:
         return self.blocks * NARROW * (self.d_model + self.d_ff)
 
     def device_bytes(self, tokens: float, n: float) -> float:
-        """Bytes per device: state and half of the activations over ``n``, the other half whole.
+        """Return the bytes per device: state and half of the activations divided by ``n``, and all
+        of the other half.
 
         ``tokens`` is the batch whose activations are counted. Gathered weights, temporary tensors
         and buffers are left out, as in the question; ``gathered_bytes`` is what they are at least.
@@ -72,7 +72,7 @@ class Stack:
         return (self.state_bytes + half) / n + half
 
     def _half(self, tokens: float) -> float:
-        """Bytes of half of the activations."""
+        """Return the bytes of half of the activations."""
         if not tokens >= 0:
             raise ValueError(f"tokens is {tokens!r}; allowed are numbers from 0")
         return self.saved_bytes_per_token * tokens / 2
@@ -83,7 +83,8 @@ class Stack:
         return NARROW * 2 * self.d_model * self.d_ff
 
     def least_devices(self, tokens: float, memory: float = V5P_GB * GB) -> int | None:
-        """The least ``n`` with ``device_bytes`` below ``memory``; None where no ``n`` suffices."""
+        """Return the least ``n`` with ``device_bytes`` below ``memory``, or None where there is
+        none."""
         positive(memory=memory)
         half = self._half(tokens)
         if half >= memory:
@@ -91,7 +92,8 @@ class Stack:
         return math.floor((self.state_bytes + half) / (memory - half)) + 1
 
     def most_tokens(self, memory: float = V5P_GB * GB) -> int:
-        """The largest batch for which some ``n`` suffices: half of it stays on every device."""
+        """Return the largest batch for which some ``n`` is enough: half of its activations is on
+        every device."""
         positive(memory=memory)
         return math.ceil(2 * memory / self.saved_bytes_per_token) - 1
 
@@ -127,14 +129,15 @@ class Mesh:
 
     @property
     def alpha(self) -> float:
-        """Operations per byte: C / W_ici."""
+        """FLOPs per byte: C / W_ici."""
         return self.C / self.W_ici
 
     def seconds(self, stack: Stack, tokens_per_device: float) -> dict[str, float]:
-        """The forward of one block: seconds of compute, of the FSDP and of the TP communication.
+        """Return the seconds of one block's forward: computation, and communication of FSDP and of
+        tensor parallelism (TP).
 
-        FSDP gathers two matrices, each cut over Y; TP gathers the input of the block over Y and
-        reduce-scatters its output, which in bytes is one all-reduce.
+        FSDP gathers two matrices, each sharded over Y. TP gathers the input of the block over Y
+        and reduce-scatters its output, which in bytes is one all-reduce.
         """
         D, F, b = stack.d_model, stack.d_ff, tokens_per_device
         r_x, r_y = self._ring(self.X), self._ring(self.Y)
@@ -145,12 +148,13 @@ class Mesh:
         }
 
     def tp_share(self, stack: Stack) -> float:
-        """The TP communication over computation; the batch cancels. From 1 on no batch is enough
-        (``combine`` sum), above it none (max)."""
+        """Return TP's communication over computation, from which the batch cancels. From 1 on
+        (``combine`` "sum"), or above 1 ("max"), no batch is large enough."""
         return self._ring(self.Y) * self.alpha * self.Y / (self.M_Y * stack.d_ff)
 
     def least_tokens(self, stack: Stack = XXL) -> float | None:
-        """Tokens per device from which the forward is compute bound; None where no number is."""
+        """Return the tokens per device from which the forward is compute-bound, or None where no
+        number is enough."""
         fsdp = self._ring(self.X) * self.alpha / (self.M_X * self.Y)
         share = self.tp_share(stack)
         if self.combine == "max":
@@ -158,12 +162,12 @@ class Mesh:
         return fsdp / (1 - share) if share < 1 else None
 
     def batch(self, stack: Stack = XXL) -> float | None:
-        """Tokens of the whole mesh from which the forward is compute bound."""
+        """Return the tokens of the whole mesh from which the forward is compute-bound."""
         least = self.least_tokens(stack)
         return None if least is None else least * self.devices
 
     def best_tokens(self) -> float:
-        """Tokens per device at the best X and Y, as real numbers and without rings' factors.
+        """Return the tokens per device at the best X and Y, as real numbers and with rings as 1.
 
         alpha^2 / (M_X M_Y F) where the axes overlap, four times that where they do not.
         """
@@ -175,18 +179,18 @@ class Mesh:
 
 
 def readings() -> dict[str, Mesh]:
-    """The meshes that the question may mean, by what is counted; the first is the one we take."""
-    names = {"max": "at the same time", "sum": "one after the other"}
-    rings = "rings as 1", "rings exact"
+    """Return the meshes that the question may mean, by their conventions; the first is ours."""
     return {
-        f"{names[combine]}, {rings[ring]}": Mesh(combine=combine, ring=ring)
-        for combine, ring in product(names, (False, True))
+        "at the same time, rings as 1": Mesh(),
+        "at the same time, rings exact": Mesh(ring=True),
+        "one after the other, rings as 1": Mesh(combine="sum"),
+        "one after the other, rings exact": Mesh(combine="sum", ring=True),
     }
 
 
 @dataclass(frozen=True)
 class Trick:
-    """A way to a smaller batch: its threshold in tokens per device and overall, and its price."""
+    """A change that makes a smaller batch enough: its least batch, and its price."""
 
     name: str
     formula: str
@@ -196,7 +200,7 @@ class Trick:
 
 
 def tricks() -> list[Trick]:
-    """What lowers the batch at which the forward of 4 x 4 x 4 devices is compute bound.
+    """Return the changes that lower the batch from which 4 x 4 x 4 devices are compute-bound.
 
     The first entry is the question's mesh, X over two physical axes and Y over one. A second axis
     for Y, or one for four pipeline stages, is taken from X. A pipeline gathers its stage's weights
@@ -209,13 +213,15 @@ def tricks() -> list[Trick]:
     piped = replace(mesh, X=mesh.X / 4, M_X=1).least_tokens() / 4
     packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2).least_tokens()
 
-    bubble = "a bubble; weights stay"
     ways = [
         ("the mesh as asked", "α / (M_X Y)", base, n, "none"),
         ("Y = 16 on two torus axes", "α / (M_X Y)", wide, n, "narrower matrices"),
         ("the best X and Y", "α² / (M_X M_Y F)", best, n, "a little more where X and Y are whole"),
-        ("4 stages on one torus axis", "α / (p M_X Y)", piped, n, bubble),
+        ("4 stages on one torus axis", "α / (p M_X Y)", piped, n, "a bubble; weights stay"),
         ("weights sent in 8 bits", "α / (2 M_X Y)", packed, n, "rounded weights"),
         ("half of the devices", "α / (M_X Y)", base, n / 2, "half the speed"),
     ]
-    return [Trick(*what, each, each * devices, price) for *what, each, devices, price in ways]
+    return [
+        Trick(name, formula, per_device, per_device * devices, price)
+        for name, formula, per_device, devices, price in ways
+    ]

@@ -1,9 +1,9 @@
-"""Collectives on a ring: their times in closed form, and the same rings run step by step.
+"""Collectives on a ring: their times in closed form, and the same rings run round by round.
 
-The model is that of the handout of 2026: N devices in a ring, each of which can send W bytes a
+The model is that of the handout of 2026: N devices in a ring, each of which can send W bytes per
 second and receive as many at the same time; a message costs its bytes over W and no latency. Sizes
-are bytes of the *whole* tensor: what an all-gather ends with, a reduce-scatter starts with, and an
-all-reduce has on every device. Thakur, Rabenseifner and Gropp (2005) and Patarasuk and Yuan (2009)
+are bytes of the *whole* tensor: that of every device after an all-gather, before a reduce-scatter,
+and in an all-reduce. Thakur, Rabenseifner and Gropp (2005) and Patarasuk and Yuan (2009)
 give the ring algorithms and show that no all-reduce sends fewer than 2 (N - 1) / N of the tensor.
 
 The formulas are arithmetic alone, so that they take sympy's symbols as well as numbers.
@@ -12,53 +12,60 @@ The formulas are arithmetic alone, so that they take sympy's symbols as well as 
 from collections.abc import Sequence
 
 
-def positive(**given) -> None:
-    """Raise ValueError for a number that is not above 0; what is no number passes unseen."""
-    for name, value in given.items():
+def positive(**numbers) -> None:
+    """Raise ValueError for a number that is not above 0. Other values (symbols) pass."""
+    for name, value in numbers.items():
         if isinstance(value, int | float) and (isinstance(value, bool) or not value > 0):
             raise ValueError(f"{name} is {value!r}; allowed are numbers above 0")
 
 
 def all_gather_s(size, n, bandwidth):
-    """Seconds of a ring all-gather that ends with ``size`` bytes on each of ``n`` devices, which
-    send ``bandwidth`` bytes a second; of a reduce-scatter, which is its rounds in reverse; and of
-    an all-to-all, in which each sends an equal part of its ``size`` bytes to every other, over a
-    switch or links between all pairs. Raises ValueError unless all are above 0."""
+    """Return the seconds of a ring all-gather that ends with ``size`` bytes on each of ``n``
+    devices, which send ``bandwidth`` bytes per second.
+
+    A reduce-scatter takes as long, and so does an all-to-all in which each device sends an equal
+    part of its ``size`` bytes to every other, over links between all pairs. Raises ValueError
+    unless all three are above 0.
+    """
     positive(size=size, n=n, bandwidth=bandwidth)
     return (n - 1) * size / (n * bandwidth)
 
 
 def all_reduce_s(size, n, bandwidth):
-    """Seconds of a ring all-reduce of ``size`` bytes: a reduce-scatter, then an all-gather."""
+    """Return the seconds of a ring all-reduce of ``size`` bytes: a reduce-scatter, then an
+    all-gather."""
     return 2 * all_gather_s(size, n, bandwidth)
 
 
 def copied_bytes(elements, n, width, sent):
-    """Bytes read and written in the memory of each of ``n`` GPUs by an all-reduce through copy
-    engines (parallel/copy_engines.py) of gradients of ``width`` bytes an element, which travel in
-    ``sent``: by the parts written to their owners, the means written to all, and kernels.
-    """
+    """Return the bytes that an all-reduce over copy engines (parallel/copy_engines.py) reads and
+    writes in the memory of each of ``n`` GPUs. Gradients have ``width`` bytes per element, and
+    ``sent`` bytes while they travel."""
     positive(elements=elements, n=n, width=width, sent=sent)
     own, others = elements / n, elements * (n - 1) / n
-    travels = 2 * others * sent  # read here and written there; as much comes from there
+    # Parts to their owners and means to all: each is read here and written there.
+    travels = 2 * others * sent
     summed = own * width + others * sent + own * sent
-    # There and back, where gradients travel in another dtype.
+    # Before and after, where gradients travel in another dtype.
     casts = 2 * others * (width + sent) + own * width if sent != width else 0
     return 2 * travels + summed + casts
 
 
 def alternate_all_reduce_s(size, n, bandwidth):
-    """Seconds of the handout's other ring: whole tensors go round, N - 1 rounds of ``size``."""
+    """Return the seconds of the handout's other ring, in which whole tensors travel: N - 1 rounds
+    of ``size`` bytes."""
     positive(size=size, n=n, bandwidth=bandwidth)
     return (n - 1) * size / bandwidth
 
 
 class RingRun:
-    """What a ring of ``n`` mailboxes did: the tensor each device ended with (``results``), elements
-    that each ``sent``, and ``rounds``, in which each hands a message to the device after it.
+    """A ring of ``n`` devices, run round by round.
 
-    ``elements`` is the number of elements that pass one link one after another, the longest
-    message of each round; times bytes an element over the bandwidth it is the time.
+    results: the tensor with which each device ended
+    sent: elements that each device sent
+    rounds: rounds, in each of which every device hands a message to the next
+    elements: elements that passed one link, counting the longest message of each round; times
+        the bytes per element over the bandwidth this is the time
     """
 
     def __init__(self, n: int):
@@ -66,7 +73,7 @@ class RingRun:
         self.results: list[list] = []
 
     def pass_on(self, messages: Sequence[Sequence]) -> list[list]:
-        """What each device receives when device i sends ``messages[i]`` to device i + 1."""
+        """Send ``messages[i]`` from device i to device i + 1; return what each device receives."""
         for i, message in enumerate(messages):
             self.sent[i] += len(message)
         self.rounds += 1
@@ -75,14 +82,14 @@ class RingRun:
 
 
 def _equal_tensors(tensors: Sequence[Sequence]) -> int:
-    """The number of devices; raises ValueError unless every device has as many elements."""
+    """Return the number of devices. Raises ValueError unless every device has as many elements."""
     if not tensors or len({len(t) for t in tensors}) != 1 or not tensors[0]:
         raise ValueError("allowed are one or more tensors of one length above 0, one per device")
     return len(tensors)
 
 
 def run_all_reduce(tensors: Sequence[Sequence]) -> RingRun:
-    """The ring all-reduce of one tensor per device, in chunks: reduce-scatter, then all-gather.
+    """Run the ring all-reduce of one tensor per device, in chunks: reduce-scatter, all-gather.
 
     Chunks differ by one element at most where the length is no multiple of the devices. Raises
     ValueError for tensors of unequal lengths.
@@ -105,14 +112,15 @@ def run_all_reduce(tensors: Sequence[Sequence]) -> RingRun:
 
 
 def run_alternate(tensors: Sequence[Sequence]) -> RingRun:
-    """The handout's other ring: each device passes on the tensor it received last, its own first,
-    and adds what comes in. Raises ValueError for tensors of unequal lengths."""
+    """Run the handout's other ring: each device passes on the tensor that it received last, its
+    own first, and adds what comes in. Raises ValueError for tensors of unequal lengths."""
     n = _equal_tensors(tensors)
     ring = RingRun(n)
     sums = [list(t) for t in tensors]
     held = [list(t) for t in tensors]
     for _ in range(n - 1):
         held = ring.pass_on(held)
-        sums = [[a + b for a, b in zip(y, x, strict=True)] for y, x in zip(sums, held, strict=True)]
+        for i, received in enumerate(held):
+            sums[i] = [a + b for a, b in zip(sums[i], received, strict=True)]
     ring.results = sums
     return ring

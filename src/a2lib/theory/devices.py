@@ -1,8 +1,8 @@
-"""Devices by their makers' figures, and one's own.
+"""Devices by their data sheets, and one's own.
 
 The figures are those of data/reference/devices.csv, each with its source there; a test holds the
-two equal. None is measured: a step takes longer than a floor that is computed from them. Another
-device, network or machine is ``Device(...)``, or one of these with other numbers:
+two equal. None is measured. Another device, network or node is ``Device(...)``, or one of these
+with other numbers:
 ``replace(DEVICES["H100"], slug="mine", memory=94e9, network=12.5e9, node=4)``.
 """
 
@@ -17,15 +17,19 @@ WORKSPACE = 32 * 2**20  # bytes of cuBLAS for one thread and stream, on Hopper
 
 @dataclass(frozen=True)
 class Device:
-    """One device, the links of its machine and the network, in SI units.
+    """One device, the links of its node and the network, in SI units.
 
-    ``slug`` is its name in data/reference; ``flops`` dense bf16 operations a second; ``memory``
-    bytes; ``memory_bandwidth`` bytes a second. ``node`` devices are joined by fast links, over
-    which each sends ``link`` bytes a second, and nodes by a network, over which each device sends
-    ``network``; beside its bytes a message takes ``latency`` seconds, 0 unless it was measured.
-    ``fp32`` operations a second do without tensor cores; None where the maker states none.
-    ``workspace`` bytes are kept for products, whatever their sizes. Raises ValueError for a number
-    that is not above 0, or a latency or workspace below 0.
+    slug: its name in data/reference
+    flops: dense bf16 FLOPs per second
+    memory, memory_bandwidth: bytes, and bytes per second
+    link: bytes per second that it sends over the fast links of its node
+    network: bytes per second that it sends to other nodes
+    node: devices of a node
+    fp32: FLOPs per second without tensor cores; None where the data sheet has none
+    latency: seconds of a collective beside its bytes
+    workspace: bytes that matmuls keep, whatever their sizes
+
+    Raises ValueError for a number that is not above 0, or a latency or workspace below 0.
     """
 
     slug: str
@@ -47,8 +51,7 @@ class Device:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are numbers from 0")
 
 
-# bf16 operations/s, bytes, bytes/s of memory, of fast links, of the network; devices of a node;
-# fp32 operations/s, and cuBLAS's workspaces for the threads of forward and backward, from Hopper on
+# From Hopper on cuBLAS has a workspace for each of the two threads, of forward and of backward.
 HOPPER = {"fp32": 66.9e12, "workspace": 2.0 * WORKSPACE}
 DEVICES = {
     "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, **HOPPER),
@@ -60,6 +63,6 @@ DEVICES = {
 
 
 def named_device(name: str) -> Device:
-    """``DEVICES[name]``; raises ValueError, in one line, naming the devices there are."""
+    """Return ``DEVICES[name]``. Raises ValueError, which lists the devices, for another name."""
     check_name("device", name, DEVICES)
     return DEVICES[name]

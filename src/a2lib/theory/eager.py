@@ -1,22 +1,23 @@
-"""Memory and kernels of attention written down as its definition, by closed forms.
+"""Memory and kernels of eager attention, written as its definition, by closed forms.
 
-The code meant is ``a2lib.attention.attention_reference`` on ``(B, N, d)`` inputs, as PyTorch runs
-it on CUDA: q k^T, scale, mask, softmax, p v. All sizes are in bytes.
+It is ``a2lib.attention.attention_reference`` on ``(B, N, d)`` inputs, as PyTorch runs it on CUDA:
+q k^T, scale, mask, softmax, p v. All sizes are in bytes.
 
     M  B N N scores       T  B N d, the size of q       mask  N N of one byte, shared by the batch
 
-Forward holds two matrices at a time: each kernel reads one and writes the next, and the last of
-them, the weights p, waits for the backward. That adds three: the gradient of p, its product with p,
-which CUDA's kernel of the softmax's gradient writes first, and the gradient of the scores.
+The forward holds two matrices at a time: each kernel reads one and writes the next. The last of
+them, the weights p, are saved for the backward. The backward adds three: the gradient of p, its
+product with p, which CUDA's kernel of the softmax's gradient writes first, and the gradient of the
+scores.
 
-``torch.compile`` leaves the products to a library and fuses all between two of them into one
-kernel, in place: compiled attention still has its matrices, and fewer passes over them. Where its
-pattern is recognised (tensors of four dimensions, no mask) the whole is replaced by PyTorch's tiled
-attention; on a GPU in float32 only where products may use TF32, as that attention does.
+``torch.compile`` leaves the matmuls to a library and fuses all kernels between two of them into
+one, in place. Compiled attention still has its matrices, but fewer accesses to them. Where it
+recognizes its pattern (tensors of four dimensions, no mask), it calls PyTorch's tiled attention
+instead; on a GPU in float32 only where matmuls may use TF32, as that attention does.
 
     written      plain   q, k, v (batch, N, d), no mask
                  causal  the same with a mask, masked_fill
-                 heads   plain with a dimension of heads, (batch, 1, N, d): the recognised one
+                 heads   plain with a dimension of heads, (batch, 1, N, d): the recognized one
 """
 
 import math
@@ -31,20 +32,20 @@ WRITTEN = ("plain", "causal", "heads")
 IMPLEMENTATIONS = ("eager", "compile")
 PASSES = ("forward", "backward")
 HOW = ("tensors", "blocks", "tiled")
-STEP = 512  # PyTorch's allocator counts in multiples
+STEP = 512  # PyTorch's allocator rounds up to multiples of it
 OWN_BLOCK = 10 * 2**20  # smaller tensors take no part of a large block
-# Matrices of scores that pass between the products, read and written: forward, backward. Eager
-# without a mask: scale and softmax; backward the softmax's two kernels (3 and 3) and scale. A mask
-# is copied first and then filled in.
+# Matrices of scores that the kernels between matmuls read and write. Eager without a mask: scale
+# and softmax; in the backward the softmax's two kernels (3 and 3) and scale. With a mask the scores
+# are copied first and then filled in.
 BETWEEN = {
     ("eager", "plain"): {"forward": 4, "backward": 8},
     ("eager", "causal"): {"forward": 8, "backward": 12},
     ("compile", "plain"): {"forward": 2, "backward": 3},
     ("compile", "causal"): {"forward": 2, "backward": 3},
 }
-# Products of a pass; each reads or writes one matrix, and two tensors of q's size.
+# Matmuls of a pass; each reads or writes one matrix, and two tensors of q's size.
 PRODUCTS = {"forward": 2, "backward": 4}
-# How often the mask passes, in eager attention.
+# How often eager attention reads or writes the mask.
 MASKS = {"forward": 2, "backward": 1}
 
 
@@ -85,22 +86,23 @@ class Eager:
         return rounded(self.n**2) if self.causal else 0
 
     def saved(self) -> dict[str, int]:
-        """Every tensor that autograd saves, by name."""
-        kept = {"q": self.tensor, "k": self.tensor, "v": self.tensor, "p": self.matrix}
+        """Return the bytes of every tensor that autograd saves, by name."""
+        sizes = {"q": self.tensor, "k": self.tensor, "v": self.tensor, "p": self.matrix}
         if self.causal:
-            kept["mask"] = self.mask
-        return kept
+            sizes["mask"] = self.mask
+        return sizes
 
     def inputs(self, pass_: str) -> dict[str, int]:
-        """What is there before a pass, by name: backward includes what forward has left."""
+        """Return the bytes of the tensors that are there before a pass, by name: for the backward
+        with those that the forward has saved."""
         check_name("pass", pass_, PASSES)
         if pass_ == "forward":
             return {"q": self.tensor, "k": self.tensor, "v": self.tensor}
         return self.saved() | {"do": self.tensor, "o": self.tensor}
 
     def added(self, pass_: str) -> dict[str, int]:
-        """What a pass holds beyond ``inputs(pass_)`` at its peak, by name: in forward while p v is
-        computed, in backward at the softmax's gradient."""
+        """Return the bytes that a pass holds at its peak beyond ``inputs(pass_)``, by name. The
+        peak is p v in the forward, and the softmax's gradient in the backward."""
         check_name("pass", pass_, PASSES)
         if pass_ == "backward":
             matrices = dict.fromkeys(("dp", "dp p", "ds"), self.matrix)
@@ -111,20 +113,20 @@ class Eager:
         return tensors
 
     def peak(self, pass_: str) -> int:
-        """The most a pass allocates beyond what is there on entry."""
+        """Return the bytes that a pass allocates at its peak beyond its inputs."""
         return sum(self.added(pass_).values())
 
     def total(self, pass_: str) -> int:
-        """All that its tensors take at the peak of a pass, inputs included."""
+        """Return the bytes of all tensors at the peak of a pass, with its inputs."""
         return sum(self.inputs(pass_).values()) + self.peak(pass_)
 
     def blocks(self, pass_: str) -> int:
-        """All that PyTorch's allocator takes for a pass and its forward, where it takes blocks.
+        """Return the bytes that PyTorch's allocator takes for a pass and its forward, in blocks.
 
-        It serves a tensor from the smallest free block that holds it, and keeps what is left of
-        that block. As backward begins, the free block is the one that the scores left, and dv takes
-        its front (unless it is small, and has a block of its own): no matrix fits the rest, and
-        three new blocks make five matrices. In forward a mask does the same, and makes three.
+        It serves a tensor from the smallest free block that holds it, and keeps the rest of that
+        block. As the backward begins, the free block is that of the scores, and dv takes its front
+        (unless dv is small and has a block of its own). No matrix fits the rest, so with three new
+        blocks there are five matrices. In the forward a mask does the same, and there are three.
         """
         check_name("pass", pass_, PASSES)
         tensors = 5 if pass_ == "backward" else 4
@@ -138,12 +140,14 @@ class Eager:
 def longest(
     batch: int, d: int, causal: bool, room: int, pass_: str, *, step: int = 1, how: str = "tensors"
 ) -> int:
-    """Return the longest sequence, a multiple of ``step``, whose pass in fp32 fits ``room`` bytes;
-    0 for none.
+    """Return the longest sequence, a multiple of ``step``, whose pass in fp32 fits ``room`` bytes,
+    or 0 where none does.
 
-    ``pass_`` is "forward" or "backward", which needs its forward too. By ``how`` what fits are the
-    "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
-    tensors of "tiled" attention. Raises ValueError as ``Eager``, or for another ``how``.
+    pass_: "forward", or "backward", which includes its forward
+    how: "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
+        tensors of "tiled" attention
+
+    Raises ValueError as ``Eager``, or for another ``how``.
     """
     check_sizes(room=room, step=step)
     check_name("how", how, HOW)
@@ -154,12 +158,15 @@ def longest(
         shape = Eager(batch, n, d, causal)
         return shape.blocks(pass_) if how == "blocks" else shape.total(pass_)
 
-    return step * largest(lambda n: needed(n * step) <= room)
+    def fits(steps: int) -> bool:
+        return needed(steps * step) <= room
+
+    return step * largest(fits)
 
 
 def tiled_total(batch: int, n: int, d: int, pass_: str) -> int:
-    """Return what the tensors of tiled attention in fp32 take at the peak of a pass, inputs
-    included."""
+    """Return the bytes of the tensors of tiled attention in fp32 at the peak of a pass, with its
+    inputs."""
     inputs = (3 if pass_ == "forward" else 4) * batch * n * d * WIDE
     whole = "forward" if pass_ == "forward" else "end_to_end"
     return inputs + sum(tiled_memory(1, batch, n, n, d, WIDE, whole).values())
@@ -168,11 +175,11 @@ def tiled_total(batch: int, n: int, d: int, pass_: str) -> int:
 def attention_kernels(
     implementation: str, written: str, pass_: str, batch: int, n: int, d: int, element_bytes: int
 ) -> list[Kernel]:
-    """Return the kernels of one pass, for ``roofline.floor``: the products, and all that passes
-    between them as one.
+    """Return the kernels of one pass, for ``roofline.floor``: the matmuls, and all elementwise
+    kernels as one.
 
-    The backward is that of a graph that holds the probabilities; indices count as nothing. Where
-    attention is recognised it is one kernel, without its matrices. Raises ValueError for unknown
+    The backward is that of a graph that saved the probabilities; indices are left out. Where
+    attention is recognized it is one kernel, without its matrices. Raises ValueError for unknown
     names and for sizes that are not positive integers.
     """
     check_sizes(batch=batch, n=n, d=d, element_bytes=element_bytes)
@@ -191,8 +198,8 @@ def attention_kernels(
 
 
 def moves(implementation: str, written: str, pass_: str) -> int:
-    """Return the N x N matrices of the batch that a pass reads and writes; those of the mask, one
-    byte an element and none of the batch, not counted. 0 where attention is recognised."""
+    """Return how many N x N matrices of the batch a pass reads and writes, without the mask, which
+    has one byte per element and no batch; 0 where attention is recognized."""
     if _recognised(implementation, written, pass_):
         return 0
     return PRODUCTS[pass_] + _between(implementation, written, pass_)
@@ -201,7 +208,7 @@ def moves(implementation: str, written: str, pass_: str) -> int:
 def tiled_kernel(
     pass_: str, batch: int, heads: int, n: int, d: int, causal: bool, element_bytes: int
 ) -> Kernel:
-    """Return a pass of tiled attention as one kernel that moves each tensor once."""
+    """Return a pass of tiled attention as one kernel that reads or writes each tensor once."""
     sizes = batch, heads, n, n, d
     query, key, lse = attention.tensor_bytes(*sizes, element_bytes)
     written = query + lse if pass_ == "forward" else query + 2 * key

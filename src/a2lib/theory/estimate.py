@@ -1,4 +1,4 @@
-"""What a training takes in a layout that is given: ``evaluate(training, layout, device)``.
+"""Memory and time of a training step in a layout: ``evaluate(training, layout, device)``.
 
     from a2lib.theory.devices import DEVICES
     from a2lib.theory.estimate import evaluate, mfu
@@ -9,8 +9,8 @@
     step = evaluate(training, Layout(data=16, sharding="fsdp"), DEVICES["H100"])
     step.memory, step.time.work, step.time.messages, step.step_s
 
-What a model may be is in ``transformer.GroupedShape``, devices and networks of one's own are in
-devices.py. Twelve published trainings are held against it (published.py).
+A model is a ``transformer.GroupedShape``; devices and networks of one's own are in devices.py.
+published.py compares twelve published trainings with the estimate.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,15 @@ from a2lib.theory.layouts import Case, Layout, Training, check
 from a2lib.theory.products import check_name
 from a2lib.theory.transformer import active_parameter_count, step_flops
 
-# What "model FLOPs" may mean: half of the scores, as a causal model needs; all of them (Megatron,
-# PaLM, torchtitan); or six for each parameter that a token meets, and none for attention.
+# Model FLOPs may count half of the attention scores, as a causal model needs; all of them
+# (Megatron, PaLM, torchtitan); or six per parameter that a token uses, and none for attention.
 FLOP_COUNTS = ("causal", "full", "6ND")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by component on the fullest device at the fullest ``moment``, and a step's time."""
+    """Bytes by component on the device with the largest peak, the ``moment`` of that peak, and a
+    step's time."""
 
     memory: dict[str, float]
     moment: str
@@ -41,7 +42,7 @@ class Estimate:
 
     @property
     def step_s(self) -> float:
-        """The step's seconds that are expected: half of what can hide does."""
+        """The step's seconds if half of what can hide does."""
         return self.time.seconds()
 
 
@@ -55,8 +56,8 @@ def evaluate(training: Training, layout: Layout, device: Device) -> Estimate:
 
 
 def model_flops(training: Training, count: str = "causal") -> float:
-    """Return the operations of a step that the model needs, by one of ``FLOP_COUNTS``; nothing that
-    is computed again is in any of them."""
+    """Return the FLOPs of a step that the model needs, by one of ``FLOP_COUNTS``; recomputation
+    counts in none of them."""
     check_name("count", count, FLOP_COUNTS)
     shape, batch, context = training.shape, training.batch, training.context
     if count == "6ND":
@@ -67,6 +68,6 @@ def model_flops(training: Training, count: str = "causal") -> float:
 def mfu(
     training: Training, layout: Layout, device: Device, seconds: float, count: str = "causal"
 ) -> float:
-    """Return model FLOPs utilisation: ``model_flops`` over what the devices could compute at the
-    maker's peak in a step of so many seconds."""
+    """Return the MFU (model FLOPs utilization) of a step of so many seconds: ``model_flops`` over
+    what the devices could compute at the data sheet's peak."""
     return model_flops(training, count) / (layout.devices * training.peak(device) * seconds)

@@ -1,9 +1,9 @@
-"""Binary floating point in exact rational arithmetic: what a running sum becomes, and why.
+"""Running sums in binary floating point, computed in exact rational arithmetic.
 
 A format has ``precision`` significant bits, the leading one included, and exponents from ``emin``
-to ``emax`` (IEEE 754-2019, section 3.3; bf16 is fp32 with 16 bits cut off). Between two powers of
-two its numbers are equally far apart, ``spacing``; an addition is exact and then rounded to the
-nearest of them, of two equally near ones to the even one (section 4.3.1).
+to ``emax`` (IEEE 754-2019, section 3.3; bf16 is fp32 without its last 16 bits). Between two powers
+of two its numbers have equal distances, ``spacing``. The result of an addition is rounded to the
+nearest number, and to the even one of two that are equally near (section 4.3.1).
 
 PyTorch adds fp16 and bf16 in fp32 and rounds once more. That changes nothing: fp32 has
 ``2 p + 2`` bits or more for either p, where a second rounding is harmless (Figueroa, When is double
@@ -43,11 +43,11 @@ class Format:
         return Fraction(2) ** (self.emin - self.precision + 1)
 
     def spacing(self, x: Fraction) -> Fraction:
-        """The distance between the numbers of this format from ``x`` upwards in magnitude."""
+        """Return the distance from ``x`` to the next larger number in magnitude."""
         return Fraction(2) ** (max(_exponent(x), self.emin) - self.precision + 1)
 
     def round(self, x: Fraction) -> Fraction:
-        """The nearest number of this format, of two equally near ones the even one.
+        """Return the nearest number of this format, or the even one of two equally near ones.
 
         Raises OverflowError where that is beyond the largest.
         """
@@ -79,7 +79,7 @@ class Loop:
 
     @property
     def exact(self) -> Fraction:
-        """What the sum would be without any rounding."""
+        """The sum without any rounding."""
         return self.terms * Fraction(self.step)
 
     @property
@@ -89,24 +89,25 @@ class Loop:
         return FORMATS[self.addend].round(Fraction(float(self.step)))
 
     def partial_sums(self) -> tuple[Fraction, ...]:
-        """The sum after 1, 2, ... additions."""
+        """Return the sums after 1, 2, ... additions."""
         return _partial_sums(self.sum, self.held, self.terms)
 
     def result(self) -> Fraction:
-        """The last sum."""
+        """Return the last sum."""
         return self.partial_sums()[-1]
 
     def stalls_at(self) -> Fraction:
-        """The sum that no addition changes any more: where half of its spacing is no less than the
-        addend."""
+        """Return the sum that no further addition changes: the addend is at most half of its
+        spacing."""
         format_ = FORMATS[self.sum]
-        exponent = _exponent(self.held) + format_.precision
-        powers = (Fraction(2) ** e for e in range(exponent - 1, exponent + 2))
-        return next(s for s in powers if format_.round(s + self.held) == s)
+        total = Fraction(2) ** (_exponent(self.held) + format_.precision - 1)
+        while format_.round(total + self.held) != total:
+            total *= 2
+        return total
 
 
 def loops_of(terms: int, step: str) -> tuple[Loop, ...]:
-    """The handout's four loops, with bf16 in the place of fp16 as well."""
+    """Return the handout's four loops, and the same with bf16 instead of fp16."""
     loops = [Loop("fp32", "fp32", terms, step)]
     for low in ("fp16", "bf16"):
         loops.append(Loop(low, low, terms, step))
@@ -115,14 +116,19 @@ def loops_of(terms: int, step: str) -> tuple[Loop, ...]:
 
 
 def handout_loops() -> tuple[Loop, ...]:
-    """The loops for 1,000 times 0.01, which is the handout's sum, and for 10,000 times 0.001."""
+    """Return the loops for 1,000 times 0.01, the handout's sum, and for 10,000 times 0.001."""
     return loops_of(1000, "0.01") + loops_of(10_000, "0.001")
 
 
 @dataclass(frozen=True)
 class Binade:
-    """The part of a running sum from ``start`` to twice that, whose numbers are ``spacing`` apart:
-    how many ``additions`` began there, and what one of them added, the most frequent first."""
+    """The part of a running sum between two powers of two.
+
+    start: where it begins; it ends at twice that
+    spacing: the distance of the format's numbers there
+    additions: how many additions began there
+    gains: the differences that one addition made, the most frequent first
+    """
 
     start: Fraction
     spacing: Fraction
@@ -131,22 +137,23 @@ class Binade:
 
 
 def binades(loop: Loop) -> list[Binade]:
-    """The loop's additions by the power of two that the sum had reached before each, but for the
-    first one, before which it was 0."""
+    """Return the loop's additions by the power of two that the sum had reached before each, without
+    the first one, before which the sum was 0."""
     gains: dict[Fraction, Counter[Fraction]] = {}
     for before, after in itertools.pairwise(loop.partial_sums()):
         start = Fraction(2) ** _exponent(before)
         gains.setdefault(start, Counter())[after - before] += 1
     spacing = FORMATS[loop.sum].spacing
-    return [
-        Binade(start, spacing(start), found.total(), tuple(g for g, _ in found.most_common()))
-        for start, found in gains.items()
-    ]
+    parts = []
+    for start, counter in gains.items():
+        by_frequency = tuple(gain for gain, _ in counter.most_common())
+        parts.append(Binade(start, spacing(start), counter.total(), by_frequency))
+    return parts
 
 
 def decimal(x: Fraction, digits: int = 60) -> str:
-    """``x`` in decimals, every one of them where it has no more than ``digits``; without an
-    exponent, and without zeros at the end."""
+    """Write ``x`` as a decimal number with all its digits, at most ``digits`` of them, without an
+    exponent and without zeros at the end."""
     places, scaled = 0, x
     while scaled.denominator != 1 and places < digits:
         places, scaled = places + 1, scaled * 10
@@ -167,7 +174,7 @@ def _partial_sums(name: str, addend: Fraction, terms: int) -> tuple[Fraction, ..
 
 
 def _exponent(x: Fraction) -> int:
-    """The e of 2**e <= abs(x) < 2**(e + 1); of 0 the least that matters to no format here."""
+    """Return the e of 2**e <= abs(x) < 2**(e + 1), and for 0 less than any format's exponent."""
     if not x:
         return -(10**4)
     n, d = abs(x.numerator), x.denominator

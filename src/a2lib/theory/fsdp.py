@@ -1,21 +1,21 @@
-"""What a rank of fully sharded data parallel holds and sends in a step, moment by moment.
+"""Bytes that a rank of fully sharded data parallelism holds and sends in a step.
 
-W ranks. Of every matrix a rank keeps 1 / W in ``WIDE`` bytes an element, with as much of gradient
-and twice as much of AdamW's moments: 4 / W bytes a parameter after init, 8 / W before the first
-step (no moments yet), 16 / W from then on. What has one dimension (``vectors``) is whole.
+There are W ranks. A rank keeps 1 / W of every matrix in ``WIDE`` bytes per element, as much of its
+gradient and twice as much of AdamW's moments. That is 4 / W bytes per parameter after init, 8 / W
+before the first step (no moments yet), and 16 / W from then on. Vectors are replicated.
 
-While a step computes there is more. A unit (a block, or the root: embedding and head) is whole, in
-``computes`` bytes an element, from its all-gather to its end; the next one is gathered ahead, so
-two blocks are there at once, and the root and the last block stay for the backward. There a
-block's gradient is made whole, in ``computes`` bytes, and cast to ``WIDE`` to be reduce-scattered;
-one such cast is held at a time, since the one before has to have ended first, and the block's
-weights go before its cast is made.
+A step holds more. A unit (a block, or the root: embedding and head) is gathered, in ``computes``
+bytes per element, from its all-gather to its end. The next one is prefetched, so two blocks are
+there at once, and the root and the last block stay for the backward. The backward makes a block's
+whole gradient in ``computes`` bytes, and casts it to ``WIDE`` for the reduce-scatter. One such cast
+is held at a time, since the one before has to end first. The block's weights are freed before its
+cast is made.
 
     forward, block i      root + block i + block i + 1
     backward, block i     root + block i + block i - 1, the gradients of head and block i, one cast
 
-Activations are not derived here: they are what the forward leaves, given by the caller, and taken
-to be as much for each block. Row counts are taken to be multiples of W; else shards are padded.
+Activations are not derived here. The caller gives the bytes that the forward saves; each block has
+an equal part of them. Row counts are taken to be multiples of W; else shards are padded.
 
 Bytes sent: a ring's all-gather or reduce-scatter of S bytes sends (W - 1) / W of them from each
 rank, an all-reduce twice that; ``theory.sharding.sent`` has those of data parallelism and of ZeRO's
@@ -31,14 +31,17 @@ from a2lib.theory.transformer import Shape, parameter_count
 
 
 def matrices(shape: Shape) -> int:
-    """Parameters of embedding, head and all blocks' matrices: what is sharded."""
+    """Return the parameters of embedding, head and all blocks' matrices, which are sharded."""
     return 2 * shape.vocab_size * shape.d_model + shape.num_layers * shape.block_matrices
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of one rank at one moment. ``gathered``: whole parameters; ``travelling``: whole
-    gradients, as they are made and as they are sent."""
+    """Bytes of one rank at one moment, by component.
+
+    gathered: parameters that are not sharded
+    travelling: gradients that are not sharded yet, as they are made and as they are sent
+    """
 
     moment: str
     parameters: float
@@ -58,14 +61,15 @@ class Held:
 
 
 def kept(shape: Shape, world_size: int) -> float:
-    """Bytes of a rank's own parameters: its rows of the matrices, and all vectors."""
+    """Return the bytes of a rank's own parameters: its rows of the matrices, and all vectors."""
     positive(world_size=world_size)
     sharded = matrices(shape)
     return WIDE * (sharded / world_size + parameter_count(shape) - sharded)
 
 
 def between(shape: Shape, world_size: int) -> list[Held]:
-    """After init, before the first optimizer step and after it, with gradients still there."""
+    """Return the bytes after init, before the first optimizer step, and after it with gradients
+    still there."""
     own = kept(shape, world_size)
     return [
         Held("init", own),
@@ -77,12 +81,15 @@ def between(shape: Shape, world_size: int) -> list[Held]:
 def step(
     shape: Shape, world_size: int, activations: float, computes: int = 2, moments: bool = True
 ) -> Iterator[Held]:
-    """The moments of forward and backward at which most is held, in order; after the first step
-    AdamW's ``moments`` are there. ``activations``: bytes that the forward leaves for the backward.
+    """Yield the moments of forward and backward that may be the peak, in order.
 
-    "forward" and "backward" of a unit are when its parameters are there and it begins, "made" is
-    when backward has its whole gradient, "sent" when that has been cast and has not been dropped;
-    the root's are the last but one.
+    activations: bytes that the forward saves for the backward
+    computes: bytes per element of matmuls
+    moments: whether AdamW's moments are there, as they are after the first step
+
+    "forward" and "backward" of a unit are when it begins, with its parameters gathered. "made" is
+    when the backward has its whole gradient, "sent" when that has been cast and is not freed yet.
+    The root's are the last but one.
     """
     positive(world_size=world_size, computes=computes)
     own = kept(shape, world_size)
@@ -122,14 +129,18 @@ def step(
 
 
 def peak(shape: Shape, world_size: int, activations: float) -> Held:
-    """The moment of a step, after the first, at which most is held."""
+    """Return the moment of the peak of a step after the first one."""
     return max(step(shape, world_size, activations), key=lambda held: held.total)
 
 
 def sent_bytes(shape: Shape, world_size: int, computes: int = 2) -> dict[str, float]:
-    """Bytes that each rank sends in a step, by what for: two all-gathers of the matrices, the
-    second without root and last block, which are still there; one reduce-scatter of their gradients
-    in ``WIDE`` bytes; an all-reduce of the vectors'."""
+    """Return the bytes that each rank sends in a step.
+
+    forward: an all-gather of the matrices
+    backward: another one, without the root and the last block, which are still there
+    gradients: a reduce-scatter of the matrices' gradients in ``WIDE`` bytes
+    vectors: an all-reduce of the vectors' gradients
+    """
     positive(world_size=world_size)
     share, sharded = (world_size - 1) / world_size, matrices(shape)
     there = 2 * shape.vocab_size * shape.d_model + shape.block_matrices

@@ -1,4 +1,4 @@
-"""A message costs an overhead and its bytes over a bandwidth: the model, and its fit to times.
+"""A collective costs an overhead and its bytes over a bandwidth: the model, and its fit to times.
 
 The line t = o + s / w is the simplest of its kind (Hockney 1994; LogGP adds more terms). It is
 fitted by least squares of the *relative* errors, so that a message of a microsecond weighs as much
@@ -18,27 +18,27 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 @dataclass(frozen=True)
 class Line:
-    """``overhead_s`` seconds a message, and ``bandwidth`` bytes a second beyond that."""
+    """``overhead_s`` seconds per collective, and its bytes over ``bandwidth`` bytes per second."""
 
     overhead_s: float
     bandwidth: float
 
     def time_s(self, size: float) -> float:
-        """Seconds of a message of ``size`` bytes."""
+        """Return the seconds of a collective of ``size`` bytes."""
         return self.overhead_s + size / self.bandwidth
 
     @property
     def half_size(self) -> float:
-        """Bytes of the message that reaches half the bandwidth: overhead and bytes take as long."""
+        """The bytes at which half of the bandwidth is reached: overhead and bytes take as long."""
         return self.overhead_s * self.bandwidth
 
     def residuals(self, sizes: Sequence[float], times_s: Sequence[float]) -> list[float]:
-        """Each measured time over the line's, less 1."""
+        """Return each measured time over the line's, less 1."""
         return [t / self.time_s(s) - 1 for s, t in zip(sizes, times_s, strict=True)]
 
 
 def fit(sizes: Sequence[float], times_s: Sequence[float]) -> Line:
-    """The line whose relative errors have the least squares; an overhead below 0 is taken as 0.
+    """Return the line with the least squares of relative errors; an overhead below 0 becomes 0.
 
     Raises ValueError unless there are as many times as sizes, all above 0, two of the sizes
     different, and longer messages take longer.
@@ -59,10 +59,10 @@ def fit(sizes: Sequence[float], times_s: Sequence[float]) -> Line:
 
 
 def wire_share(operation: str, n: int) -> float:
-    """Bytes that each of ``n`` ranks has to send in a ring, over those of the whole tensor.
+    """Return the bytes that each of ``n`` ranks has to send in a ring, over those of the tensor.
 
     Algorithm bandwidth (bytes of the tensor over time) times this is bus bandwidth, which can be
-    held against a link (NVIDIA's nccl-tests, PERFORMANCE.md). Raises ValueError for an operation
+    compared with a link (NVIDIA's nccl-tests, PERFORMANCE.md). Raises ValueError for an operation
     that is not among OPERATIONS, or fewer than two ranks.
     """
     check_name("operation", operation, OPERATIONS)

@@ -1,17 +1,17 @@
-"""The bytes of the fullest device in a step of a layout, by what they are.
+"""The bytes of the device with the largest peak in a step of a layout, by component.
 
-Parameters are fp32, gradients fp32 or bf16, the optimizer's state is beside them; computation is in
-bf16, with copies of the weights, or in fp32. Of that state
+Parameters are fp32, gradients fp32 or bf16, and the optimizer's state comes beside them.
+Computation is in bf16, with copies of the weights, or in fp32. Over data x context
 
-    fsdp   cuts all over data x context, and gathers three layers at once: in use, next, gradients
-    zero2  keeps the bf16 weights whole and cuts the rest
-    zero1  keeps the gradients whole as well
-    none   keeps all of it whole
+    fsdp   shards all of that, and gathers three layers at once: in use, next, gradients
+    zero2  shards all but the bf16 weights
+    zero1  shards all but the bf16 weights and the gradients
+    none   shards nothing
     hsdp   is fsdp within each node
 
-With one micro-batch gradients come as activations go; with more they are there all the time. Left
-out: the allocator's blocks, buffers of a communication library. On one GPU this agrees with
-measured peaks of whole models (book/parallelism-measured.md).
+With one micro-batch gradients appear as activations are freed. With several they are there all the
+time. Left out are the allocator's blocks and the buffers of a communication library. On one GPU the
+sum agrees with measured peaks of whole models (book/parallelism-measured.md).
 """
 
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ from a2lib.theory.products import NARROW, WIDE
 LOGIT_TENSORS = 3
 # fp32 matrices of scores that the softmax of eager attention has in its backward.
 SCORE_TENSORS = 3
-COMPONENTS = (
-    "parameters", "gradients", "optimizer", "working weights", "activations", "temporaries"
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes that one block leaves for its backward, of a micro-batch on one device: the residual
-    stream, norms and what experts get (``stream``), the insides of attention and the feed-forward
-    layer (``inner``), and eager attention's scores with their mask (``scores``)."""
+    """Bytes that one block saves for its backward, of a micro-batch on one device.
+
+    stream: the residual stream, norms, and the inputs of experts
+    inner: within attention and the feed-forward layer
+    scores: eager attention's scores with their mask
+    """
 
     stream: float
     inner: float
@@ -44,21 +44,21 @@ class Kept:
 
 
 def kept_by_block(case: Case, mixture: bool = False) -> Kept:
-    """Return what one block keeps; ``mixture`` of a block of experts."""
+    """Return the bytes that one block saves; with ``mixture`` those of a block of experts."""
     training, shape, layout = case.training, case.shape, case.layout
     e, d, t = training.element, shape.d_model, layout.tensor
-    # A norm's root a token is a number of 4 bytes.
+    # A norm saves one fp32 root per token.
     if training.activations == "fused":
         stream = 4 * e * d + 2 * WIDE  # input and output of two norms
         hidden = 3 if shape.gated else 2  # the gate, the value, their product
     elif training.precision == "bf16":
-        # Of either norm the input and the normalised, in fp32; five layers copy their input.
+        # Each norm saves its input and its output in fp32; five layers copy their input.
         stream = 2 * (2 * WIDE * d + WIDE) + 5 * NARROW * d
-        hidden = 4 if shape.gated else 2  # and SiLU's result
+        hidden = 4 if shape.gated else 2  # and the output of SiLU
     else:
         stream = 2 * (3 * WIDE * d + WIDE)
         hidden = 4 if shape.gated else 2
-    # Of latents what their norms get and give; of a token a copy for each of its experts.
+    # Inputs and outputs of the latents' norms; a copy of a token for each of its experts.
     stream += 2 * e * (shape.q_rank + shape.kv_rank)
     if mixture:
         stream += e * shape.top_k * d
@@ -66,7 +66,7 @@ def kept_by_block(case: Case, mixture: bool = False) -> Kept:
     log_sums = 0 if training.scores else WIDE * shape.num_heads
     inner = e * (2 * shape.q_width / t + 2 * case.kv_width)  # queries, results, keys, values
     inner += log_sums / t + hidden * e * width / t
-    # The softmax's result, which autocast computes in fp32 and copies.
+    # The output of the softmax, which autocast computes in fp32 and copies.
     autocast = training.activations == "library" and training.precision == "bf16"
     score_bytes = WIDE + NARROW if autocast else e
     mask = training.context**2 if training.scores else 0
@@ -75,13 +75,15 @@ def kept_by_block(case: Case, mixture: bool = False) -> Kept:
 
 
 def memory(case: Case) -> tuple[str, dict[str, float]]:
-    """Return the fullest moment of a step on the fullest device, and its bytes by component."""
-    moments = [moment for stage in case.stages for moment in StageMemory(case, stage).moments()]
+    """Return the moment of the largest peak of any device, and its bytes by component."""
+    moments = []
+    for stage in case.stages:
+        moments += StageMemory(case, stage).moments()
     return max(moments, key=lambda moment: sum(moment[1].values()))
 
 
 class StageMemory:
-    """Bytes of a device of one stage at the moments of which one is the fullest."""
+    """Bytes of a device of one stage at the moments that may be its peak."""
 
     def __init__(self, case: Case, stage: Stage):
         self.case, self.stage = case, stage
@@ -89,10 +91,11 @@ class StageMemory:
         self.dense, self.mixture = kept_by_block(case), kept_by_block(case, mixture=True)
 
     def moments(self) -> list[tuple[str, dict[str, float]]]:
-        """Return the moments and their components.
+        """Return the moments and their bytes by component.
 
-        With one micro-batch each block leaves gradients and frees activations as the backward goes:
-        linear in the blocks, so that one of its ends is the fullest, or the logits before it.
+        With one micro-batch each block of the backward adds gradients and frees activations. The
+        sum is linear in the blocks, so the peak is at the backward's start, at its end, or at the
+        logits before it.
         """
         case, stage = self.case, self.stage
         every = self.weights.total
@@ -118,12 +121,12 @@ class StageMemory:
         ]
 
     def kept_by_blocks(self) -> float:
-        """Return what all blocks keep of a micro-batch under this checkpointing."""
+        """Return the bytes that all blocks save of a micro-batch under this checkpointing."""
         dense, mixtures = self.stage.dense, self.stage.mixtures
         return dense * self._kept(self.dense) + mixtures * self._kept(self.mixture)
 
     def kept_by_one(self) -> float:
-        """Return what the block that goes backward last keeps."""
+        """Return the bytes that the last block of the backward has saved."""
         return self._kept(self.dense if self.stage.dense else self.mixture)
 
     def _kept(self, block: Kept) -> float:
@@ -134,9 +137,9 @@ class StageMemory:
         return kept[case.layout.checkpointing]
 
     def of_a_block(self) -> float:
-        """Return the temporaries of a block's backward: what it computes again, the residual's
-        gradient in two widths, three tensors of the hidden or of scores, and a product's input that
-        is gathered with its gradient."""
+        """Return the temporaries of a block's backward: what it recomputes, the residual's gradient
+        in two widths, three tensors of the hidden width or of scores, and the gathered input of a
+        matmul with its gradient."""
         case, training, t = self.case, self.case.training, self.case.layout.tensor
         d, e = case.shape.d_model, training.element
         block = self.mixture if self.stage.mixtures else self.dense
@@ -157,7 +160,7 @@ class StageMemory:
         return case.tokens * width * case.shape.d_model / case.layout.rows
 
     def logits(self) -> float:
-        """Return the logits of a chunk of the micro-batch, and their input that is gathered."""
+        """Return the bytes of the logits of a loss chunk, and of their gathered input."""
         case, training = self.case, self.case.training
         if not self.stage.last:
             return 0
@@ -167,12 +170,12 @@ class StageMemory:
         return case.tokens * (logits + gathered)
 
     def embedding(self) -> float:
-        """Return the parameters of an embedding that is no head: no product reads it."""
+        """Return the parameters of an embedding that is not also the head: no matmul reads it."""
         tied = self.stage.last and self.case.shape.tied
         return self.case.table if self.stage.first and not tied else 0
 
     def largest_layer(self) -> float:
-        """Return the parameters of the largest layer, which is gathered or sent at once."""
+        """Return the parameters of the largest layer that is gathered or sent at once."""
         case, stage = self.case, self.stage
         layers = [case.table] if stage.first or stage.last else []
         layers += [case.dense_block] if stage.dense else []
@@ -180,8 +183,8 @@ class StageMemory:
         return max(layers)
 
     def working_weights(self, gone: float) -> float:
-        """Return the bytes of weights as they are computed with, and of a layer's gradients before
-        they are sent; autocast's copies of ``gone`` weights were freed."""
+        """Return the bytes of weights in the precision of matmuls, and of a layer's gradients
+        before they are sent. Autocast's copies of ``gone`` weights were freed."""
         case, element = self.case, self.case.training.element
         sharding, narrow = case.layout.sharding, element == NARROW
         if sharding in ("fsdp", "hsdp"):

@@ -1,14 +1,15 @@
-"""The seconds of a step of a layout, by what takes them.
+"""The seconds of a step of a layout, by part.
 
-A device computes (matrix products, attention, what is elementwise, the optimizer), waits in a
-pipeline's bubble, and sends messages along each axis. How much of the messages runs beside
-computation is not known on paper, so a step has three times: with all messages hidden as far as
-they are shorter, with none hidden, and half-way, which is expected: about half hides where it was
-measured (book/parallelism-measured.md).
+A device computes (matmuls, attention, elementwise kernels, the optimizer), is idle in a pipeline's
+bubble, and communicates along each axis. How much of the communication hides behind computation
+cannot be derived, so a step has three times: with everything hidden as far as it is shorter, with
+nothing hidden, and half-way. The last is the estimate, since about half hides where it was measured
+(book/parallelism-measured.md).
 
-Collectives are rings over two levels of links; axes on the same links wait for each other, node
-links and network do not. Messages of sequence parallelism are those of Korthikanti et al., 2022.
-FlashAttention computes half of the scores and its backward 2.5 forwards; eager all of them and 2.
+Collectives are rings over two levels of links. Axes on the same links wait for each other; the
+links of a node and the network do not. The communication of sequence parallelism is that of
+Korthikanti et al., 2022. FlashAttention computes half of the scores, and its backward as much as
+2.5 forwards; eager attention computes all of them, and 2.
 """
 
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ from a2lib.theory.layouts import GRADIENTS, OPTIMIZERS, Case, Stage
 from a2lib.theory.other_axes import ring_attention_bytes
 from a2lib.theory.products import WIDE
 
-HIDDEN = 0.5  # the share of what can hide that is taken to
-# Kernels that read and write a score once: a fused softmax between two products.
+HIDDEN = 0.5  # the share of what can hide that the estimate takes as hidden
+# Reads and writes of a score: a fused softmax between two matmuls.
 SCORE_PASSES = {"forward": 4, "backward": 7}
 
 
 class Seconds(NamedTuple):
-    """Seconds of messages on the links of a node, and on the network."""
+    """Seconds of communication over the links of a node, and over the network."""
 
     links: float = 0.0
     network: float = 0.0
@@ -40,8 +41,12 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step's seconds: of a device's work by part, of its messages by axis, and of both if all
-    messages hide and if none does."""
+    """The seconds of a step.
+
+    work: of computation and idle time, by part
+    messages: of communication, by axis
+    all_hidden_s, none_hidden_s: of the whole step if all communication hides, and if none does
+    """
 
     work: dict[str, float]
     messages: dict[str, Seconds]
@@ -49,7 +54,7 @@ class StepTime:
     none_hidden_s: float
 
     def seconds(self, hidden: float = HIDDEN) -> float:
-        """Return a step's seconds if so large a share of what can hide does."""
+        """Return the seconds of a step if this share of what can hide does."""
         if not 0 <= hidden <= 1:
             raise ValueError(f"hidden is {hidden!r}; allowed are numbers from 0 to 1")
         return self.none_hidden_s - hidden * (self.none_hidden_s - self.all_hidden_s)
@@ -64,7 +69,7 @@ class StepTime:
 
     @property
     def bound(self) -> str:
-        """What takes longest: computation, node links or network."""
+        """The part that takes longest: computation, node links or network."""
         parts = {
             "computation": sum(self.work.values()),
             "node links": self.links_s,
@@ -74,7 +79,7 @@ class StepTime:
 
 
 def step_time(case: Case) -> StepTime:
-    """Return the time of a step of a case that keeps the rules."""
+    """Return the time of a step of a case that ``check`` has passed."""
     m, stages = case.layout.microbatches, case.stages
     work = [microbatch_work(case, stage) for stage in stages]
     messages = [microbatch_messages(case, stage) for stage in stages]
@@ -100,9 +105,9 @@ def step_time(case: Case) -> StepTime:
 def bubble_s(case: Case, stage_s: list[float]) -> float:
     """Return the seconds that the slowest stage waits for the others' first and last micro-batch.
 
-    One micro-batch of each other stage for 1F1B, a piece of one if stages are interleaved; less the
-    weights' gradients once or twice in zero bubble, and without those that come between (Qi et al.,
-    2024, table 2).
+    1F1B waits for one micro-batch of each other stage, or for a chunk of one if stages are
+    interleaved. Zero bubble waits less: two (H1) or three (H2) times the gradients of the weights
+    are filled in (Qi et al., 2024, table 2).
     """
     layout = case.layout
     through = sum(s * stage.count for s, stage in zip(stage_s, case.stages, strict=True))
@@ -114,16 +119,16 @@ def bubble_s(case: Case, stage_s: list[float]) -> float:
 
 
 def block_products(case: Case, mixture: bool = False) -> float:
-    """Return the operations of a block's products in the forward of a micro-batch, over all of
-    tensor's devices."""
+    """Return the FLOPs of a block's matmuls in the forward of a micro-batch, over all of tensor's
+    devices."""
     shape = case.shape
     matrices = shape.mixture_matrices + shape.router if mixture else shape.block_matrices
     return 2 * case.tokens * matrices
 
 
 def block_scores(case: Case) -> float:
-    """Return the operations of a block's attention in the forward. Each query meets half of the
-    whole sequence, whichever part of it the device has; eager's meets all of it."""
+    """Return the FLOPs of a block's attention in the forward. Each query meets half of the whole
+    sequence, whichever part of it the device has; with eager attention it meets all."""
     shape, training = case.shape, case.training
     causal = training.attention == "flash"
     sizes = 1, shape.num_heads, case.tokens, training.context, shape.head_dim
@@ -131,8 +136,8 @@ def block_scores(case: Case) -> float:
 
 
 def product_passes(case: Case, mixture: bool = False) -> float:
-    """Return how many forwards of a block's products a step computes: three, and of a block that
-    runs again one more without its last product, which nothing in the backward needs."""
+    """Return how many forwards of a block's matmuls a step computes: three, and with recomputation
+    one more without its last matmul, which nothing in the backward needs."""
     if case.layout.checkpointing != "block":
         return 3
     shape = case.shape
@@ -147,7 +152,7 @@ def score_passes(case: Case) -> float:
 
 
 def block_flops(case: Case) -> float:
-    """Return the operations of a dense block in a step's forward and backward."""
+    """Return the FLOPs of a dense block in a step's forward and backward."""
     products = product_passes(case) * block_products(case)
     return products + score_passes(case) * block_scores(case)
 
@@ -162,7 +167,7 @@ def microbatch_work(case: Case, stage: Stage) -> dict[str, float]:
         products += stage.mixtures * passes * block_products(case, mixture=True)
     if stage.last:
         products += 3 * 2 * case.tokens * shape.vocab_size * shape.d_model
-    # Weights are read in the forward, for both products of the backward, and by a block again.
+    # Weights are read in the forward, for both matmuls of the backward, and for recomputation.
     reads = 4 if case.layout.checkpointing == "block" else 3
     read_s = reads * training.element * case.weights(stage).total / device.memory_bandwidth
     scores = stage.blocks * score_passes(case) * block_scores(case)
@@ -175,11 +180,12 @@ def microbatch_work(case: Case, stage: Stage) -> dict[str, float]:
 
 def elementwise_bytes(case: Case, stage: Stage) -> float:
     """Return the bytes that a micro-batch's elementwise kernels read and write, if everything
-    between two products is one kernel.
+    between two matmuls is one kernel.
 
-    In widths of a token, read and written, forward and backward each: residual with norm twice,
-    4 of the stream; RoPE, 2 of queries and keys. The gate reads 2 and writes 1 of the hidden, its
-    backward reads 3 and writes 2. The loss reads the logits twice and writes their gradient.
+    Counted in widths per token, in forward and backward each: two residual additions with their
+    norms read and write 4 widths of the stream, and RoPE 2 of queries and keys. The gate reads 2
+    and writes 1 of the hidden width; its backward reads 3 and writes 2. The loss reads the logits
+    twice and writes their gradient.
     """
     training, shape, layout = case.training, case.shape, case.layout
     e, t = training.element, layout.tensor
@@ -198,7 +204,7 @@ def elementwise_bytes(case: Case, stage: Stage) -> float:
 
 
 def optimizer_s(case: Case, stage: Stage) -> float:
-    """Return the seconds in which the optimizer reads weights, gradients and its state, and writes
+    """Return the seconds of the optimizer: it reads weights, gradients and its state, and writes
     weights and state."""
     training, weights = case.training, case.weights(stage)
     moved = 2 * WIDE + GRADIENTS[training.gradients] + 2 * OPTIMIZERS[training.optimizer]
@@ -207,7 +213,7 @@ def optimizer_s(case: Case, stage: Stage) -> float:
 
 
 def microbatch_messages(case: Case, stage: Stage) -> dict[str, Seconds]:
-    """Return the messages of a micro-batch on a device of a stage, by axis."""
+    """Return the communication of a micro-batch on a device of a stage, by axis."""
     return {
         "tensor": tensor_messages(case, stage),
         "context": context_messages(case, stage),
@@ -218,13 +224,13 @@ def microbatch_messages(case: Case, stage: Stage) -> dict[str, Seconds]:
 
 
 def tensor_messages(case: Case, stage: Stage) -> Seconds:
-    """Return tensor parallelism's gathers and scatters of the residual stream.
+    """Return tensor parallelism's all-gathers and reduce-scatters of the residual stream.
 
-    By sequence, attention and the feed-forward layer gather and scatter in either pass, and the
-    backward gathers the products' inputs again: five each. A block that runs again gathers and
-    scatters once more, but for its last scatter. Experts get their tokens by messages of their own;
-    a shared one is cut as a dense layer is. Embedding and head have two and three. Where the stream
-    is whole, an all-reduce of each half in either pass is two of these.
+    With sequence parallelism, attention and the feed-forward layer each gather and scatter once per
+    pass, and the backward gathers the matmuls' inputs again: five each. A recomputed block gathers
+    and scatters once more, without its last scatter. Embedding and head have two and three. Without
+    sequence parallelism each half of a block has an all-reduce per pass, which is two of these.
+    Experts get their tokens by ``expert_messages``; a shared one is sharded as a dense layer is.
     """
     layout = case.layout
     again = layout.checkpointing == "block"
@@ -241,7 +247,7 @@ def tensor_messages(case: Case, stage: Stage) -> Seconds:
 
 
 def context_messages(case: Case, stage: Stage) -> Seconds:
-    """Return ring attention's rounds: keys and values, and in the backward those with their
+    """Return ring attention's rounds: keys and values, and in the backward these and their
     gradients."""
     n = case.layout.context
     rings = stage.blocks * (4 if case.layout.checkpointing == "block" else 3)
@@ -250,10 +256,9 @@ def context_messages(case: Case, stage: Stage) -> Seconds:
 
 
 def expert_messages(case: Case, stage: Stage) -> Seconds:
-    """Return the messages of tokens to their experts and back, in either pass.
+    """Return the all-to-alls of tokens to their experts and back, in both passes.
 
-    A token goes to each node of its experts once, at most to all there are, and from there to each
-    of them over the links.
+    A token travels to each node of its experts once, and from there to each expert over the links.
     """
     shape, layout, device = case.shape, case.layout, case.device
     group = case.group("expert")
@@ -271,8 +276,8 @@ def expert_messages(case: Case, stage: Stage) -> Seconds:
 
 
 def data_messages(case: Case, stage: Stage) -> Seconds:
-    """Return the messages of weights and gradients with each micro-batch: FSDP gathers a layer for
-    either pass and scatters its gradients, zero2 scatters those alone."""
+    """Return the communication of weights and gradients per micro-batch: FSDP gathers a layer in
+    each pass and scatters its gradients; zero2 only scatters."""
     sharding = case.layout.sharding
     rings = {"fsdp": 3, "hsdp": 3, "zero2": 1}.get(sharding, 0)
     if not rings:
@@ -282,8 +287,8 @@ def data_messages(case: Case, stage: Stage) -> Seconds:
 
 
 def once_messages(case: Case, stage: Stage) -> Seconds:
-    """Return the messages of weights and gradients once a step: zero1's scatter and gather, which
-    is what an all-reduce sends where nothing is cut, zero2's gather, and hsdp's gradients between
+    """Return the communication of weights and gradients once per step: zero1's scatter and gather
+    (an all-reduce without sharding sends as much), zero2's gather, and hsdp's gradients between
     nodes."""
     sharding = case.layout.sharding
     if sharding == "fsdp":
@@ -294,9 +299,9 @@ def once_messages(case: Case, stage: Stage) -> Seconds:
 
 
 def pipeline_messages(case: Case, stage: Stage) -> Seconds:
-    """Return the messages to the next stages: each piece sends its output on and a gradient back,
-    but for the model's first and last. Each of tensor's devices sends a part; where the sequence is
-    not cut the next ones gather it."""
+    """Return the communication with the next stages: each chunk sends its output on and a gradient
+    back, except the model's first and last. Each of tensor's devices sends a part; without sequence
+    parallelism the next ones gather it."""
     layout = case.layout
     hops = 2 * layout.chunks - stage.first - stage.last
     size = hops * case.training.element * case.tokens * case.shape.d_model
@@ -311,7 +316,7 @@ def _layers(case: Case, stage: Stage) -> int:
 
 
 def _weight_rings(case: Case, stage: Stage, rings: int, messages: int) -> Seconds:
-    """Return rings of a stage's weights over all devices that have the same ones."""
+    """Return so many rings of a stage's weights over all devices that have the same ones."""
     weights, element = case.weights(stage), case.training.element
     sent = _rings(case, "data", rings * element * weights.dense, messages)
     if weights.experts:
@@ -320,9 +325,11 @@ def _weight_rings(case: Case, stage: Stage, rings: int, messages: int) -> Second
 
 
 def _rings(case: Case, axis: str, size: float, messages: float) -> Seconds:
-    """Return all-gathers that end with ``size`` bytes in all, in so many messages; reduce-scatters
-    take as long. Each of k devices in a node gathers a k-th over the network from the other nodes,
-    then all of it in its node."""
+    """Return the time of all-gathers, or reduce-scatters, of ``size`` bytes in so many messages.
+
+    Each of the k devices of a node gathers a k-th from the other nodes over the network, then all
+    of it within its node.
+    """
     group, device = case.group(axis), case.device
     k, n_nodes = group.inside, group.size // group.inside
     late = messages * device.latency
@@ -335,7 +342,8 @@ def _rings(case: Case, axis: str, size: float, messages: float) -> Seconds:
 
 
 def _hops(case: Case, axis: str, size: float, messages: float) -> Seconds:
-    """Return the time of bytes to the next device of an axis: over the network if any hop is."""
+    """Return the time of ``size`` bytes to the next device of an axis: over the network if any hop
+    is."""
     group, device = case.group(axis), case.device
     late = messages * device.latency
     if group.size == 1:

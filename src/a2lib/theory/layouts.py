@@ -1,9 +1,9 @@
-"""A training, a layout of it on devices, and what each device has of the model.
+"""A training, a layout of it on devices, and the part of the model that each device has.
 
-A layout cuts the batch over ``data`` devices, each matrix over ``tensor``, the blocks over
-``pipeline`` and the sequence over ``context``; experts are cut over ``expert`` of the devices of
-tensor, context and data. ``layout_memory.py`` counts the bytes of a device, ``layout_time.py`` the
-seconds of a step, and ``estimate.py`` has both: ``evaluate(training, layout, device)``.
+A layout divides the batch among ``data`` devices, each matrix among ``tensor``, the blocks among
+``pipeline`` and the sequence among ``context``. Experts are divided among ``expert`` of the devices
+of tensor, context and data. ``layout_memory.py`` counts the bytes of a device, ``layout_time.py``
+the seconds of a step, and ``estimate.py`` has both: ``evaluate(training, layout, device)``.
 
 ZeRO: Rajbhandari et al., 2020; hybrid sharding: Zhao et al., 2023. Tensor parallelism: Shoeybi et
 al., 2019; sequence parallelism and selective recomputation: Korthikanti et al., 2022. 1F1B and
@@ -31,23 +31,30 @@ PRECISIONS = ("bf16", "fp32")
 ATTENTIONS = ("flash", "eager")
 ACTIVATIONS = ("fused", "library")
 GRADIENTS = {"fp32": WIDE, "bf16": NARROW}
-# Bytes a parameter that an optimizer keeps from step to step.
+# Bytes per parameter that an optimizer keeps from step to step.
 OPTIMIZERS = {"adamw": 8, "adamw-bf16": 4, "adamw-8bit": 2, "momentum": 4, "sgd": 0}
-# The share of the maker's peak that products of feed-forward layers reach on an H200 (rows of
+# The share of the data sheet's peak that matmuls of feed-forward layers reach on an H200 (rows of
 # section parallelism).
 EFFICIENCY = 0.65
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model, its batch of sequences a step over all devices, and what it is trained with.
+    """A model, its batch and how it is trained.
 
-    ``activations`` are what a block keeps: as fused kernels on a residual stream in the width of
-    computation do (Megatron-LM), or as this library's blocks do uncompiled, whose stream and norms
-    stay fp32. ``gradients`` is their width while they add up; ``loss_chunks`` parts of a
-    micro-batch's tokens have logits one after the other. Products run at ``efficiency`` of the
-    maker's peak and attention's at ``attention_efficiency``. Raises ValueError, in one line, for
-    what is not allowed.
+    shape: the model
+    batch, context: sequences of a step over all devices, and tokens of a sequence
+    precision: of matmuls, one of PRECISIONS
+    attention: "flash", or "eager", which makes the scores in memory
+    activations: what a block saves: "fused", as fused kernels on a residual stream in the width of
+        computation (Megatron-LM), or "library", as this library's uncompiled blocks, whose stream
+        and norms stay fp32
+    optimizer: one of OPTIMIZERS
+    gradients: their width while they add up
+    loss_chunks: parts of a micro-batch's tokens that have their logits one after the other
+    efficiency, attention_efficiency: the rates of matmuls and of attention over the data sheet's
+
+    Raises ValueError for values that are not allowed.
     """
 
     shape: Shape
@@ -75,33 +82,37 @@ class Training:
 
     @property
     def element(self) -> int:
-        """Bytes of a number that is computed with, or sent."""
+        """Bytes per element of matmuls and of communication."""
         return NARROW if self.precision == "bf16" else WIDE
 
     @property
     def residual(self) -> int:
-        """Bytes of a number of the residual stream."""
+        """Bytes per element of the residual stream."""
         return WIDE if self.activations == "library" else self.element
 
     @property
     def scores(self) -> int:
-        """Scores that a token of one block has, if attention forms them in memory."""
+        """Scores per token and block, if attention makes them in memory."""
         return self.shape.num_heads * self.context if self.attention == "eager" else 0
 
     def peak(self, device: Device) -> float:
-        """Operations a second that the device's maker states for this precision."""
+        """Return the FLOPs per second that the data sheet states for this precision."""
         return device.flops if self.precision == "bf16" else device.fp32
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Devices along each axis, and how the work is cut over them.
+    """Devices along each axis, and how the work is divided among them.
 
-    ``microbatches`` are those of a data rank in a step; ``sharding`` says what of weights,
-    gradients and the optimizer's state is cut over data and context (``SHARDINGS``);
-    ``checkpointing`` what runs again in the backward; ``chunks`` pieces of the model each pipeline
-    stage has; ``sequence`` whether tensor's devices also cut the residual stream; ``expert`` how
-    many devices hold different experts of a block; ``schedule`` the order of a pipeline.
+    data, tensor, pipeline, context: devices along each axis
+    microbatches: those of a data rank in a step
+    sharding: which of weights, gradients and optimizer state are sharded over data and context,
+        one of SHARDINGS
+    checkpointing: what the backward recomputes, one of STRATEGIES
+    chunks: virtual stages of each pipeline stage
+    sequence: whether the devices of tensor shard the residual stream as well
+    expert: devices that hold different experts of a block
+    schedule: the order of a pipeline, one of SCHEDULES
     """
 
     data: int = 1
@@ -122,14 +133,18 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Devices that the residual stream's tokens are cut over beside context's."""
+        """Devices, beside those of context, over which the residual stream's tokens are sharded."""
         return self.tensor if self.sequence else 1
 
 
 class Stage(NamedTuple):
-    """A pipeline stage: whether it has the embedding (``first``) and the head (``last``), its
-    blocks, how many of them are ``dense``, how many stages are like it, and the micro-batches whose
-    activations it has ``held`` at its peak."""
+    """A pipeline stage.
+
+    first, last: whether it has the embedding, and the head
+    blocks, dense: its blocks, and how many of them have no experts
+    count: how many stages are like it
+    held: micro-batches whose activations it holds at its peak
+    """
 
     first: bool
     last: bool
@@ -144,7 +159,7 @@ class Stage(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Parameters on one device: those that are alike over data and context, and its experts'."""
+    """Parameters on one device: those of its experts, and all others (``dense``)."""
 
     dense: float
     experts: float
@@ -155,7 +170,7 @@ class Weights(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The devices of one axis: how many, and how many of them in one node."""
+    """The number of devices of one axis, and how many of them are in one node."""
 
     size: int
     inside: int
@@ -163,7 +178,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One training in one layout on devices of one kind, and what follows from the three."""
+    """One training in one layout on devices of one kind, and sizes that follow from the three."""
 
     training: Training
     layout: Layout
@@ -175,7 +190,7 @@ class Case:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a micro-batch on one device, before tensor cuts the sequence."""
+        """Tokens of a micro-batch on one device, before sequence parallelism."""
         sequences = self.training.batch // self.layout.data // self.layout.microbatches
         return sequences * (self.training.context // self.layout.context)
 
@@ -206,8 +221,8 @@ class Case:
 
     @property
     def kv_width(self) -> float:
-        """Width of the keys on one of tensor's devices: a head at least, which several devices then
-        have alike."""
+        """Width of the keys on one of tensor's devices: at least a head, of which several devices
+        then have copies."""
         return max(self.shape.kv_width / self.layout.tensor, self.shape.head_dim)
 
     @property
@@ -219,7 +234,7 @@ class Case:
 
     @property
     def dense_block(self) -> float:
-        """Parameters of a dense block on one of tensor's devices; the norms are on each."""
+        """Parameters of a dense block on one of tensor's devices; each has all norms."""
         shape = self.shape
         ffn = shape.ffn_matrices * shape.d_model * shape.d_ff / self.layout.tensor
         return self.attention_weights + ffn + shape.block_vectors
@@ -235,34 +250,35 @@ class Case:
 
     @property
     def table(self) -> float:
-        """Parameters of the embedding or the head on one of tensor's devices, which pad it."""
+        """Parameters of the embedding or of the head on one of tensor's devices, with padding."""
         return math.ceil(self.shape.vocab_size / self.layout.tensor) * self.shape.d_model
 
     def tables(self, stage: Stage) -> int:
-        """Embedding and head of a stage; both are one if they are tied and in one stage."""
+        """Return how many tables a stage has: embedding and head, which count once if tied."""
         return stage.first + stage.last - (self.shape.tied and stage.first and stage.last)
 
     def weights(self, stage: Stage) -> Weights:
-        """Parameters of a stage on one device before they are cut over data."""
+        """Return the parameters of a stage on one device before they are sharded over data."""
         mixture = self.mixture_block
         dense = stage.dense * self.dense_block + stage.mixtures * mixture.dense
         dense += self.tables(stage) * self.table + stage.last * self.shape.d_model
         return Weights(dense, stage.mixtures * mixture.experts)
 
     def sharded(self, weights: Weights) -> float:
-        """Parameters of these that a device keeps where they are cut: dense ones over data and
-        context, experts over the devices that have the same; under hsdp within a node."""
+        """Return how many of these parameters a device keeps where they are sharded: dense ones
+        over data and context, experts over the devices that have the same; with hsdp in a node."""
         dense, experts = self.group("data"), self.group("replicas")
         if self.layout.sharding == "hsdp":
             return weights.dense / dense.inside + weights.experts / experts.inside
         return weights.dense / dense.size + weights.experts / experts.size
 
     def group(self, axis: str) -> Group:
-        """Devices of an axis. They are laid out tensor, context, data, pipeline; experts take the
-        first of the first three, and "replicas" are the devices that have the same experts.
+        """Return the devices of an axis.
 
-        In a node is the greatest number that lies in every node evenly. Gradients and shards of
-        "data" are those of context, too.
+        They are laid out in the order tensor, context, data, pipeline. Experts take the first of
+        tensor, context and data together; "replicas" are the devices that have the same experts.
+        "data" includes context, as gradients and shards do. Those inside a node are the largest
+        number that every node has.
         """
         layout = self.layout
         tensor, expert = layout.tensor, layout.expert
@@ -283,9 +299,11 @@ class Case:
 
 
 def stage_blocks(layers: int, stages: int) -> tuple[int, int, int] | None:
-    """Return the blocks of the first, of each middle and of the last stage, or None where the
-    layers cannot be spread so: equally, but one fewer in the first and up to two in the last, which
-    hold the embedding and the head."""
+    """Return the blocks of the first, of each middle and of the last stage.
+
+    They are equal, except that the first, with the embedding, may have one fewer, and the last,
+    with the head, up to two fewer. Returns None where the layers cannot be divided so.
+    """
     most = -(-layers // stages)
     lack = most * stages - layers
     first, last = most - lack // 2, most - (lack + 1) // 2
@@ -295,7 +313,7 @@ def stage_blocks(layers: int, stages: int) -> tuple[int, int, int] | None:
 
 
 def check(case: Case) -> None:
-    """Raise ValueError, in one line that names the rule, for a layout that breaks one."""
+    """Raise ValueError, which names the rule, for a layout that breaks one."""
     layout = case.layout
     sizes = {name: getattr(layout, name) for name in (*AXES, "microbatches", "chunks", "expert")}
     check_sizes(**sizes)

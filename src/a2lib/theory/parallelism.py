@@ -1,12 +1,12 @@
-"""One SwiGLU feed-forward layer on N devices: operations, communication, and the largest N.
+"""One SwiGLU feed-forward layer on N devices: FLOPs, communication, and the largest N.
 
 The layer is the handout's of 2026, over B tokens (rows of x), D = d_model, F = d_ff:
 
     x1 = x W1    x2 = x W2    z = f(x1) * x2    y = z W3        W1, W2 (D, F)    W3 (F, D)
 
-Three products forward, six backward, each 2 B D F operations. Weights, activations and gradients
-have two bytes. A device computes ``flops`` operations and sends ``bandwidth`` bytes a second, and
-its communication runs beside its computation: it is bound by communication when that takes longer.
+Three matmuls forward, six backward, each 2 B D F FLOPs. Weights, activations and gradients have two
+bytes per element. A device computes ``flops`` FLOPs and sends ``bandwidth`` bytes per second.
+Communication runs beside computation, and is the bottleneck where it takes longer.
 Data parallelism: Li et al., 2020. FSDP: Rajbhandari et al., 2020 (ZeRO stage 3), Zhao et al., 2023.
 Tensor parallelism: Shoeybi et al., 2019. Both: Austin et al., 2025, part 5.
 
@@ -44,7 +44,7 @@ class Layer:
 
     @property
     def product_flops(self):
-        """Operations of one of its nine products over the whole batch."""
+        """FLOPs of each of its nine matmuls over the whole batch."""
         return 2 * self.tokens * self.d_model * self.d_ff
 
     @property
@@ -60,7 +60,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cost:
-    """One pass on one device: operations, and seconds of computation and on each axis' links.
+    """One pass on one device: FLOPs, and the seconds of computation and of each axis' links.
 
     Data parallelism and FSDP use the axis ``data``, tensor parallelism the axis ``tensor``.
     """
@@ -72,14 +72,15 @@ class Cost:
 
 
 def data_parallel(layer: Layer, n) -> dict[str, Cost]:
-    """Forward and backward with ``n`` replicas: the gradients are all-reduced in the backward."""
+    """Return the costs of forward and backward with ``n`` replicas, which all-reduce their
+    gradients in the backward."""
     forward = _cost(layer, FORWARD_PRODUCTS, n)
     reduce = all_reduce_s(layer.weight_bytes, n, layer.bandwidth)
     return {"forward": forward, "backward": _cost(layer, BACKWARD_PRODUCTS, n, data_s=reduce)}
 
 
 def fully_sharded(layer: Layer, n) -> dict[str, Cost]:
-    """Forward and backward with weights cut over ``n`` devices.
+    """Return the costs of forward and backward with weights sharded over ``n`` devices.
 
     Weights are gathered in each pass, since they are freed after the forward, and gradients are
     reduce-scattered in the backward.
@@ -88,18 +89,18 @@ def fully_sharded(layer: Layer, n) -> dict[str, Cost]:
 
 
 def tensor_parallel(layer: Layer, n) -> dict[str, Cost]:
-    """Forward and backward with W1 and W2 cut by columns and W3 by rows over ``n`` devices.
+    """Return the costs of forward and backward with W1 and W2 sharded by columns and W3 by rows.
 
-    y is a sum over devices forward, dx is one backward: an all-reduce each.
+    y is a sum over the ``n`` devices in the forward, dx in the backward: an all-reduce each.
     """
     return fully_sharded_tensor_parallel(layer, 1, n)
 
 
 def fully_sharded_tensor_parallel(layer: Layer, n_fsdp, n_tp) -> dict[str, Cost]:
-    """Forward and backward on a mesh of ``n_fsdp`` by ``n_tp`` devices.
+    """Return the costs of forward and backward on a mesh of ``n_fsdp`` by ``n_tp`` devices.
 
     A device has 1 / n_fsdp of the batch, and for its columns and rows 1 / n_tp of the weights, of
-    which it stores 1 / n_fsdp. Whether the two axes' seconds add up or overlap is the network's.
+    which it stores 1 / n_fsdp. Whether the two axes' seconds add up depends on the links.
     Raises ValueError for a number of devices that is not above 0.
     """
     positive(n_fsdp=n_fsdp, n_tp=n_tp)
@@ -114,36 +115,35 @@ def fully_sharded_tensor_parallel(layer: Layer, n_fsdp, n_tp) -> dict[str, Cost]
 
 
 def data_limit(layer: Layer):
-    """The largest N of data parallelism and of FSDP, in either pass: 1 + B W / C."""
+    """Return the largest N of data parallelism and of FSDP, in either pass: 1 + B W / C."""
     return 1 + data_slope(layer)
 
 
 def tensor_limit(layer: Layer, pass_: str = "forward"):
-    """The largest N of tensor parallelism: 1 + 3 F W / (2 C) forward, 1 + 3 F W / C backward.
-
-    Raises ValueError for another pass.
-    """
+    """Return the largest N of tensor parallelism: 1 + 3 F W / (2 C) in the forward and
+    1 + 3 F W / C in the backward. Raises ValueError for another pass."""
     check_name("pass", pass_, PASSES)
     return 1 + tensor_slope(layer) * (1 if pass_ == "forward" else 2)
 
 
 def data_slope(layer: Layer):
-    """a = B W / C: N_FSDP - 1 over a is communication over computation on the FSDP axis."""
+    """Return a = B W / C. N_FSDP - 1 over a is communication over computation on FSDP's axis."""
     return 2 * layer.tokens * layer.bandwidth / (layer.element_bytes * layer.flops)
 
 
 def tensor_slope(layer: Layer):
-    """b = 3 F W / (2 C), forward: N_TP - 1 over b is the same on the axis of tensor parallelism."""
+    """Return b = 3 F W / (2 C) of the forward. N_TP - 1 over b is communication over computation on
+    the axis of tensor parallelism."""
     return 3 * layer.d_ff * layer.bandwidth / (layer.element_bytes * layer.flops)
 
 
 def mesh_limit(layer: Layer):
-    """The largest N_FSDP N_TP of a forward whose axes overlap: (1 + a) (1 + b)."""
+    """Return the largest N_FSDP N_TP of a forward whose axes overlap: (1 + a) (1 + b)."""
     return data_limit(layer) * tensor_limit(layer)
 
 
 def shared_mesh_limit(layer: Layer):
-    """The largest N_FSDP N_TP of a forward whose axes share the links.
+    """Return the largest N_FSDP N_TP of a forward whose axes share the links.
 
     (a + b + a b)^2 / (4 a b) where the best split has two axes, 1 + a or 1 + b where it has one.
     """
@@ -152,7 +152,7 @@ def shared_mesh_limit(layer: Layer):
 
 
 def shared_mesh_split(layer: Layer) -> tuple:
-    """N_FSDP and N_TP, as real numbers, at which ``shared_mesh_limit`` is reached."""
+    """Return N_FSDP and N_TP, as real numbers, at which ``shared_mesh_limit`` is reached."""
     a, b = data_slope(layer), tensor_slope(layer)
     budget = 1 + 1 / a + 1 / b  # of n_fsdp / a + n_tp / b
     n_fsdp = min(max(a * budget / 2, 1), 1 + a)
@@ -160,7 +160,7 @@ def shared_mesh_split(layer: Layer) -> tuple:
 
 
 def best_split(layer: Layer, n: float, shared: bool) -> tuple[float, float]:
-    """The N_FSDP and N_TP of product ``n``, as real numbers, with the least communication forward.
+    """Return N_FSDP and N_TP of product ``n``, as real numbers, whose forward communicates least.
 
     Raises ValueError for an ``n`` below 1.
     """
@@ -178,11 +178,11 @@ def best_split(layer: Layer, n: float, shared: bool) -> tuple[float, float]:
 
 
 def least_tokens(layer: Layer, n_fsdp, n_tp, pass_: str = "forward"):
-    """The batch from which computation bounds a pass on ``n_fsdp`` by ``n_tp`` devices whose axes
-    share the links: (N_FSDP - 1) / a + (N_TP - 1) / b = 1, solved for B. Data parallelism's too.
+    """Return the batch from which a pass is compute-bound on ``n_fsdp`` by ``n_tp`` devices whose
+    axes share the links: (N_FSDP - 1) / a + (N_TP - 1) / b = 1, solved for B.
 
-    infinity where tensor parallelism alone sends too long; 0 where nothing depends on the batch.
-    Raises ValueError for another pass.
+    It is infinite where tensor parallelism alone communicates for too long, and 0 where nothing
+    depends on the batch. Data parallelism has FSDP's. Raises ValueError for another pass.
     """
     check_name("pass", pass_, PASSES)
     left = 1 - (n_tp - 1) / (tensor_limit(layer, pass_) - 1)
@@ -192,16 +192,14 @@ def least_tokens(layer: Layer, n_fsdp, n_tp, pass_: str = "forward"):
 
 
 def least_width(layer: Layer, n, pass_: str = "forward"):
-    """The d_ff from which computation bounds a pass of tensor parallelism on ``n`` devices:
+    """Return the d_ff from which a pass of tensor parallelism is compute-bound on ``n`` devices:
     2 (N - 1) C / 3 W forward, half of it backward. Raises ValueError for another pass."""
     return (n - 1) * layer.d_ff / (tensor_limit(layer, pass_) - 1)
 
 
 def communication_share(layer: Layer, n_fsdp, n_tp, shared: bool, pass_: str = "forward"):
-    """Communication over computation of a pass: the sum of the axes if ``shared``, else the longer.
-
-    Above 1 the pass is bound by communication. Raises ValueError for another pass.
-    """
+    """Return communication over computation of a pass: the axes' sum if they are ``shared``, else
+    the longer. Above 1 communication is the bottleneck. Raises ValueError for another pass."""
     check_name("pass", pass_, PASSES)
     cost = fully_sharded_tensor_parallel(layer, n_fsdp, n_tp)[pass_]
     axes = cost.data_s, cost.tensor_s

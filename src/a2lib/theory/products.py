@@ -1,14 +1,13 @@
-"""Operations of a matrix product, the widths of numbers, the checks that every count makes, and a
-search by halves."""
+"""FLOPs of a matmul, the widths of numbers, the checks that every formula makes, and a binary
+search."""
 
-import bisect
 from collections.abc import Callable, Iterable
 
-WIDE, NARROW, INDEX = 4, 2, 8  # bytes of fp32, of bf16, of an id or a place (int64)
+WIDE, NARROW, INDEX = 4, 2, 8  # bytes of fp32, of bf16, and of an index (int64)
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:
-    """Floating-point operations of an (m, k) by (k, n) matrix product: ``2 * m * n * k``."""
+    """Return the FLOPs of an (m, k) by (k, n) matmul: ``2 * m * n * k``."""
     check_sizes(m=m, n=n, k=k)
     return 2 * m * n * k
 
@@ -21,15 +20,21 @@ def check_sizes(**sizes: int) -> None:
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """The largest whole number that ``fits``, 0 where 1 does not; none above one that does not may
-    fit."""
-    high = 1
+    """Return the largest whole number that ``fits``, or 0 where 1 does not. No number above one
+    that does not fit may fit."""
+    low, high = 0, 1
     while fits(high):
-        high *= 2
-    return bisect.bisect_left(range(high), True, high // 2 + 1, key=lambda n: not fits(n)) - 1
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def check_name(what: str, name: object, allowed: Iterable[str]) -> None:
-    """Raise ValueError, naming those ``allowed``, for another name."""
+    """Raise ValueError for a name that is not ``allowed``; its message lists the allowed names."""
     if name not in tuple(allowed):
         raise ValueError(f"{what} {name!r}: allowed are {', '.join(allowed)}")

@@ -1,8 +1,8 @@
-"""Trainings whose layout and speed were published, as the evaluator takes them.
+"""Trainings whose layout and speed were published, as input of the evaluator.
 
-A row of data/reference/trainings.csv is one: its model, devices, layout and batch, and what was
-published of its speed. Seconds and tokens are what they are; of TFLOP/s a step's seconds depend on
-what was counted, and Meta does not say which.
+A row of data/reference/trainings.csv has a training's model, devices, layout and batch, and the
+published speed. Where that is TFLOP/s, a step's seconds depend on which FLOPs were counted, and
+Meta does not say which.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ UNITS = ("s", "TFLOP/s", "tokens/s a device")
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One published training: what it was, and its speed as printed."""
+    """One published training, and its speed as printed."""
 
     name: str
     training: Training
@@ -34,7 +34,7 @@ class PublishedRun:
         return evaluate(self.training, self.layout, self.device)
 
     def seconds(self, count: str = "causal") -> float:
-        """Return a step's seconds by what was published; TFLOP/s by this count of operations."""
+        """Return a step's seconds as published, or computed from TFLOP/s by this count of FLOPs."""
         tokens = self.training.batch * self.training.context / self.layout.devices
         if self.unit == "s":
             return self.value
@@ -44,16 +44,16 @@ class PublishedRun:
         return tokens / self.value
 
     def ratio(self, count: str = "causal") -> float:
-        """Return the published seconds over those that are expected."""
+        """Return the published seconds over the estimated ones."""
         return self.seconds(count) / self.estimate.step_s
 
     def share(self, seconds: float, count: str = "causal") -> float:
-        """Return the model FLOPs utilisation of a step of so many seconds."""
+        """Return the MFU of a step of so many seconds."""
         return mfu(self.training, self.layout, self.device, seconds, count)
 
 
 def published_run(row: Mapping[str, object]) -> PublishedRun:
-    """Return the training of a row. Raises ValueError, in one line, for a unit that is none."""
+    """Return the training of a row. Raises ValueError for an unknown unit."""
     check_name("unit", row["unit"], UNITS)
     training = Training(
         _shape(row), int(row["batch"]), int(row["context"]), attention=str(row["attention"])
@@ -77,7 +77,8 @@ def published_run(row: Mapping[str, object]) -> PublishedRun:
 
 
 def _shape(row: Mapping[str, object]) -> Shape:
-    """A preset, or a GPT: a plain feed-forward layer four times as wide as the model."""
+    """Return the shape of a preset, or of a GPT, whose feed-forward layer has no gate and is four
+    times as wide as the model."""
     if row["model"] != GPT:
         return named_size(str(row["model"]), PRESETS)
     d = int(row["d_model"])

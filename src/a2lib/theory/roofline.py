@@ -1,10 +1,10 @@
-"""The floor of a list of kernels: what each must compute and move, and the least time of that.
+"""The floor of a list of kernels: the least time of their FLOPs and bytes (a roofline estimate).
 
-A kernel takes at least its operations over a measured ceiling, and at least its bytes over a
-measured bandwidth (the roofline of Williams, Waterman and Patterson, 2009). The difference of a
-measured time to the floor of its own list is what launches, caches and tiles cost; that of two
-lists is what fusing can save. ``step_floor.py`` has the lists of a training step, ``eager.py``
-those of attention alone.
+A kernel takes at least its FLOPs over a measured ceiling, and at least its bytes over a measured
+bandwidth (the roofline of Williams, Waterman and Patterson, 2009). A measured time above the floor
+of its own list is the cost of launches, caches and tiles. The difference between two lists is what
+fusion can save. ``step_floor.py`` has the lists of a training step, ``eager.py`` those of attention
+alone.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from a2lib.theory.products import check_name
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-# As a2lib.benchmark has it: bf16, with weights and gradients of products in 16 bits too.
+# The name that a2lib.benchmark gives to bf16 with weights and gradients of matmuls in 16 bits too.
 NARROW = "bf16_weights"
 PARTS = ("products", "attention", "elementwise", "loss", "optimizer")
 PHASES = ("forward", "loss", "backward", "optimizer")
@@ -21,8 +21,8 @@ PHASES = ("forward", "loss", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel, ``count`` times: operations of matrix products, and bytes with each operand
-    passing once."""
+    """One kernel, launched ``count`` times: FLOPs of matmuls, and bytes if each operand is read or
+    written once."""
 
     phase: str
     part: str
@@ -35,7 +35,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Floor:
-    """Launches, operations and bytes of a group of kernels, and the least time in ms."""
+    """Launches, FLOPs and bytes of a group of kernels, and their least time in ms."""
 
     launches: int
     flops: int
@@ -46,16 +46,17 @@ class Floor:
 def floor(
     kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float, by: str = "part"
 ) -> dict[str, Floor]:
-    """The floor of each part (``by`` "part") or phase (``by`` "phase"), and of the "total".
+    """Return the floor of each part (``by`` "part") or phase (``by`` "phase"), and of the "total".
 
-    ``flops_per_s`` is the ceiling of matrix products in the precision of the step, ``bytes_per_s``
-    the bandwidth of device memory. Kernels follow each other, so times add up. Raises ValueError
+    ``flops_per_s`` is the ceiling of matmuls in the precision of the step, ``bytes_per_s`` the
+    bandwidth of device memory. Kernels run one after the other, so times add up. Raises ValueError
     for a ceiling that is not positive or another ``by``.
     """
     check_name("by", by, ("part", "phase"))
     if not (flops_per_s > 0 and bytes_per_s > 0):
         raise ValueError(f"ceilings are {flops_per_s!r} and {bytes_per_s!r}; both must be positive")
-    sums = {name: [0, 0, 0, 0.0] for name in (*(PARTS if by == "part" else PHASES), "total")}
+    groups = PARTS if by == "part" else PHASES
+    sums = {name: [0, 0, 0, 0.0] for name in (*groups, "total")}
     for kernel in kernels:
         moved = kernel.read + kernel.written
         ms = 1e3 * max(kernel.flops / flops_per_s, moved / bytes_per_s)
@@ -66,10 +67,12 @@ def floor(
 
 
 def hidden_ms(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float) -> float:
-    """The floor of the step, in ms, whose optimizer runs wholly beside the backward: the two then
-    take at least the backward's own floor, and their bytes over the bandwidth. Errors as
-    ``floor``."""
-    found = floor(kernels, flops_per_s, bytes_per_s, by="phase")
-    backward, optimizer = found["backward"], found["optimizer"]
+    """Return the floor, in ms, of a step whose optimizer overlaps fully with the backward.
+
+    The two then take at least the backward's own floor, and at least their bytes over the
+    bandwidth. Raises ValueError as ``floor``.
+    """
+    floors = floor(kernels, flops_per_s, bytes_per_s, by="phase")
+    backward, optimizer = floors["backward"], floors["optimizer"]
     moved = 1e3 * (backward.bytes + optimizer.bytes) / bytes_per_s
-    return found["forward"].ms + found["loss"].ms + max(backward.ms, moved)
+    return floors["forward"].ms + floors["loss"].ms + max(backward.ms, moved)

@@ -39,7 +39,8 @@ class Timeline:
 
 
 def run(tasks: Iterable[Task]) -> Timeline:
-    """The timeline of ``tasks``. Raises ValueError if some wait for each other, or for nothing."""
+    """Run ``tasks``, those of a stream in their order. Raises ValueError if some never start, since
+    they wait for each other or for a task that is not there."""
     tasks = tuple(tasks)
     queues: dict[str, list[Task]] = {}
     for task in tasks:
@@ -61,7 +62,8 @@ def run(tasks: Iterable[Task]) -> Timeline:
 
 
 def data_parallel_backward(layers: int, compute_s: float, reduce_s: float) -> list[Task]:
-    """Data parallelism's backward: a layer's gradients are all-reduced while the next computes."""
+    """Return data parallelism's backward: a layer's gradients are all-reduced while the next
+    computes."""
     positive(layers=layers)
     tasks = []
     for i in range(layers):
@@ -73,8 +75,8 @@ def data_parallel_backward(layers: int, compute_s: float, reduce_s: float) -> li
 def fsdp(
     layers: int, compute_s: float, gather_s: float, scatter_s: float | None = None, ahead: int = 2
 ) -> list[Task]:
-    """FSDP's forward, or with ``scatter_s`` its backward: a layer is gathered before it computes,
-    at most ``ahead`` layers early, and its gradients are scattered behind the next gather."""
+    """Return FSDP's forward, or with ``scatter_s`` its backward. A layer is gathered before it
+    computes, at most ``ahead`` layers early; its gradients are scattered after the next gather."""
     positive(layers=layers, ahead=ahead)
     tasks = []
     for i in range(layers):
@@ -91,9 +93,11 @@ def fsdp(
 def tensor(
     layers: int, compute_s: float, reduce_s: float, parts: int, weights_s: float = 0
 ) -> list[Task]:
-    """Tensor parallelism over a batch in ``parts``: a part's sum must be there before its next
-    layer, and meanwhile another part computes. In one part nothing overlaps, but in a backward the
-    gradients of the weights, ``weights_s``, which no layer waits for."""
+    """Return a pass of tensor parallelism over a batch in ``parts``.
+
+    A part's all-reduce must end before its next layer begins; meanwhile another part computes. In
+    a backward no layer waits for the gradients of the weights, which take ``weights_s``.
+    """
     positive(layers=layers, parts=parts)
     tasks = []
     for i in range(layers):
@@ -109,10 +113,11 @@ def tensor(
 def mesh_forward(
     layers: int, compute_s: float, gather_s: float, reduce_s: float, parts: int, shared: bool
 ) -> list[Task]:
-    """FSDP and tensor parallelism together: gathers two layers ahead, sums in ``parts``.
+    """Return a forward of FSDP and tensor parallelism: all-gathers two layers ahead, all-reduces in
+    ``parts``.
 
-    The axes have streams of their own, or one if ``shared``, in which a part of the next but one
-    layer's gather follows each sum.
+    The axes have streams of their own. If ``shared``, they have one, in which each all-reduce is
+    followed by a part of the all-gather of the layer after the next.
     """
     positive(layers=layers, parts=parts)
     gathers, sums = (LINKS, LINKS) if shared else ("gathers", "sums")
@@ -135,11 +140,11 @@ def mesh_forward(
 def pipeline_order(
     kind: str, stage: int, stages: int, microbatches: int, chunks: int = 1
 ) -> list[tuple[str, int, int]]:
-    """What a stage does, in order: ("F" or "B", chunk, micro-batch). Errors as the closed forms.
+    """Return what a stage does, in order: ("F", "B" or "W", chunk, micro-batch).
 
-    The orders are those of GPipe, PipeDream-Flush and Megatron's interleaved 1F1B. In zero bubble's
-    "B" is the gradients of inputs alone and "W" those of weights, so late that each stage holds as
-    many micro-batches.
+    The orders are those of GPipe, of PipeDream-Flush (1F1B) and of Megatron's interleaved 1F1B. In
+    zero bubble "B" is the gradients of inputs and "W" those of weights, which come so late that
+    each stage holds equally many micro-batches. Raises ValueError as ``check_pipeline``.
     """
     check_pipeline(kind, stages, microbatches, chunks)
     if kind in ("zb-h1", "zb-h2"):
@@ -181,9 +186,12 @@ def pipeline(
     backward_s: float = 2.0,
     weight_s: float = 1.0,
 ) -> list[Task]:
-    """A pipeline's step. ``forward_s`` and ``backward_s`` are those of one micro-batch on all the
-    chunks of a stage, of which ``weight_s`` are weights' gradients, apart in zero bubble; messages
-    take no time. Errors as ``pipeline_order``."""
+    """Return a pipeline's step, in which messages take no time.
+
+    ``forward_s`` and ``backward_s`` are those of one micro-batch on all chunks of a stage. Of the
+    latter ``weight_s`` are gradients of weights, which zero bubble computes apart. Raises
+    ValueError as ``check_pipeline``.
+    """
     tasks = []
     last = stages * chunks - 1
     apart = weight_s if kind in ("zb-h1", "zb-h2") else 0.0
@@ -203,8 +211,8 @@ def pipeline(
 
 
 def held_by_stage(timeline: Timeline, stage: int, stages: int) -> int:
-    """The most pairs of piece and micro-batch whose activations a stage holds at once: from the
-    start of a forward to the end of its backward, the weights' if that is apart."""
+    """Return how many pairs of chunk and micro-batch have activations on a stage at most, each from
+    the start of its forward to the end of its last backward."""
     changes = []
     for name, start in timeline.start.items():
         kind_of, piece, _ = name.split()

@@ -1,28 +1,29 @@
-"""An optimizer whose state is divided over N data-parallel ranks: what each holds and moves.
+"""An optimizer whose state is sharded over N data-parallel ranks: bytes that each holds and sends.
 
-With weights, gradients and AdamW's moments in fp32, 4, 4 and 8 bytes a parameter. Whole parameters
-have one owner, which keeps their moments (``assign``):
+Weights, gradients and AdamW's moments in fp32 have 4, 4 and 8 bytes per parameter. Each parameter
+has one owner, which keeps its moments (``assign``):
 
     after the model is made     4 P
     before the first update     4 P + 4 P
     after it                    4 P + 4 P + 8 P_r        P_r of P parameters on rank r, about P / N
 
 In the first stage of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5.1) weights and gradients
-have 16 bits and the optimizer's part is K = 12 bytes, fp32 weights among them: 4 P + K P / N.
+have 16 bits and the optimizer's part is K = 12 bytes, with fp32 weights: 4 P + K P / N.
 
-What a rank sends in a step, on rings, which send the least possible (Patarasuk and Yuan, 2009):
+Bytes that a rank sends in a step, on rings, which send the least possible (Patarasuk and Yuan,
+2009):
 
     all-reduce of gradients                        2 (N - 1) / N of their bytes
-    all-gather of what the ranks updated             (N - 1) / N of the weights' bytes
-    reduce-scatter in place of the all-reduce        (N - 1) / N of the gradients' bytes
+    all-gather of the updated weights                (N - 1) / N of the weights' bytes
+    reduce-scatter instead of the all-reduce         (N - 1) / N of the gradients' bytes
 
-So a step that averages gradients first and shares the update later sends half as much again as one
-that only averages; ZeRO's, whose ranks sum only the gradients they will use, as much (section 7.2).
+So a step that all-reduces gradients and then all-gathers weights sends half as much again as data
+parallelism. ZeRO's, which reduce-scatters the gradients, sends as much as that (section 7.2).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from a2lib.parallel.owners import assign
 from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import (
     GRADIENTS,
@@ -37,34 +38,16 @@ from a2lib.theory.products import check_name, check_sizes
 
 REST = "rest"
 MOMENTS = ("init", "before", "after")
-# Parts in which the update and the exchange of our optimizer follow each other. More of them expose
-# less of the update u and cost the overhead o of a message each: least at sqrt(u / o), about here.
-CHUNKS = 8
-# Read of a weight, its gradient and both moments; written, all but the gradient: fp32.
+# An update reads a weight, its gradient and both moments, and writes all but the gradient, in fp32.
 UPDATE_BYTES = 28
-
-
-def assign(sizes: Iterable[int], loads: list[int]) -> list[int]:
-    """The rank for each size, largest first to the least loaded; adds to ``loads``, one a rank.
-
-    Ties go to the lower index and the lower rank, so all ranks agree without talking. From empty
-    loads the largest is at most (4/3 - 1/(3W)) times the least possible (Graham, 1969), and never
-    more than the mean plus the largest size.
-    """
-    sizes = list(sizes)
-    ranks = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        ranks[i] = min(range(len(loads)), key=lambda rank: (loads[rank], rank))
-        loads[ranks[i]] += sizes[i]
-    return ranks
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes on each of ``ranks`` in fp32, of which each makes a ``step`` of its own batch;
-    ``sharded`` or with the whole state on every rank.
+    """Bytes of each of ``ranks``, which train in fp32, each with a ``step`` of its own batch. The
+    optimizer's state is ``sharded``, or else replicated.
 
-    Raises ValueError, in one line, for ranks that are not a positive integer.
+    Raises ValueError for ranks that are not a positive integer.
     """
 
     step: StepMemory
@@ -75,19 +58,23 @@ class Held:
         check_sizes(ranks=self.ranks)
 
     def state(self) -> list[int]:
-        """Of the optimizer on each rank: two moments and a counter of 4 bytes a tensor."""
+        """Return the bytes of the optimizer's state on each rank: two moments, and a counter of 4
+        bytes per tensor."""
         sizes = list(self.step.parameters().values())
         if not self.sharded:
             return [2 * sum(sizes) + 4 * len(sizes)] * self.ranks
         owners = assign(sizes, [0] * self.ranks)
-        return [
-            sum(2 * size + 4 for size, owner in zip(sizes, owners, strict=True) if owner == rank)
-            for rank in range(self.ranks)
-        ]
+        state = [0] * self.ranks
+        for size, owner in zip(sizes, owners, strict=True):
+            state[owner] += 2 * size + 4
+        return state
 
     def at(self, moment: str) -> dict[str, int]:
-        """Bytes by component on the fullest rank at one of ``MOMENTS``, on a GPU, where cuBLAS
-        takes workspaces with its first products; ValueError for another moment."""
+        """Return the bytes by component at one of ``MOMENTS``, on the rank that holds most.
+
+        It is on a GPU, where cuBLAS allocates workspaces with its first matmuls. Raises ValueError
+        for another moment.
+        """
         check_name("moment", moment, MOMENTS)
         standing, size = self.step.standing(), sum(self.step.parameters().values())
         rest = standing[PARAMETERS] - size + standing[OTHER]
@@ -100,24 +87,28 @@ class Held:
         }
 
     def peak(self) -> int:
-        """The most of a later step on the fullest rank: the step's tensors, with the state divided,
+        """Return the largest peak of any rank in a later step: the step's tensors, with this state,
         and cuBLAS's workspaces."""
-        fullest = peak(self.step)
-        whole = fullest.by_category[OPTIMIZER]
-        return fullest.total - whole + max(self.state()) + 2 * WORKSPACE
+        whole_step = peak(self.step)
+        other_tensors = whole_step.total - whole_step.by_category[OPTIMIZER]
+        return other_tensors + max(self.state()) + 2 * WORKSPACE
 
 
 def zero_stage_1_bytes(ranks: int) -> float:
-    """Bytes a parameter on each rank by the paper: 16-bit weights and gradients, K / N of the
-    rest."""
+    """Return ZeRO's bytes per parameter on each rank: 16-bit weights and gradients, and K / N."""
     positive(ranks=ranks)
     return 4 + 12 / ranks
 
 
 def sent(scheme: str, size, ranks) -> dict:
-    """What a rank sends in a step of ``scheme`` for gradients and for weights of ``size`` bytes:
-    "plain" (the gradients' mean alone), "sharded" (and then the weights that others updated), or
-    "zero1" of the paper. Raises ValueError for another, and unless numbers are above 0."""
+    """Return the bytes that a rank sends per step, for gradients and for weights of ``size`` bytes.
+
+    scheme "plain": gradients are all-reduced
+    scheme "sharded": and then the updated weights are all-gathered
+    scheme "zero1": gradients are reduce-scattered and weights all-gathered, as in the paper
+
+    Raises ValueError for another scheme, and unless numbers are above 0.
+    """
     positive(size=size, ranks=ranks)
     part = (ranks - 1) * size / ranks
     schemes = {"plain": (2 * part, 0), "sharded": (2 * part, part), "zero1": (part, part)}
@@ -126,11 +117,11 @@ def sent(scheme: str, size, ranks) -> dict:
 
 
 def pipelined_s(update_s: float, gather_s: float, chunks: int) -> float:
-    """Seconds in which ``chunks`` equal parts are updated one after another, each sent as soon as
-    it is updated and one at a time: two machines in a row.
+    """Return the seconds of an update in ``chunks`` equal parts, each sent when it is updated.
 
-    The slower of the two is never idle once it has begun, and the other is exposed for one part.
-    Raises ValueError unless the number is above 0.
+    Parts are updated, and sent, one at a time. The slower of update and communication is never idle
+    once it has begun, and the other is exposed for one part. Raises ValueError unless ``chunks`` is
+    a positive integer.
     """
     check_sizes(chunks=chunks)
     return max(update_s, gather_s) + min(update_s, gather_s) / chunks

@@ -1,12 +1,11 @@
 """The kernels of a training step, for its floor (``roofline.floor``): as PyTorch launches them, and
 as a compiler could.
 
-``eager_step`` has those of the model with eager attention: every product, and what stands between
-products by the bytes that it moves, ``TRAFFIC``, counted operator by operator. ``fused_step`` is a
-step in which everything between two products is one kernel, attention is tiled, and products that
-share an input are one: what no compiler goes below on this model without keeping a tensor on the
-chip from one product to the next. ``compiled_step`` is a fused step that keeps eager attention's
-products.
+``eager_step`` has the kernels of the model with eager attention: every matmul, and the elementwise
+kernels between them by the bytes that they move (``TRAFFIC``, counted operator by operator). In
+``fused_step`` everything between two matmuls is one kernel, attention is tiled, and matmuls that
+share an input are one. No compiler is faster on this model, unless it keeps a tensor on the chip
+from one matmul to the next. ``compiled_step`` is a fused step with eager attention's matmuls.
 """
 
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, matmul_f
 from a2lib.theory.roofline import NARROW, PRECISIONS, Kernel
 from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
 
-# Bytes that an eager block reads and writes between its products: for each number of the residual
-# stream, of the FFN's hidden, of the scores and of its matrices (autocast casts these each time).
-# "masked" is the scores' scale, mask and softmax. Terms of a few numbers a token are left out.
+# Bytes that an eager block reads and writes between its matmuls, per element of the residual
+# stream, of the FFN's hidden width, of the scores and of its matrices (which autocast casts each
+# time). "masked" is the scores' scale, mask and softmax. A few numbers per token are left out.
 TRAFFIC = {
     ("fp32", "forward"): {
         "norms": {"stream": 80},
@@ -44,7 +43,7 @@ TRAFFIC = {
         "rest": {"stream": 390, "hidden": 18, "matrices": 6},
     },
 }
-# The same beside the blocks: embedding, last norm and head; the loss with its gradient.
+# The same outside of the blocks: embedding, last norm and head; the loss with its gradient.
 BESIDE = {
     ("fp32", "forward"): {"stream": 36},
     ("fp32", "loss"): {"logits": 8},
@@ -58,23 +57,25 @@ BESIDE = {
 
 
 def score_bytes(precision: str) -> tuple[int, int]:
-    """Return the bytes that eager attention's kernels move for each score, forward and backward,
-    its two and four products among them."""
+    """Return the bytes per score that eager attention's kernels move in forward and in backward,
+    with its two and four matmuls."""
     check_name("precision", precision, ("fp32", "bf16"))
     width = 4 if precision == "fp32" else 2
-    forward, backward = (
-        sum(moved.get("scores", 0) for moved in TRAFFIC[precision, pass_].values())
-        for pass_ in ("forward", "backward")
-    )
-    return forward + 2 * width, backward + 4 * width
+    forward = 2 * width
+    for moved in TRAFFIC[precision, "forward"].values():
+        forward += moved.get("scores", 0)
+    backward = 4 * width
+    for moved in TRAFFIC[precision, "backward"].values():
+        backward += moved.get("scores", 0)
+    return forward, backward
 
 
 def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
     """Return the kernels of an eager train-step with eager attention and fused AdamW.
 
-    ``bf16`` is CUDA's autocast: each product casts its operands, RoPE and the softmax run in
-    float32. What stands between products is one kernel for each name of ``TRAFFIC``. Raises
-    ValueError for sizes that are not positive integers, and another precision.
+    ``bf16`` is CUDA's autocast: each matmul casts its inputs, and RoPE and the softmax run in
+    float32. The kernels between matmuls are one for each name of ``TRAFFIC``. Raises ValueError for
+    sizes that are not positive integers, and for another precision.
     """
     check_name("precision", precision, PRECISIONS)
     check_sizes(batch=batch, context=context)
@@ -90,12 +91,13 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
 
     heads = batch * shape.num_heads
     for pass_ in ("forward", "backward"):
-        for product in attention_kernels(
+        of_attention = attention_kernels(
             "eager", "causal", pass_, heads, context, shape.head_dim, width
-        ):
-            if product.flops:
-                count = layers * product.count
-                kernels.append(replace(product, part="attention", name="scores", count=count))
+        )
+        for kernel in of_attention:
+            if kernel.flops:
+                count = layers * kernel.count
+                kernels.append(replace(kernel, part="attention", name="scores", count=count))
     sizes = {
         "stream": tokens * d,
         "hidden": tokens * f,
@@ -121,16 +123,17 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
 def _moving(
     phase: str, part: str, name: str, moved: dict[str, int], sizes: dict[str, int], count: int
 ) -> Kernel:
-    """Return what moves so many bytes for each number of ``sizes``, half of them read."""
-    total = sum(each * sizes[what] for what, each in moved.items())
+    """Return a kernel that moves ``moved`` bytes per element of ``sizes``, half of them read."""
+    total = sum(per_element * sizes[name] for name, per_element in moved.items())
     return Kernel(phase, part, name, total - total // 2, total // 2, 0, count)
 
 
 def _linear(
     layers: list[tuple[str, int, int, int]], tokens: int, width: int, gradient_width: int
 ) -> Iterator[Kernel]:
-    """Yield the three products of each linear layer, (name, inputs, outputs, how many of it): its
-    result, the gradient of its weight, in ``gradient_width`` bytes a number, and of its input."""
+    """Yield the three matmuls of each linear layer (name, inputs, outputs, how many of it): its
+    output, the gradient of its weight, with ``gradient_width`` bytes per element, and that of its
+    input."""
     for name, inputs, outputs, count in layers:
         flops = matmul_flops(tokens, outputs, inputs)
         x, y, w = tokens * inputs, tokens * outputs, inputs * outputs
@@ -143,7 +146,8 @@ def _linear(
 
 
 def _adamw(shape: Shape) -> list[Kernel]:
-    """AdamW reads weights, gradients and two moments, and writes all but the gradients."""
+    """Return AdamW's kernel: it reads weights, gradients and two moments, and writes all but the
+    gradients."""
     size = WIDE * parameter_count(shape)
     return [Kernel("optimizer", "optimizer", "adamw", 4 * size, 3 * size)]
 
@@ -151,11 +155,11 @@ def _adamw(shape: Shape) -> list[Kernel]:
 def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
     """Return the kernels of a perfectly fused train-step.
 
-    Weights stay in float32 and under ``bf16`` are cast once; each product writes the dtype that is
-    wanted, gradients of weights float32. Under ``bf16_weights`` those of products are in 16 bits,
-    and the optimizer, which keeps masters, writes them with its last pass. Attention computes the
-    half of its scores that the mask leaves, and its backward's five products. Errors as
-    ``eager_step``.
+    Weights stay in float32, and under ``bf16`` are cast once. Each matmul writes the dtype that its
+    reader needs, and gradients of weights in float32. Under ``bf16_weights`` the weights of matmuls
+    have 16 bits, and the optimizer, which has fp32 master weights, writes them as well. Attention
+    computes the half of its scores that the mask leaves, and five matmuls in its backward. Raises
+    ValueError as ``eager_step``.
     """
     check_name("precision", precision, (*PRECISIONS, NARROW))
     check_sizes(batch=batch, context=context)
@@ -169,10 +173,9 @@ def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
 
 
 def compiled_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
-    """Return the kernels of ``fused_step`` with attention as torch.compile leaves it where it is
-    written by its definition with a mask: products of all scores, and one kernel between two.
-    Errors as ``eager_step``.
-    """
+    """Return the kernels of ``fused_step`` with attention as torch.compile leaves it if it is
+    written as its definition with a mask: matmuls of all scores, and one kernel between two of
+    them. Raises ValueError as ``eager_step``."""
     check_name("precision", precision, PRECISIONS)
     check_sizes(batch=batch, context=context)
     sizes = batch * shape.num_heads, context, shape.head_dim, _width(precision)
@@ -193,12 +196,12 @@ def _fused(
     masters = precision == NARROW
     width = _width(precision)
     tokens = batch * context
-    ids, rows = INDEX * tokens, WIDE * tokens  # bytes of ids, and of a number a token
+    ids, rows = INDEX * tokens, WIDE * tokens  # bytes of ids, and of one number per token
     stream, hidden = WIDE * tokens * d, width * tokens * f
-    narrow = width * tokens * d  # the stream as products have it
+    narrow = width * tokens * d  # the stream as matmuls read it
     logits, gain = width * tokens * vocabulary, WIDE * d
     table = WIDE * context * shape.head_dim  # RoPE's
-    gradient = stream + (narrow if width < WIDE else 0)  # the stream's, and a copy for products
+    gradient = stream + (narrow if width < WIDE else 0)  # the stream's, and a copy for matmuls
     matrices = vocabulary * d + layers * (block_parameter_count(shape) - 2 * d)
 
     linear = [

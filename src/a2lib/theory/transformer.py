@@ -1,14 +1,14 @@
-"""Parameters, operations and bytes of the course's Transformer, as exact integers.
+"""Parameters, FLOPs and bytes of the course's Transformer, as exact integers.
 
-The model: pre-norm RMSNorm, RoPE, SwiGLU with three d_model x d_ff matrices, an untied head, no
-biases. ``GroupedShape`` is that of published models: several heads share their keys and values
-(grouped-query attention, Ainslie et al., 2023), the head is the embedding (tied), a token goes to a
-few of a block's experts (DeepSeekMoE, Dai et al., 2024), or keys and values come of a narrow latent
-(multi-head latent attention, DeepSeek-AI, 2024).
+The model has pre-norm RMSNorm, RoPE, SwiGLU with three d_model x d_ff matrices, an untied head and
+no biases. ``GroupedShape`` describes published models as well: several heads share their keys and
+values (grouped-query attention, Ainslie et al., 2023), the head is the embedding (tied), a token
+goes to a few of a block's experts (DeepSeekMoE, Dai et al., 2024), or keys and values come from a
+narrow latent (multi-head latent attention, DeepSeek-AI, 2024).
 
-Operations follow the convention of PaLM (Chowdhery et al., 2022, appendix B): two per multiply-add
-of the matrix products alone, the embedding lookup is none, and a backward is twice its forward.
-Nothing computed a second time counts, neither in attention nor under activation checkpointing.
+FLOPs follow PaLM (Chowdhery et al., 2022, appendix B): two per multiply-add of matmuls, none for
+the embedding lookup, and twice the forward for the backward. Recomputation does not count, neither
+in attention nor under activation checkpointing.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ LATENT = ("head_size", "q_rank", "kv_rank", "rope")
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that fix a model's parameters; see ``SIZES`` for those that have a name.
+    """The sizes that fix a model's parameters; see ``SIZES`` for those with a name.
 
-    Raises ValueError, in one line, for a size that is not a positive integer, and for heads that do
-    not divide d_model or leave an odd head_dim, which RoPE cannot turn in pairs.
+    Raises ValueError for a size that is not a positive integer, and for heads that do not divide
+    d_model or that leave an odd head_dim, which RoPE cannot rotate in pairs.
     """
 
     d_model: int
@@ -82,13 +82,13 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
-        """Of queries and keys; with a latent the mean of theirs, whose last ``rope`` turn, and of
-        the values', which counts products and bytes of both as they are."""
+        """Size of a head. With a latent it is the mean of that of queries and keys, which RoPE
+        extends by ``rope``, and that of values, so that FLOPs and bytes of both are right."""
         return (self.head_size or self.d_model // self.num_heads) + self.rope // 2
 
     @cached_property
     def q_width(self) -> int:
-        """Width of the queries of a token, and of the heads' results."""
+        """Width of a token's queries, and of its heads' results."""
         return self.num_heads * self.head_dim
 
     @property
@@ -97,12 +97,12 @@ class Shape:
 
     @cached_property
     def kv_width(self) -> int:
-        """Width of the keys of a token, and of its values."""
+        """Width of a token's keys, and of its values."""
         return self.kv_heads * self.head_dim
 
     @cached_property
     def attention_matrices(self) -> int:
-        """Parameters of a block's matrices of queries, output, keys and values."""
+        """Parameters of a block's projections: queries, keys, values and output."""
         d, h, n = self.d_model, self.num_heads, self.head_dim - self.rope // 2
         if not self.kv_rank:
             return d * (2 * self.q_width + 2 * self.kv_width)
@@ -117,12 +117,12 @@ class Shape:
 
     @property
     def routed_ff(self) -> int:
-        """Width of all experts that a token meets in a block of experts."""
+        """Width of all experts that a token uses in a block of experts."""
         return (self.top_k + self.shared) * self.expert_ff
 
     @property
     def mixtures(self) -> int:
-        """Blocks whose feed-forward layer is experts."""
+        """Number of blocks that have experts."""
         return self.num_layers - self.dense if self.experts else 0
 
     @cached_property
@@ -132,8 +132,8 @@ class Shape:
 
     @cached_property
     def mixture_matrices(self) -> int:
-        """Parameters of the matrices of a block of experts that a token meets, the router's beside
-        them."""
+        """Parameters of the matrices that a token uses in a block of experts, without the
+        router."""
         return self.attention_matrices + self.ffn_matrices * self.d_model * self.routed_ff
 
     @property
@@ -154,17 +154,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class GroupedShape(Shape):
-    """A ``Shape`` with fewer heads of keys and values than of queries, a tied head, a feed-forward
-    layer without a gate, experts in all layers but the first ``dense``, heads of ``head_size``, or
-    latent attention.
+    """A ``Shape`` of a published model. The library's own model has none of these options.
 
-    ``num_kv_heads`` of None is as many as ``num_heads``. A token goes to ``top_k`` of ``experts``
-    and to all ``shared``, each ``expert_ff`` wide (``moe_intermediate_size`` of a config.json, or
-    its ``intermediate_size`` where all layers have experts); ``d_ff`` is of the dense layers, and a
-    bias for each expert takes part in the choice. The experts of a token lie in at most ``nodes``
-    machines, of 0 in any. Of a latent of ``kv_rank`` come keys and values of ``head_size``, with
-    ``rope`` more that turn and are of all heads; of one of ``q_rank`` the queries. 0 is none.
-    Counted by this module and the evaluator of layouts; the library's model has none of it.
+    num_kv_heads: heads of keys and values; None: as many as ``num_heads``
+    tied: whether the head is the embedding
+    gated: whether the feed-forward layer has a gate
+    experts, top_k, shared: experts of a block, those that a token goes to, those that all go to
+    expert_ff: width of an expert (``moe_intermediate_size`` of a config.json, or its
+        ``intermediate_size`` where all layers have experts); ``d_ff`` is that of dense layers
+    dense: the first layers, which have no experts
+    nodes: nodes that the experts of a token lie in at most; 0: any number
+    head_size: size of a head; 0: d_model / num_heads
+    q_rank, kv_rank: widths of the latents of queries, and of keys and values; 0: none
+    rope: width that latent attention adds to queries and keys for RoPE, shared by all heads
     """
 
     num_kv_heads: int | None = None
@@ -193,7 +195,7 @@ SIZES = {
     "8B": Shape(4096, 11008, 34, 32, vocab_size=151_936),
     "10B": Shape(4608, 12288, 50, 36),
 }
-# A trial on a CPU, in seconds; its times are no result.
+# For trials on a CPU, which take seconds.
 TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 MODELS = {"tiny": TINY, **SIZES}  # what the experiments and the leaderboard run
 # Table 3 of "The Llama 3 Herd of Models" (Llama team, 2024); the vocabulary is that of the released
@@ -212,7 +214,7 @@ PRESETS = SIZES | PUBLISHED
 
 
 def named_size(name: str, known: dict[str, Shape] = SIZES) -> Shape:
-    """``known[name]``; raises ValueError naming the sizes there are."""
+    """Return ``known[name]``. Raises ValueError, which lists the sizes, for another name."""
     if not isinstance(name, str) or name not in known:
         hint = "; 'xl' is xl25 in the 2025 handout, 2.7B in that of 2026" if name == "xl" else ""
         raise ValueError(f"size {name!r}: allowed are {', '.join(known)}{hint}")
@@ -228,7 +230,7 @@ def parameter_count(shape: Shape) -> int:
 
 
 def active_parameter_count(shape: Shape) -> int:
-    """Return the parameters that one token meets: all but those of experts it does not go to."""
+    """Return the parameters that one token uses: all except those of experts it does not go to."""
     idle = (shape.experts - shape.top_k) * shape.expert_matrices
     return parameter_count(shape) - shape.mixtures * idle
 
@@ -248,11 +250,11 @@ def mixture_parameter_count(shape: Shape) -> int:
 def forward_flops_by_part(
     shape: Shape, batch: int, context: int, *, causal: bool = False
 ) -> dict[str, int]:
-    """Floating-point operations of one forward pass: projections, attention, ffn, lm_head.
+    """Return the FLOPs of one forward by part: projections, attention, ffn, lm_head.
 
     ``attention`` is q k^T and p v of every block. By default it counts all ``context**2`` scores,
-    which is what an attention that masks them afterwards computes; with ``causal`` half of them,
-    as ``a2lib.theory.attention`` does. Raises ValueError for sizes that are not positive integers.
+    as an attention computes them that masks afterwards; with ``causal`` half of them, as
+    ``a2lib.theory.attention`` does. Raises ValueError for sizes that are not positive integers.
     """
     check_sizes(batch=batch, context=context)
     tokens, layers = batch * context, shape.num_layers
@@ -270,23 +272,23 @@ def forward_flops_by_part(
 
 
 def forward_flops(shape: Shape, batch: int, context: int, *, causal: bool = False) -> int:
-    """Floating-point operations of one forward pass over ``batch`` sequences of ``context`` tokens;
-    conventions and errors as ``forward_flops_by_part``."""
+    """Return the FLOPs of one forward over ``batch`` sequences of ``context`` tokens, with the
+    conventions and errors of ``forward_flops_by_part``."""
     return sum(forward_flops_by_part(shape, batch, context, causal=causal).values())
 
 
 def step_flops(shape: Shape, batch: int, context: int, *, causal: bool = False) -> int:
-    """Floating-point operations of forward and backward: three times the forward.
+    """Return the FLOPs of forward and backward: three times the forward's.
 
-    This is the numerator of model FLOPs utilisation. The optimizer's few operations per parameter
-    do not count, nor do recomputed ones. Conventions and errors as ``forward_flops_by_part``.
+    This is the numerator of MFU (model FLOPs utilization). The optimizer's few FLOPs per parameter
+    do not count, nor does recomputation. Conventions and errors as ``forward_flops_by_part``.
     """
     return 3 * forward_flops(shape, batch, context, causal=causal)
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes that training keeps between steps, or during one: ``total`` is their sum."""
+    """Bytes of model state: weights, gradients and the optimizer's moments."""
 
     parameters: int
     gradients: int
@@ -298,7 +300,7 @@ class StateBytes:
 
 
 def state_bytes(shape: Shape) -> StateBytes:
-    """Bytes in fp32 of the parameters, of their gradients, and of AdamW's two moments; the counter
-    of 4 bytes that ``torch.optim.AdamW`` keeps for each tensor is not among them."""
-    one = 4 * parameter_count(shape)
-    return StateBytes(one, one, 2 * one)
+    """Return the bytes in fp32 of the parameters, their gradients and AdamW's two moments, without
+    the counter of 4 bytes that ``torch.optim.AdamW`` keeps for each tensor."""
+    copy = 4 * parameter_count(shape)
+    return StateBytes(copy, copy, 2 * copy)

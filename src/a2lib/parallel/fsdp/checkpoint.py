@@ -9,26 +9,39 @@ of its names. A plain module reads it without this package, and so do PyTorch's 
 
     torch.distributed.checkpoint.load({"model": module.state_dict()}, checkpoint_id=folder)
     torch.distributed.checkpoint.format_utils.dcp_to_torch_save(folder, file)
+
+SHA256SUMS in it has the checksum of every other file (`sha256sum -c SHA256SUMS` reads it too). They
+prove that the files are those that were written, not who wrote them: PyTorch unpickles parts of a
+checkpoint, so that to load one is to run code. Load what you trust.
 """
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from a2lib.parallel.fsdp.shards import Replicated, Sharded, local
-from a2lib.parallel.fsdp.units import clean
+from a2lib.parallel.fsdp.division import clean
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
+from a2lib.parallel.fsdp.state_dicts import check_rows
 from a2lib.parallel.fsdp.wrapper import FSDP
+from a2lib.parallel.group import everyone
 
-STATE, GROUPS = "optimizer.state.", "optimizer.param_groups."
+MODEL, STATE, GROUPS = "model.", "optimizer.state.", "optimizer.param_groups."
+CHECKSUMS, LOCK, UNFINISHED = "SHA256SUMS", ".lock", ".part"
+# PyTorch's files in a checkpoint.
+METADATA, STORED = ".metadata", ".distcp"
 
 
 @torch.no_grad()
@@ -36,152 +49,260 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     """Write the masters, the persistent buffers (rank 0's) and the optimizer's state; collective.
 
     The folder, on a file system that all ranks share, appears under its name when all of it is
-    written. The optimizer is one of torch.optim over ``fsdp.parameters()``, or over some of them.
+    written; what a save that was killed has left beside it, a ``.part`` that nobody writes to, is
+    removed. The optimizer is one of torch.optim over ``fsdp.parameters()``, or over some of them.
 
-    Raises FileExistsError where the folder exists, the OSError of one that cannot be made, and
-    ValueError for an optimizer whose state cannot be divided by rows.
+    Raises FileExistsError where the folder exists, or another process is writing it, the OSError of
+    one that cannot be made, and ValueError for an optimizer whose state cannot be divided by rows.
     """
-    content = {"model": _model(fsdp)}
+    content = {"model": _as_stored(fsdp, _held_tensors(fsdp))}
     if optimizer is not None:
-        content["optimizer"] = _optimizer(fsdp, optimizer)
+        content["optimizer"] = _optimizer_content(fsdp, optimizer)
     folder = Path(folder)
-    part = folder.with_name(f"{folder.name}.part")
-    wrong: list[OSError | None] = [None]
-    if fsdp.rank == 0:
-        try:
-            if folder.exists():
-                raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-        except OSError as error:
-            wrong = [error]
-    dist.broadcast_object_list(wrong, group=fsdp.group, group_src=0)
-    if wrong[0]:
-        raise wrong[0]
-    planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-    dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
-    if fsdp.rank == 0:
-        part.rename(folder)
+    part = folder.with_name(folder.name + UNFINISHED)
+    with contextlib.ExitStack() as lock:
+        problem = None
+        if fsdp.rank == 0:
+            try:
+                lock.enter_context(_made(folder, part))
+            except OSError as error:
+                problem = error
+        _raise_first(everyone(problem, fsdp.group))
+        planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+        dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
+        names = _from_first(fsdp, sorted(path.name for path in part.iterdir() if path.name != LOCK))
+        own_sums = {name: _checksum(part / name) for name in names[fsdp.rank :: fsdp.world_size]}
+        lines = []
+        for sums in everyone(own_sums, fsdp.group):
+            lines += [f"{checksum}  {name}\n" for name, checksum in sums.items()]
+        if fsdp.rank == 0:
+            (part / CHECKSUMS).write_text("".join(sorted(lines)))
+            (part / LOCK).unlink()
+            part.rename(folder)
     dist.barrier(fsdp.group)
 
 
 @torch.no_grad()
 def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | None = None) -> None:
     """Read what ``save_sharded`` wrote, at any number of ranks, into the same module and optimizer;
-    collective. Weights are overwritten in place, the optimizer's state and settings replaced.
+    collective. Weights are overwritten in place, the optimizer's state and settings replaced, all
+    of it or, where something is raised, nothing. Each rank needs room for its part twice.
 
-    Raises FileNotFoundError where there is none, ValueError where it has no optimizer or another
-    one's groups; of weights that are missing or of another shape torch.distributed.checkpoint
-    raises its CheckpointException.
+    Raises FileNotFoundError where there is none, and ValueError where a file is not what was
+    written, where the module has other names or shapes, larger or smaller, and where there is no
+    optimizer or that of other groups. A checkpoint is code: load what you trust.
     """
+    folder = Path(folder)
+    _check_files(folder, fsdp)
     reader = dcp.FileSystemReader(folder)
-    try:
-        metadata = reader.read_metadata()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{os.fspath(folder)} is no checkpoint of save_sharded") from None
-    content = {"model": _model(fsdp)}
+    metadata = reader.read_metadata()
+    held = _held_tensors(fsdp)
+    _check_model(folder, metadata, _as_stored(fsdp, held))
+    read = {name: (p, torch.empty_like(x)) for name, (p, x) in held.items()}
+    content = {"model": _as_stored(fsdp, read)}
     if optimizer is not None:
         content["optimizer"] = _places(fsdp, optimizer, metadata, folder)
     dcp.load(content, storage_reader=reader, process_group=fsdp.group)
     if optimizer is not None:
-        _take(fsdp, optimizer, content["optimizer"], folder)
+        _check_groups(fsdp, optimizer, content["optimizer"], folder)
+        # A saved state may call parameters anything: they count in the order of the groups.
+        optimizer.load_state_dict(content["optimizer"])
+    for name, (_, x) in held.items():
+        x.copy_(read[name][1])
+
+
+# The folder.
+
+
+@contextlib.contextmanager
+def _made(folder: Path, part: Path) -> Iterator[None]:
+    """Make the folder that is written to, which is this process's within the context."""
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
+    for other in folder.parent.glob(f"*{UNFINISHED}"):
+        if (other / LOCK).exists() and _nobody_holds(other / LOCK):
+            shutil.rmtree(other, ignore_errors=True)
+    if part.exists():
+        raise FileExistsError(f"{part} exists: another process writes to it, or made it")
+    part.mkdir(parents=True)
+    with open(part / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _nobody_holds(path: Path) -> bool:
+    """Return whether the process that locked the file has ended."""
+    try:
+        with open(path) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_files(folder: Path, fsdp: FSDP) -> None:
+    """Raise, on every rank, unless each file is what was written; each rank reads some."""
+    sums = None
+    if fsdp.rank == 0 and (folder / CHECKSUMS).is_file():
+        sums = (folder / CHECKSUMS).read_bytes()
+    sums = _from_first(fsdp, sums)
+    if sums is None:
+        raise FileNotFoundError(f"{folder} is no checkpoint of save_sharded")
+    lines = sums.decode(errors="replace").splitlines()
+    listed = {line.partition("  ")[2] for line in lines}
+    stored = {path.name for path in folder.iterdir() if path.suffix == STORED} | {METADATA}
+    wrong = sorted(stored - listed)  # of a list that was cut off
+    for line in lines[fsdp.rank :: fsdp.world_size]:
+        checksum, _, name = line.partition("  ")
+        path = folder / name
+        if not path.is_file() or _checksum(path) != checksum:
+            wrong.append(name)
+    for names in everyone(wrong, fsdp.group):
+        if names:
+            raise ValueError(
+                f"{names[0]} in {folder} is not what was saved: its checksum is another"
+            )
+
+
+def _from_first(fsdp: FSDP, value: object) -> object:
+    """Return rank 0's value on every rank; collective."""
+    return everyone(value if fsdp.rank == 0 else None, fsdp.group)[0]
+
+
+def _raise_first(errors: list[Exception | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+# The module.
+
+Held = dict[str, tuple[Sharded | Replicated | None, Tensor]]
+
+
+def _held_tensors(fsdp: FSDP) -> Held:
+    """Return each tensor of this rank by its name, with its parameter, None for a buffer."""
+    held: Held = {}
+    for p in fsdp._parameters_in_order:
+        for name in p.names:
+            held[name] = p, p.master.detach()
+    for prefix, module in fsdp.module.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                held[clean(f"{prefix}.{name}" if prefix else name)] = None, buffer
+    return held
+
+
+def _as_stored(fsdp: FSDP, held: Held) -> dict[str, Tensor]:
+    mesh = _mesh(fsdp)
+    return {name: _whole(p, x, mesh) for name, (p, x) in held.items()}
 
 
 def _mesh(fsdp: FSDP) -> DeviceMesh:
     return DeviceMesh.from_group(fsdp.group or dist.group.WORLD, fsdp.device.type)
 
 
-def _whole(p: Sharded | Replicated, rows: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The tensor of which each rank has such rows, as torch.distributed.checkpoint wants it told:
-    the shape too, which it would take for a multiple of a rank's."""
-    if isinstance(p, Replicated):
+def _whole(p: Sharded | Replicated | None, rows: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return the tensor of which each rank has such rows, as torch.distributed.checkpoint wants it
+    told: the shape too, which it would take for a multiple of a rank's."""
+    if not isinstance(p, Sharded):
         return rows
     stride = torch.empty(p.shape, device="meta").stride()
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=p.shape, stride=stride)
 
 
-def _model(fsdp: FSDP) -> dict[str, Tensor]:
-    mesh = _mesh(fsdp)
-    content = {}
-    for p in fsdp._parameters_in_order:
-        for name in p.names:
-            content[name] = _whole(p, p.master.detach(), mesh)
-    for prefix, module in fsdp.module.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                content[clean(f"{prefix}.{name}" if prefix else name)] = buffer
-    return content
+def _check_model(folder: Path, metadata: Metadata, ours: dict[str, Tensor]) -> None:
+    """Raise ValueError unless the checkpoint has the module's names and shapes, and no other."""
+    theirs = {}
+    for key, stored in metadata.state_dict_metadata.items():
+        if key.startswith(MODEL):
+            theirs[key.removeprefix(MODEL)] = stored
+    for name in sorted(theirs.keys() ^ ours.keys()):
+        lacks = "the module" if name in theirs else folder
+        raise ValueError(f"{lacks} has no {name}; load a checkpoint into the module it is of")
+    for name, x in ours.items():
+        if theirs[name].size != x.shape:
+            raise ValueError(
+                f"{name} is {tuple(theirs[name].size)} in {folder} and {tuple(x.shape)} in the "
+                "module; load a checkpoint into the module it is of"
+            )
+
+
+# The optimizer.
 
 
 def _by_master(fsdp: FSDP, optimizer: Optimizer) -> dict[nn.Parameter, Sharded | Replicated]:
-    known = {p.master: p for p in fsdp._parameters_in_order}
-    if any(q not in known for group in optimizer.param_groups for q in group["params"]):
-        raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")
-    return known
+    fsdp._optimizers.meet(optimizer)
+    by_master = {p.master: p for p in fsdp._parameters_in_order}
+    for group in optimizer.param_groups:
+        for master in group["params"]:
+            if master not in by_master:
+                raise ValueError(
+                    "the optimizer has parameters that the FSDP has not; it is of another one"
+                )
+    return by_master
 
 
 def _groups(fsdp: FSDP, optimizer: Optimizer) -> list[dict]:
-    known = _by_master(fsdp, optimizer)
-    return [
-        {**group, "params": [known[q].names[0] for q in group["params"]]}
-        for group in optimizer.param_groups
-    ]
+    by_master = _by_master(fsdp, optimizer)
+    groups = []
+    for group in optimizer.param_groups:
+        names = [by_master[master].names[0] for master in group["params"]]
+        groups.append({**group, "params": names})
+    return groups
 
 
-def _optimizer(fsdp: FSDP, optimizer: Optimizer) -> dict:
-    mesh, known = _mesh(fsdp), _by_master(fsdp, optimizer)
+def _optimizer_content(fsdp: FSDP, optimizer: Optimizer) -> dict:
+    mesh, by_master = _mesh(fsdp), _by_master(fsdp, optimizer)
     state: dict[str, dict] = {}
     for master, values in optimizer.state.items():
-        p = known[master]
-        state[p.names[0]] = told = {}
-        for key, x in values.items():
-            told[key] = x
-            if isinstance(x, Tensor) and x.dim() and isinstance(p, Sharded):
-                if x.shape != master.shape:
-                    raise ValueError(
-                        f"{type(optimizer).__name__}'s {key} of {p.names[0]} has not its "
-                        "parameter's shape: it belongs to these rows and loads at no other number "
-                        "of ranks"
-                    )
-                told[key] = _whole(p, x, mesh)
+        p = by_master[master]
+        stored = state[p.names[0]] = dict(values)
+        if isinstance(p, Sharded):
+            for key, x in values.items():
+                if isinstance(x, Tensor) and x.dim():
+                    check_rows(optimizer, p, key, x)
+                    stored[key] = _whole(p, x, mesh)
     return {"state": state, "param_groups": _groups(fsdp, optimizer)}
 
 
-def _places(fsdp: FSDP, optimizer: Optimizer, metadata, folder: str | os.PathLike) -> dict:
-    """Where the optimizer's part is to be read to: a new optimizer has no state yet."""
+def _places(fsdp: FSDP, optimizer: Optimizer, metadata: Metadata, folder: Path) -> dict:
+    """Return where the optimizer's part is to be read to: a new optimizer has no state yet."""
     stored = metadata.state_dict_metadata
     groups = _groups(fsdp, optimizer)
     theirs = {key.removeprefix(GROUPS) for key in stored if key.startswith(GROUPS)}
     ours = {f"{n}.{key}" for n, group in enumerate(groups) for key in group}
     if theirs != ours:
         other = f"other settings ({', '.join(sorted(theirs ^ ours))})" if theirs else "no optimizer"
-        raise ValueError(f"{os.fspath(folder)} has {other}; load it into an optimizer as it was")
+        raise ValueError(f"{folder} has {other}; load it into an optimizer as it was")
     mesh, state = _mesh(fsdp), {}
     for p in _by_master(fsdp, optimizer).values():
         name = p.names[0]
         begin = f"{STATE}{name}."
-        for key in (key.removeprefix(begin) for key in stored if key.startswith(begin)):
-            told = stored[begin + key]
-            place: object = 0
-            if isinstance(told, TensorStorageMetadata):
-                dtype = told.properties.dtype
-                if isinstance(p, Sharded) and len(told.size):
-                    rows = torch.empty_like(p.master, dtype=dtype)
-                    place = _whole(p, rows.detach(), mesh)
-                else:
-                    place = torch.empty(told.size, dtype=dtype, device="cpu")
-            state.setdefault(name, {})[key] = place
+        for key, value in stored.items():
+            if key.startswith(begin):
+                place = _place(p, value, mesh)
+                state.setdefault(name, {})[key.removeprefix(begin)] = place
     return {"state": state, "param_groups": groups}
 
 
-def _take(fsdp: FSDP, optimizer: Optimizer, content: dict, folder: str | os.PathLike) -> None:
-    if [g["params"] for g in content["param_groups"]] != [
-        g["params"] for g in _groups(fsdp, optimizer)
-    ]:
-        raise ValueError(f"{os.fspath(folder)} has other parameters in its groups")
-    state = {
-        name: {key: local(x) for key, x in values.items()}
-        for name, values in content["state"].items()
-    }
-    # A saved state may call parameters anything: they count in the order of the groups.
-    optimizer.load_state_dict({**content, "state": state})
+def _place(p: Sharded | Replicated, value: object, mesh: DeviceMesh) -> object:
+    """Return what a stored value of a parameter's state is read to."""
+    if not isinstance(value, TensorStorageMetadata):
+        return 0
+    dtype = value.properties.dtype
+    if isinstance(p, Sharded) and len(value.size):
+        return _whole(p, torch.empty_like(p.master, dtype=dtype).detach(), mesh)
+    return torch.empty(value.size, dtype=dtype, device="cpu")
+
+
+def _check_groups(fsdp: FSDP, optimizer: Optimizer, content: dict, folder: Path) -> None:
+    theirs = [group["params"] for group in content["param_groups"]]
+    ours = [group["params"] for group in _groups(fsdp, optimizer)]
+    if theirs != ours:
+        raise ValueError(f"{folder} has other parameters in its groups")

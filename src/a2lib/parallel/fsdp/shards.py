@@ -8,7 +8,10 @@ stays whole. It is float32 if it was of 16 bits.
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from a2lib.parallel.group import all_gather_single
 
 Place = tuple[nn.Module, str]
 
@@ -18,7 +21,7 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's part of what may be sharded."""
+    """Return this rank's part of what may be sharded."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
@@ -39,6 +42,10 @@ class Replicated:
         if self.shown_dtype != self.master.dtype:
             copy = self.master.detach().to(self.shown_dtype)
             self.shown = nn.Parameter(copy, requires_grad=self.master.requires_grad)
+
+    def whole(self, group: dist.ProcessGroup | None) -> Tensor:
+        """Return a copy of the master."""
+        return self.master.detach().clone()
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -61,11 +68,11 @@ class Replicated:
             self.shown.grad = None
 
     def has_gradient(self) -> bool:
-        """Whether this rank has one since the last finish."""
+        """Return whether this rank has one since the last finish."""
         return self.master.grad is not None
 
     def fill_gradient(self) -> None:
-        """Zeros where there is none, contiguous where there is one, as NCCL wants it."""
+        """Have zeros where there is none, and a contiguous one, as NCCL wants it."""
         gradient = self.master.grad
         self.master.grad = (
             torch.zeros_like(self.master, memory_format=torch.contiguous_format)
@@ -74,7 +81,7 @@ class Replicated:
         )
 
     def settle(self, unused: bool) -> None:
-        """The end of the finish; ``unused`` where no rank had a gradient."""
+        """End the finish; ``unused`` where no rank had a gradient."""
         if unused:
             self.master.grad = None
 
@@ -97,20 +104,36 @@ class Sharded:
     def __post_init__(self) -> None:
         whole = self.master.detach().contiguous()
         self.shape = whole.shape
-        rows = -(-self.shape[0] // self.world_size)
-        row = self.shape[1:].numel()
-        self.slot = rows * row  # elements of a rank's slot, padding included
-        # Rows of this rank; a rank past the end has none.
-        start = min(self.rank * rows, self.shape[0])
-        mine = whole[start : start + rows].to(master_dtype(whole.dtype), copy=True)
-        self.master.data = mine
+        self.rows = -(-self.shape[0] // self.world_size)  # of a rank's slot, padding included
+        self.slot = self.rows * self.shape[1:].numel()
+        self.master.data = self.rows_of(whole).to(master_dtype(whole.dtype))
         self.master._is_shard = True  # DDP and ShardedOptimizer refuse it
         self._present = False  # a gradient was here since the last finish
         self._from_nothing = False  # the master's gradient began as what was reduced since then
 
+    def rows_of(self, whole: Tensor) -> Tensor:
+        """Return a copy of this rank's rows of a tensor of the whole's shape; a rank past the end
+        has none."""
+        start = min(self.rank * self.rows, self.shape[0])
+        return whole[start : start + self.rows].clone()
+
+    def whole(self, group: dist.ProcessGroup | None) -> Tensor:
+        """Return the whole master; collective."""
+        return self.gather(self.master.detach(), group)
+
+    def gather(self, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        """Return the whole tensor of which each rank has such rows, of the master's shape;
+        collective."""
+        padded = rows.new_zeros(self.slot)
+        padded[: rows.numel()].copy_(rows.reshape(-1))
+        buffer = rows.new_empty(self.size)
+        # As bytes: not every backend sends every dtype.
+        all_gather_single(buffer.view(torch.uint8), padded.view(torch.uint8), group=group)
+        return buffer[: self.shape.numel()].view(self.shape).clone()
+
     @property
     def size(self) -> int:
-        """Elements of the whole, padding included."""
+        """Return the elements of the whole, padding included."""
         return self.world_size * self.slot
 
     def lie_in(self, buffer: Tensor) -> None:
@@ -125,7 +148,7 @@ class Sharded:
         )
 
     def take_whole_gradient(self) -> Tensor | None:
-        """The gradient of the whole, flat, which is dropped here; None where there is none."""
+        """Return the gradient of the whole, flat, and drop it here; None where there is none."""
         gradient, self.shown.grad = self.shown.grad, None
         if gradient is None:
             return None
@@ -135,7 +158,7 @@ class Sharded:
         return gradient.contiguous().view(-1)
 
     def can_send(self, gradient: Tensor | None) -> bool:
-        """Whether a whole gradient travels as it is."""
+        """Return whether a whole gradient travels as it is."""
         return (
             gradient is not None
             and gradient.dtype == self.master.dtype
@@ -154,11 +177,11 @@ class Sharded:
         self._present = self._from_nothing = False
 
     def has_gradient(self) -> bool:
-        """Whether this rank has one since the last finish, before it was reduced."""
+        """Return whether this rank has one since the last finish, before it was reduced."""
         return self._present
 
     def settle(self, unused: bool) -> None:
-        """The end of the finish; ``unused`` where no rank had a gradient: then there is none."""
+        """End the finish; ``unused`` where no rank had a gradient: then there is none."""
         if unused and self._from_nothing:
             self.master.grad = None
         self._present = self._from_nothing = False
@@ -169,10 +192,3 @@ def add_gradient(master: nn.Parameter, gradient: Tensor) -> None:
         master.grad = gradient
     else:
         master.grad += gradient
-
-
-def show(parameters: list[Replicated | Sharded], shown: bool) -> None:
-    """Let the modules have what they compute with, or the masters."""
-    for p in parameters:
-        for owner, name in p.places:
-            owner._parameters[name] = p.shown if shown else p.master

@@ -1,10 +1,5 @@
 """What travels together: a unit is a module whose parameters are gathered before it runs and freed
-after it.
-
-Sharding follows parameters, not class names: every parameter of two or more dimensions. Each
-element of an outermost ModuleList or Sequential is a unit, all else is the root's, and so is a
-weight that two units share. An element without a forward, such as a ModuleList, is looked into.
-"""
+after it."""
 
 from __future__ import annotations
 
@@ -13,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded, show
+from a2lib.parallel.fsdp.division import UnitParts
+from a2lib.parallel.fsdp.shards import Sharded
 from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
 from a2lib.parallel.lane import Ended, Lane
 
@@ -41,38 +37,42 @@ class Unit:
     """
 
     def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        sharded: list[Sharded],
-        cast: list[Replicated],
-        lane: Lane,
-        group: dist.ProcessGroup | None,
+        self, name: str, parts: UnitParts, lane: Lane, group: dist.ProcessGroup | None
     ) -> None:
-        self.name, self.module = name, module
+        sharded, cast = parts.sharded, parts.cast
+        self.name, self.module = name, parts.module
         self.sharded, self.cast = sharded, cast
         self.parameters = [*sharded, *cast]
         self.trained = [p for p in sharded if p.master.requires_grad]
         self.gathered = False
+        self.shown = True  # the modules have the whole parameters
         self.in_backward = False  # its backward has begun, and its gradients have not left
         self.began_at: object = None  # the mark of the node at which it began
         self.observer: Callable[[str, str], object] | None = None
         self._lane, self._group = lane, group
         self._filled: Ended | None = None
-        self._wholes: list[torch.Tensor] = []
-        self._gathers: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        self._wholes: list[Tensor] = []
+        # As bytes, whatever the dtype: not every backend sends every one.
+        self._slots: list[Tensor] = []
+        self._own_slots: list[Tensor] = []
+        self._padding: list[Tensor] = []
         for same in by_dtype(sharded, lambda p: p.shown_dtype):
             sizes = [p.size for p in same]
             whole, buffers = side_by_side(sizes, same[0].shown_dtype, same[0].master.device)
             for p, buffer in zip(same, buffers, strict=True):
                 p.lie_in(buffer)
+                self._slots.append(buffer.view(torch.uint8))
+                self._own_slots.append(p.own_slot.view(torch.uint8))
+                if p.padding.numel():
+                    self._padding.append(p.padding.view(torch.uint8))
             whole.untyped_storage().resize_(0)
             self._wholes.append(whole)
-            self._gathers.append((buffers, [p.own_slot for p in same]))
+        self._versions = self._versions_now()
         mine = [p for p in sharded if p.own_rows.numel()]
         self._own = [p.own_rows for p in mine], [p.master for p in mine]
-        self._padding = [p.padding for p in sharded if p.padding.numel()]
         self._trained_alike = by_dtype(self.trained, lambda p: p.master.dtype)
+        self._guards = self._guard_calls()
+        self.show(False)
 
     def tell(self, moment: str) -> None:
         if self.observer is not None:
@@ -95,8 +95,8 @@ class Unit:
             copy_all(*self._own)
             for padding in self._padding:
                 padding.zero_()
-            for wholes, parts in self._gathers:
-                all_gather_coalesced(wholes, parts, self._group)
+            if self._slots:
+                all_gather_coalesced(self._slots, self._own_slots, self._group)
         self.tell("gather ends")
 
     def wait(self) -> None:
@@ -105,11 +105,73 @@ class Unit:
         self._filled = None
 
     def wait_to_compute(self) -> None:
-        """The same, now that it is the unit's turn; its modules have the whole parameters then."""
+        """Let the current stream wait, now that it is the unit's turn; its modules have the whole
+        parameters then."""
         self.tell("turn")
         self.wait()
-        show(self.parameters, True)
+        self.show(True)
         self.tell("computes")
+
+    def show(self, whole: bool) -> None:
+        """Let the modules have what they compute with, or the masters, if they have the other."""
+        if self.shown == whole:
+            return
+        self.shown = whole
+        for p in self.parameters:
+            for owner, name in p.places:
+                owner._parameters[name] = p.shown if whole else p.master
+        for owner, compute, guard in self._guards:
+            if not whole:
+                owner.__dict__["forward"] = guard
+            elif compute is None:
+                owner.__dict__.pop("forward", None)
+            else:
+                owner.__dict__["forward"] = compute
+
+    def _guard_calls(self) -> list[tuple[nn.Module, Callable | None, Callable]]:
+        """Return each module that has a sharded parameter, its own ``forward`` if it has one that
+        is not its class's, and what takes its place while the masters are shown."""
+        owners: dict[nn.Module, str] = {}
+        for p in self.sharded:
+            for owner, _ in p.places:
+                owners.setdefault(owner, p.names[0])
+        guards = []
+        for owner, name in owners.items():
+            own_forward = owner.__dict__.get("forward")
+            guards.append((owner, own_forward, self._guard(owner.forward, name)))
+        return guards
+
+    def _guard(self, compute: Callable, name: str) -> Callable:
+        """Return ``compute``, but for an error where the whole of a parameter is not there."""
+
+        def forward(*args, **kwargs):
+            # A unit's own forward is looked up before the hook that shows its parameters.
+            if not self.shown:
+                raise RuntimeError(
+                    f"a module was called past the forward of its FSDP, while this rank has rows "
+                    f"alone of its {name}: call the FSDP itself, or be within its gathered()"
+                )
+            return compute(*args, **kwargs)
+
+        return forward
+
+    def _versions_now(self) -> list[int]:
+        # Those of one storage count together.
+        shown = [p.shown for p in self.cast]
+        return [x._version for x in (*self._wholes, *shown)]
+
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError where somebody wrote to what was gathered: it is freed, and the
+        masters would not know."""
+        versions = self._versions_now()
+        if versions != self._versions:
+            self._versions = versions
+            self.leave_backward()
+            names = ", ".join(p.names[0] for p in self.parameters)
+            raise RuntimeError(
+                "a gathered parameter was changed in place while its module computed (an "
+                f"Embedding's max_norm does so), which FSDP would lose; it is one of {names}"
+            )
 
     def refresh(self) -> None:
         for p in self.cast:
@@ -123,27 +185,30 @@ class Unit:
             self.gathered = False
 
     def gathered_bytes(self) -> int:
-        """Of the whole matrices that are there."""
+        """Return the bytes of the whole matrices that are there."""
         return sum(p.buffer.nbytes for p in self.sharded) if self.gathered else 0
+
+    def leave_backward(self) -> None:
+        """End a backward that has made no gradients here."""
+        self.in_backward = False
+        self.show(False)
+        self.free()
 
     @torch.no_grad()
     def prepare_reduction(self) -> list[Prepared]:
-        """The gradients as they will travel, one for each dtype; the parameters that were gathered,
+        """Return the gradients as they will travel, those of one dtype together. What was gathered,
         and the gradients that were cast, are dropped."""
-        self.in_backward = False
         for p in self.cast:
             p.take_gradient()
-        show(self.parameters, False)
-        self.free()  # first: the casts have its room
+        self.leave_backward()  # first: the casts have the room of what it frees
         return [prepare(same) for same in self._trained_alike]
 
     def forget(self) -> None:
         """Drop gradients that were not sent, and the gathered parameters."""
-        self.in_backward = False
         for p in self.parameters:
             p.forget()
-        show(self.parameters, False)
-        self.free()
+        self._versions = self._versions_now()
+        self.leave_backward()
 
     def reduce(self, prepared: list[Prepared]) -> Ended | None:
         """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
@@ -152,9 +217,9 @@ class Unit:
         @torch.no_grad()
         def reduce_scatter() -> None:
             self.tell("reduce begins")
-            for one in prepared:
-                reduce_scatter_coalesced(one.rooms, one.wholes, self._group)
-                for p, room in zip(one.parameters, one.rooms, strict=True):
+            for gradients in prepared:
+                reduce_scatter_coalesced(gradients.rooms, gradients.wholes, self._group)
+                for p, room in zip(gradients.parameters, gradients.rooms, strict=True):
                     p.take_reduced(room)
             self.tell("reduce ends")
 
@@ -167,8 +232,8 @@ class Prepared:
     the room for this rank's slot of the mean."""
 
     parameters: list[Sharded]
-    wholes: list[torch.Tensor]
-    rooms: list[torch.Tensor]
+    wholes: list[Tensor]
+    rooms: list[Tensor]
 
 
 def prepare(same: list[Sharded]) -> Prepared:
@@ -177,27 +242,28 @@ def prepare(same: list[Sharded]) -> Prepared:
     dtype, device = same[0].master.dtype, same[0].master.device
     _, rooms = side_by_side([p.slot for p in same], dtype, device)
     wholes = [p.take_whole_gradient() for p in same]
-    other = [i for i, p in enumerate(same) if not p.can_send(wholes[i])]
-    if other:
+    others = [i for i, p in enumerate(same) if not p.can_send(wholes[i])]
+    if others:
         targets, sources = [], []
-        _, padded = side_by_side([same[i].size for i in other], dtype, device)
-        for i, whole in zip(other, padded, strict=True):
+        _, padded = side_by_side([same[i].size for i in others], dtype, device)
+        for i, whole in zip(others, padded, strict=True):
             gradient, wholes[i] = wholes[i], whole
-            known = 0 if gradient is None else gradient.numel()
-            if known < whole.numel():
-                whole[known:].zero_()
-            if known:
-                targets.append(whole[:known])
-                sources.append(gradient)
+            if gradient is None:
+                whole.zero_()
+                continue
+            if gradient.numel() < whole.numel():
+                whole[gradient.numel() :].zero_()
+            targets.append(whole[: gradient.numel()])
+            sources.append(gradient)
         copy_all(targets, sources)
     return Prepared(same, wholes, rooms)
 
 
 def side_by_side(
     sizes: list[int], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(one new tensor; its parts of so many elements, each at a multiple of ``ALIGN`` bytes, and
-    nothing in what lies between)."""
+) -> tuple[Tensor, list[Tensor]]:
+    """Return a new tensor and its parts of so many elements, each at a multiple of ``ALIGN`` bytes,
+    and nothing in what lies between."""
     unit = max(1, ALIGN // dtype.itemsize)
     steps = [-(-size // unit) * unit for size in sizes]
     # The last one needs no room behind it.
@@ -210,58 +276,16 @@ def side_by_side(
     return whole, parts
 
 
-def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy and cast each, on a GPU in one kernel for all."""
     if targets:
         torch._foreach_copy_(targets, sources)
 
 
 def by_dtype(items: Iterable, dtype_of) -> list[list]:
-    """Groups of one dtype, which is what one coalesced call takes, in order of first appearance."""
+    """Return groups of one dtype, which is what a coalesced call takes, in order of first
+    appearance."""
     groups: dict[torch.dtype, list] = {}
     for item in items:
         groups.setdefault(dtype_of(item), []).append(item)
     return list(groups.values())
-
-
-def clean(name: str) -> str:
-    """A parameter's name without what torch.compile puts into it."""
-    return name.replace("_orig_mod.", "")
-
-
-def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
-    """The elements of the outermost ModuleLists and Sequentials below ``root`` that own a parameter
-    of two or more dimensions, by name."""
-    found: dict[nn.Module, str] = {}  # one module at two places is one unit
-
-    def visit(prefix: str, module: nn.Module) -> None:
-        for name, child in module.named_children():
-            path = f"{prefix}{name}"
-            if isinstance(module, nn.ModuleList | nn.Sequential) and runs(child):
-                if any(p.dim() >= 2 for p in child.parameters()):
-                    found.setdefault(child, path)
-            else:
-                visit(f"{path}.", child)
-
-    visit("", root)
-    return {name: module for module, name in found.items() if module is not root}
-
-
-def runs(module: nn.Module) -> bool:
-    """Whether it has a forward. A container that is only looked into is never called."""
-    return type(module).forward is not nn.Module.forward
-
-
-def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place]]]:
-    """Each parameter with its names and the places where a module holds it, once each; a module at
-    two places has one place and two names."""
-    places: dict[nn.Parameter, tuple[list[str], list[Place]]] = {}
-    for prefix, module in root.named_modules(remove_duplicate=False):
-        for name, p in module._parameters.items():
-            if p is not None:
-                path = f"{prefix}.{name}" if prefix else name
-                names, at = places.setdefault(p, ([], []))
-                names.append(clean(path))
-                if (module, name) not in at:
-                    at.append((module, name))
-    return places

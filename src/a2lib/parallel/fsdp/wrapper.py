@@ -1,34 +1,31 @@
-"""When parameters are gathered, freed and their gradients sent: the FSDP wrapper.
+"""The FSDP wrapper: ``schedule`` has when parameters are gathered, freed and gradients sent.
 
-Forward of unit i:   start the all-gather of i+1, wait for that of i, compute, free i.
-Backward of unit i:  free i+1 and set its gradients apart, start the all-gather of i-1, start the
-                     reduce-scatter of i+1, wait for the all-gather of i, compute.
-
-The order is that of the forward before, so the first has no prefetch. A prefetch has to be queued
-before the kernels it hides behind: memory is taken on the stream that computes, and the all-gather
-waits for that point. The design follows Zhao et al., arXiv 2304.11277, and PyTorch's own second
-version in sharding each parameter by rows.
+The design follows Zhao et al., arXiv 2304.11277, and PyTorch's own second version in sharding each
+parameter by rows.
 """
 
-import collections
+import contextlib
+import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from a2lib.parallel.finish import opaque, watch_steps
+from a2lib.parallel.agreement import Agreement, Members, Step
+from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
-from a2lib.parallel.fsdp.shards import Replicated, Sharded, show
-from a2lib.parallel.fsdp.units import Unit, by_dtype, places_of, unit_modules
-from a2lib.parallel.group import Holders, all_gather_single, make_alike, mean_coalesced, member
+from a2lib.parallel.fsdp.division import divide
+from a2lib.parallel.fsdp.schedule import Schedule, in_backward
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
+from a2lib.parallel.fsdp.state_dicts import Optimizers, hook_modules
+from a2lib.parallel.fsdp.units import Unit, by_dtype
+from a2lib.parallel.group import capturing, make_alike, mean_coalesced, member
 from a2lib.parallel.lane import Lane
+from a2lib.parallel.meeting import Meeting
 
-# Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take
-# longer than its backward the link is what is waited for, with one or with more.
-IN_FLIGHT = 1
 # Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -54,7 +51,7 @@ class FSDP(nn.Module):
     torch.nn's LayerNorm, RMSNorm and GroupNorm are cast to it. None computes in each parameter's
     own dtype. Gradients travel and arrive in the masters' dtype.
 
-    A unit (``units.unit_modules``) is gathered as a whole: a module without ModuleList or
+    A unit (``division``) is gathered as a whole: a module without ModuleList or
     Sequential is one. All else, the root, stays gathered from its forward to the end of backward.
     Activation checkpoints may be around units or inside, reentrant or not. ``torch.compile`` the
     units before wrapping, never the whole.
@@ -67,12 +64,19 @@ class FSDP(nn.Module):
     adds the ranks' gradients in order, and casts alike. Of several backwards, matrices add the
     means and the rest takes the mean of the sums. With more ranks the order is the backend's.
 
-    The norm of a gradient is over all ranks: use ``clip_grad_norm_`` of this class; torch's raises
-    RuntimeError. So does an optimizer's step without the finish, and a backward with
-    ``create_graph``: there is no backward of a backward. Weights outside of their module's forward
-    (``module.head.weight`` in a loss of its own) are this rank's rows. A hook that a user registers
-    on a parameter never has the mean: gradients come to the gathered or the cast one, and what is
-    neither has this rank's own. Change ``.grad`` after the finish.
+    What is read by PyTorch's names is whole, or refused. ``state_dict`` of the module, of a part
+    of it and of an optimizer that works element by element are of whole parameters, and what
+    ``load_state_dict`` takes is whole; both are collective. Refused, with RuntimeError or
+    ValueError, are an optimizer that looks at whole matrices or at all parameters (Muon, LBFGS,
+    Adafactor), torch's norm of gradients (use ``clip_grad_norm_`` of this class), a module that is
+    called past the forward of its unit (``module.head(x)``, a ``generate`` that calls
+    ``self.forward``: be within ``gathered()``), a write to a gathered parameter (``max_norm`` of
+    an Embedding), a parameter that came or was replaced later, an optimizer's step without the
+    finish, and a backward with ``create_graph``: there is no backward of a backward. What is left
+    to the reader are ``parameters()``, and ``module.head.weight`` outside of ``gathered()``: rows.
+
+    A hook that a user registers on a parameter never has the mean: gradients come to the gathered
+    or the cast one, and what is neither has this rank's own. Change ``.grad`` after the finish.
     What a unit computes for the loss has to be in what it returns: backward of a tensor that it
     keeps in an attribute may begin before its parameters are gathered. An LSTM's or GRU's weights
     are not flattened: cuDNN copies them at each call and says so. Of a GradScaler each rank looks
@@ -98,85 +102,105 @@ class FSDP(nn.Module):
             raise RuntimeError("this module, or a part of it, is in an FSDP already")
         self.device = make_alike(module, group)
         self.module, self.group, self.compute_dtype = module, group, compute_dtype
-        self._lane = Lane(self.device)
-        self._shard()
-        # Units in the order of the last forward, and how far this forward has followed it.
-        self._order: list[Unit] = []
-        self._current: list[Unit] = []
-        self._position: int | None = None
-        self._in_forward = False
-        self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
-        self._unseen: list[Unit] = []
-        self._root_reduced = False  # since the last finish
-        self._sent: collections.deque = collections.deque()
+        division = divide(module, compute_dtype, self.rank, self.world_size)
+        self._parameters_in_order = division.parameters
+        self._sharded = [p for p in division.parameters if isinstance(p, Sharded)]
+        self._replicated = [p for p in division.parameters if isinstance(p, Replicated)]
+        self._trained = [p for p in division.parameters if p.master.requires_grad]
+        lane = Lane(self.device)
+        self._units = []
+        for name, parts in division.units.items():
+            self._units.append(Unit(name, parts, lane, group))
+        self._schedule = Schedule(self._units, self._trained, lane)
+        self._held_whole = False  # within gathered()
+        # What is asked of the module, of optimizers and of the other ranks.
+        self._members = Members(module, [p.shown for p in division.parameters])
+        self._optimizers = Optimizers(self._sharded, group)
+        self._agreement = Agreement([p.names[0] for p in self._trained], self.device, group)
+        self._meeting = Meeting(group)
+        self._step = Step()
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
-        self._hook_modules()
-        for unit in self._units:
-            unit.module._fsdp = _NoCopies()
+        self._hook_units()
+        self._hook_parts(division.owners)
+        hook_modules(division.parameters, group)
+        for part in {*division.owners, *(unit.module for unit in self._units)}:
+            part._fsdp = _NoCopies()
         _wrapped.update(module.modules())
         watch_steps(self)
         if self.world_size > 1:
-            refuse_norms_of([p for p in self._parameters_in_order if isinstance(p, Sharded)])
+            refuse_norms_of(self._sharded)
 
     def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
+        with self._naming_who_left():
+            return self.module(*args, **kwargs)
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
         """Make each ``.grad`` the mean over the ranks, of this rank's rows or of the whole; every
         rank calls it once a step. The host does not wait on CUDA.
 
-        Raises RuntimeError where a parameter has been replaced, frozen or thawed since it was
-        wrapped, and after a backward that raised.
+        Raises RuntimeError where a parameter came, was replaced, frozen or thawed after it was
+        wrapped, after a backward that raised, and, on every rank, where one began other forwards
+        since the last step than the rest.
         """
-        self._check_masters()
         self._check_backward()
-        # Every rank reduces the root, also one on which its backward could not be seen.
-        if self._root not in self._begun and not self._root_reduced:
-            self._begun.append(self._root)
-        self._reduce_begun()
-        self._root_reduced = False
-        for p in self._replicated:
-            p.take_gradient()
-        while self._sent:
-            self._lane.wait(self._sent.popleft()[0])
-        self._average_replicated_and_drop_unused()
         for unit in self._units:
-            unit.free()
-            show(unit.parameters, False)
+            unit.show(False)
+        self._check_parameters()
+        with self._naming_who_left():
+            self._schedule.send_all()
+            for p in self._replicated:
+                p.take_gradient()
+            self._schedule.wait_for_sent()
+            forwards = self._step.forwards
+            self._step.clear()
+            self._schedule.end()
+            self._average_replicated_and_drop_unused(forwards)
 
     def unfinished(self) -> list[nn.Parameter]:
-        """The parameters, while a backward waits for the finish."""
-        if self._begun or self._sent or self._unseen or self._root_reduced:
-            return [p.master for p in self._trained]
-        return []
+        """Return the parameters, while a backward waits for the finish."""
+        return [p.master for p in self._trained] if self._schedule.unfinished() else []
 
     def reset(self) -> None:
-        """Forget what backwards have left since the last finish, after one that raised half way or
-        for a step that is not to be taken; ``zero_grad`` does the rest. Every rank calls it."""
-        while self._sent:
-            self._lane.wait(self._sent.popleft()[0])
-        for unit in self._units:
-            unit.forget()
-        self._begun, self._unseen = [], []
-        self._in_forward = self._root_reduced = False
+        """Forget what forwards and backwards have left since the last finish, after one that raised
+        half way or for a step that is not to be taken; ``zero_grad`` does the rest. Every rank
+        calls it: RuntimeError where others do not within ``meeting.LIMIT_S``."""
+        self._schedule.forget()
+        self._step.clear()
+        self._meeting.meet()
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Have every parameter whole within it, in the dtype that the module computes with, for
+        what goes past its forward: ``module.generate``, ``module.head.weight``. Collective, and
+        without gradients; RuntimeError for a forward that would have some, and at the end where a
+        parameter was changed in place."""
+        if self._held_whole:
+            yield
+            return
+        with torch.no_grad():
+            self._begin_forward()
+            for unit in self._units:
+                self._schedule.before_forward(unit)
+            self._held_whole = True
+            try:
+                yield
+            finally:
+                self._held_whole = False
+                self._schedule.leave_forward()
+            for unit in self._units:
+                unit.check_unchanged()
 
     @torch.no_grad()
     def gather_full_params(self) -> dict[str, Tensor]:
-        """Every parameter whole, in its master's dtype, by its name in the module; a tied weight
-        under each of its names. New tensors, on every rank; collective."""
-        result = {}
+        """Return every parameter whole, in its master's dtype, by its name in the module; a tied
+        weight under each of its names. New tensors, on every rank; collective."""
+        wholes = {}
         for p in self._parameters_in_order:
-            whole = p.master.detach().clone()
-            if isinstance(p, Sharded):
-                padded = whole.new_zeros(p.slot)
-                padded[: whole.numel()].copy_(whole.view(-1))
-                buffer = whole.new_empty(p.slot * self.world_size)
-                all_gather_single(buffer, padded, group=self.group)
-                whole = buffer[: p.shape.numel()].view(p.shape).clone()
+            whole = p.whole(self.group)
             for name in p.names:
-                result[name] = whole
-        return result
+                wholes[name] = whole
+        return wholes
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -185,18 +209,23 @@ class FSDP(nn.Module):
         Collective."""
         if self.unfinished():
             raise RuntimeError("clip_grad_norm_ comes after finish_gradient_synchronization")
-        squares = [torch.zeros((), device=self.device) for _ in range(2)]
-        given = [p for p in self._parameters_in_order if p.master.grad is not None]
-        for p in given:
-            grad = p.master.grad
-            grad = torch.view_as_real(grad) if grad.is_complex() else grad.float()
-            squares[isinstance(p, Sharded)] += grad.square().sum()
-        dist.all_reduce(squares[True], group=self.group)
-        norm = (squares[False] + squares[True]).sqrt()
+        of_rows = self._sum_of_squares(self._sharded)
+        dist.all_reduce(of_rows, group=self.group)
+        norm = (self._sum_of_squares(self._replicated) + of_rows).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for p in given:
-            p.master.grad.mul_(scale.to(p.master.grad.dtype))
+        for p in self._parameters_in_order:
+            if p.master.grad is not None:
+                p.master.grad.mul_(scale.to(p.master.grad.dtype))
         return norm
+
+    def _sum_of_squares(self, parameters: list[Sharded] | list[Replicated]) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for p in parameters:
+            grad = p.master.grad
+            if grad is not None:
+                grad = torch.view_as_real(grad) if grad.is_complex() else grad.float()
+                total += grad.square().sum()
+        return total
 
     def observe(self, observer: Callable[[str, str], object] | None) -> None:
         """Have ``observer(moment, unit)`` called at each of ``MOMENTS`` (``units``) of each unit, a
@@ -205,259 +234,131 @@ class FSDP(nn.Module):
             unit.observer = observer
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes that this rank holds: its "parameters", their "gradients", what is "gathered", and
-        "travelling", the gradients of whole units before their reduce-scatters have ended."""
+        """Return the bytes that this rank holds: its "parameters", their "gradients", what is
+        "gathered", and "travelling", the gradients of whole units before their reduce-scatters have
+        ended."""
         held = dict.fromkeys(("parameters", "gradients", "gathered", "travelling"), 0)
         for p in self._parameters_in_order:
             held["parameters"] += p.master.nbytes
-            held["gradients"] += 0 if p.master.grad is None else p.master.grad.nbytes
+            held["gradients"] += _bytes(p.master.grad)
             if p.shown is not p.master:
-                held["gathered"] += p.shown.nbytes if isinstance(p, Replicated) else 0
-                held["travelling"] += 0 if p.shown.grad is None else p.shown.grad.nbytes
-        held["gathered"] += sum(unit.gathered_bytes() for unit in self._units)
-        on_the_way = (one for _, sent in self._sent for one in sent)
-        held["travelling"] += sum(x.nbytes for one in on_the_way for x in one.wholes)
+                held["travelling"] += _bytes(p.shown.grad)
+                if isinstance(p, Replicated):
+                    held["gathered"] += p.shown.nbytes
+        for unit in self._units:
+            held["gathered"] += unit.gathered_bytes()
+        held["travelling"] += self._schedule.travelling_bytes()
         return held
 
-    def _shard(self) -> None:
-        places = places_of(self.module)
-        owners = {m for p, (_, at) in places.items() if p.dim() >= 2 for m, _ in at}
-        inner = unit_modules(self.module)
-        modules = {"": self.module, **inner}
-        units_of: dict[nn.Module, set[str]] = {}
-        for name, module in inner.items():
-            for m in module.modules():
-                units_of.setdefault(m, set()).add(name)
-        held: dict[str, tuple[list[Sharded], list[Replicated]]] = {n: ([], []) for n in modules}
-        self._parameters_in_order: list[Sharded | Replicated] = []
-        for p, (names, at) in places.items():
-            homes = set().union(*(units_of.get(m, {""}) for m, _ in at))
-            sharded, cast = held[homes.pop() if len(homes) == 1 else ""]
-            computes = p.dtype
-            if self.compute_dtype and p.is_floating_point() and any(m in owners for m, _ in at):
-                computes = self.compute_dtype
-            p.grad = None
-            if p.dim() >= 2 and p.numel():
-                one = Sharded(names, p, computes, at, self.rank, self.world_size)
-                sharded.append(one)
-            else:
-                one = Replicated(names, p, computes, at)
-                if one.shown is not p:
-                    cast.append(one)
-            self._parameters_in_order.append(one)
-        self._replicated = [p for p in self._parameters_in_order if isinstance(p, Replicated)]
-        self._units = [
-            Unit(name, module, *held[name], self._lane, self.group)
-            for name, module in modules.items()
-        ]
-        self._root = self._units[0]
-        self._owners = owners
-        self._trained = [p for p in self._parameters_in_order if p.master.requires_grad]
-        self._trains = set(self._trained)
-        self._holders = Holders([p.names[0] for p in self._trained], self.device, self.group)
+    # Hooks.
 
-    def _hook_modules(self) -> None:
-        def hook(function: Callable, *first: object) -> Callable:
-            # Not to be traced into a compiled block: what they do changes from call to call.
-            return torch.compiler.disable(lambda *rest: function(*first, *rest))
-
+    def _hook_units(self) -> None:
         for unit in self._units:
+            before, after = self._hooks_of(unit)
             # First of all: others, such as weight_norm's, may read parameters.
-            unit.module.register_forward_pre_hook(
-                hook(self._before, unit), with_kwargs=True, prepend=True
-            )
-            unit.module.register_forward_hook(hook(self._after, unit), always_call=True)
+            unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            unit.module.register_forward_hook(after, always_call=True)
+
+    def _hooks_of(self, unit: Unit) -> tuple[Callable, Callable]:
+        # Not to be traced into a compiled block: what they do changes from call to call.
+        @torch.compiler.disable
+        def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+            self._before_forward(unit)
+            return self._cast_inputs(module, args, kwargs) if self._cast_inputs else None
+
+        @torch.compiler.disable
+        def after(module: nn.Module, args: tuple, output: object) -> None:
+            if not self._held_whole:
+                self._schedule.after_forward(unit, output, self._before_backward)
+
+        return before, after
+
+    def _hook_parts(self, owners: set[nn.Module]) -> None:
+        """Have inputs cast, and cuDNN leave the weights where they are."""
+        units = {unit.module for unit in self._units}
         for module in self.module.modules():
             if isinstance(module, nn.RNNBase):
                 # On a GPU its first forward would move the whole weights, for good, to one block.
                 module.flatten_parameters = lambda: None
-        if self._cast_inputs:
-            # These are traced: they stand in the middle of a block.
-            for owner in self._owners - {unit.module for unit in self._units}:
-                owner.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
-            for norm in set(self.module.modules()) - self._owners:
-                if isinstance(norm, NORMS) and norm.weight is not None:
-                    norm.register_forward_pre_hook(_caster(None), with_kwargs=True)
-
-    # Forward.
-
-    def _before(
-        self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict] | None:
-        again = _in_backward()  # a checkpoint computes this anew
-        if not again:
-            if unit is self._root:
-                self._begin()
-            elif not self._in_forward:
-                unit.free()  # called by itself: what it had may be of an earlier step
-        unit.issue()
-        if not again:
-            self._prefetch(unit)
-        unit.refresh()
-        unit.wait_to_compute()
-        return self._cast_inputs(module, args, kwargs) if self._cast_inputs else None
-
-    def _begin(self) -> None:
-        """A new forward of the whole: what is gathered may be of an earlier step."""
-        self._check_backward()
-        self._reduce_begun()
-        for unit in self._units:
-            unit.free()
-        self._current, self._position = [], 0
-        self._in_forward = True
-
-    def _prefetch(self, unit: Unit) -> None:
-        if unit is not self._root:
-            self._current.append(unit)
-            if self._position is None:
-                return
-            if self._order[self._position : self._position + 1] != [unit]:
-                self._position = None  # another way than last time: each gathers for itself
-                return
-            self._position += 1
-        for following in self._order[self._position : self._position + 1]:
-            following.issue()
-
-    def _after(self, unit: Unit, module: nn.Module, args: tuple, output: object) -> None:
-        needed = self._watch(unit, output)
-        if _in_backward():
-            return
-        if torch.is_grad_enabled() and opaque(output):
-            # Its backward cannot be seen coming: it stays, and is reduced at the finish.
-            self._unseen.append(unit)
-            needed = True
-        show(unit.parameters, False)
-        # Backward wants the last one at once.
-        last = self._position == len(self._order) and self._order[-1:] == [unit]
-        if unit is self._root:
-            self._in_forward = False
-            self._order = self._current
-            # Gathered ahead and not used, or kept for a backward that will not come.
-            if not needed:
-                for other in self._units:
-                    other.free()
-        elif not (needed and last) and unit not in self._unseen:
-            unit.free()
-
-    def _watch(self, unit: Unit, output: object) -> bool:
-        """Have ``_before_backward`` called when a gradient reaches ``output``; whether one can."""
-        leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
-        tensors = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-
-        def at(node: object) -> Callable:
-            # Of the node, which the hook must not hold: that would be a cycle no collector sees.
-            mark = node.metadata.setdefault("a2lib.fsdp", object()) if node else None
-
-            def begins(*_: object) -> None:
-                if torch.is_grad_enabled():  # within a backward, with create_graph alone
-                    raise RuntimeError(
-                        "FSDP has no backward of a backward, since gathered parameters are freed: "
-                        "call this one without create_graph"
-                    )
-                self._before_backward(unit, mark)
-
-            return begins
-
-        for x in tensors:
-            if x.grad_fn is None:
-                x.register_hook(at(None))
+            if not self._cast_inputs:
                 continue
-            x.grad_fn.register_prehook(at(x.grad_fn))
-            # Changed in place by the caller, a view gets another history, but not its base's.
-            if x._is_view() and x._base.grad_fn is not None:
-                x._base.grad_fn.register_prehook(at(x._base.grad_fn))
-        return bool(tensors)
+            # These are traced: they stand in the middle of a block.
+            if module in owners:
+                if module not in units:
+                    module.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
+            elif isinstance(module, NORMS) and module.weight is not None:
+                module.register_forward_pre_hook(_caster(None), with_kwargs=True)
 
-    # Backward. Autograd runs the nodes of a device in the reverse order of their making, so a
-    # unit is done when the next one's first gradient comes, unless that is at the same node: the
-    # root returns what its last unit did, and a block that is skipped what came in.
+    def _before_forward(self, unit: Unit) -> None:
+        if self._held_whole:
+            if torch.is_grad_enabled():
+                raise RuntimeError("within gathered() a module computes without gradients")
+            return
+        if unit is self._schedule.root and not in_backward():
+            self._begin_forward()
+        self._schedule.before_forward(unit)
 
-    @torch.no_grad()
+    def _begin_forward(self) -> None:
+        self._check_backward()
+        self._members.check()
+        if self._schedule.waits_for_backward:
+            self._meeting.meet()  # the last forward was left, which the others may be in
+        gradients = torch.is_grad_enabled() and not capturing(self.device)
+        if gradients:
+            self._step.forwards += 1
+        self._schedule.begin_forward(gradients)
+
     def _before_backward(self, unit: Unit, mark: object) -> None:
-        if unit.in_backward:
-            return
-        done = [
-            other
-            for other in self._begun
-            if other is not self._root and (mark is None or other.began_at is not mark)
-        ]
-        prepared = [(other, self._prepare(other)) for other in done]
-        self._begun = [other for other in self._begun if other not in done]
-        unit.began_at = mark
-        if unit is self._root:
-            # Nothing is left behind a backward, which zero_grad could not reach.
-            torch.autograd.Variable._execution_engine.queue_callback(self._reduce_begun)
-        unit.in_backward = True
-        self._begun.append(unit)
-        unit.issue()
-        if (before := self._one_before(unit)) is not None:
-            before.issue()
-        for other, gradients in prepared:
-            self._send(other, gradients)
-        unit.wait_to_compute()
-
-    def _one_before(self, unit: Unit) -> Unit | None:
-        order = self._order
-        if unit is self._root:
-            return order[-1] if order else None
-        if order.count(unit) != 1 or order[0] is unit:
-            return None
-        return order[order.index(unit) - 1]
-
-    @torch.no_grad()
-    def _reduce_begun(self) -> None:
-        begun = list(dict.fromkeys([*self._begun, *self._unseen]))
-        self._begun, self._unseen = [], []
-        self._root_reduced |= self._root in begun
-        for unit in begun:
-            self._send(unit, self._prepare(unit))
-
-    def _prepare(self, unit: Unit) -> list:
-        """The unit's gradients as they will travel, once there is room for them."""
-        while len(self._sent) >= IN_FLIGHT:
-            self._lane.wait(self._sent.popleft()[0])
-        return unit.prepare_reduction()
-
-    def _send(self, unit: Unit, prepared: list) -> None:
-        if not prepared:
-            return
-        # What travels is held until the current stream has waited for it.
-        self._sent.append((unit.reduce(prepared), prepared))
+        if torch.is_grad_enabled():  # within a backward, with create_graph alone
+            raise RuntimeError(
+                "FSDP has no backward of a backward, since gathered parameters are freed: call "
+                "this one without create_graph"
+            )
+        with self._naming_who_left():
+            self._schedule.before_backward(unit, mark)
 
     # The finish.
 
-    def _average_replicated_and_drop_unused(self) -> None:
+    def _average_replicated_and_drop_unused(self, forwards: int) -> None:
         missing = [i for i, p in enumerate(self._trained) if not p.has_gradient()]
         replicated = [p for p in self._trained if isinstance(p, Replicated)]
         for p in replicated:
             p.fill_gradient()
         for same in by_dtype(replicated, lambda p: p.master.dtype):
             mean_coalesced([p.master.grad for p in same], self.group)
-        unused = self._holders.unused(missing)
+        unused = self._agreement.end_step(missing, forwards)
         for i, p in enumerate(self._trained):
             p.settle(unused=i in unused)
 
-    def _check_masters(self) -> None:
+    def _check_parameters(self) -> None:
+        self._members.check()
+        trained = set(self._trained)
         for p in self._parameters_in_order:
-            owner, name = p.places[0]
-            held = owner._parameters.get(name)
-            if held is not p.master and held is not p.shown:
-                raise RuntimeError(
-                    f"{p.names[0]} was replaced after it was wrapped; change a module's dtype, "
-                    "device or parameters before"
-                )
-            if p.master.requires_grad != (p in self._trains):
+            if p.master.requires_grad != (p in trained):
                 raise RuntimeError(
                     f"{p.names[0]} was frozen or thawed after it was wrapped; change requires_grad "
                     "before"
                 )
 
     def _check_backward(self) -> None:
-        # The end of a backward takes the root out.
-        if self._root in self._begun:
-            raise RuntimeError(
-                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
-            )
+        if self._schedule.is_in_backward():
+            problem = "a backward has not come to its end"
+            self._meeting.tell(f"rank {self.rank} gave up a step: {problem} there")
+            raise RuntimeError(f"{problem}; call reset(), and zero_grad() of the optimizer")
+
+    @contextlib.contextmanager
+    def _naming_who_left(self) -> Iterator[None]:
+        """Raise RuntimeError, where messages are not answered, with what a rank that has left has
+        told."""
+        try:
+            yield
+        except RuntimeError as error:
+            lost = isinstance(error, dist.DistError)
+            if lost or re.search("(?i)connection|timed out", str(error)):
+                notes = self._meeting.notes()
+                if notes:
+                    raise RuntimeError(notes) from error
+            raise
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError("change the dtype or the device of a module before it is wrapped")
@@ -474,7 +375,8 @@ class _NoCopies:
 
 
 def _caster(dtype: torch.dtype | None) -> Callable:
-    """A pre-hook that casts a module's floating inputs, to its weight's dtype if None is given."""
+    """Return a pre-hook that casts a module's floating inputs to ``dtype``, to its weight's if that
+    is None."""
 
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple:
         to = dtype or module.weight.dtype
@@ -490,6 +392,5 @@ def _caster(dtype: torch.dtype | None) -> Callable:
     return hook
 
 
-def _in_backward() -> bool:
-    """Whether autograd is running a backward here, so that a forward is a checkpoint's."""
-    return torch._C._current_graph_task_id() != -1
+def _bytes(x: Tensor | None) -> int:
+    return 0 if x is None else x.nbytes

@@ -57,5 +57,5 @@ def gpu_table(ceiling: pd.DataFrame, device: str) -> Table:
         ),
         ("memory", f"{digits(stated(device, 'memory'), 3)} GB", ""),
     ]
-    frame = pd.DataFrame(lines, columns=["an H200's", "data sheet", "best measured here"])
+    frame = pd.DataFrame(lines, columns=["quantity", "data sheet", "best measured here"])
     return Table(frame, "What an H200 can do", "tab-index-gpu")

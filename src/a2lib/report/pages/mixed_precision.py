@@ -1,43 +1,51 @@
 """Mixed precision: sums as exact arithmetic predicts them, and what bf16 gains by model size."""
 
+import math
+
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.pages.benchmark import TITLES
-from a2lib.report.plots import label
-from a2lib.report.style import COLOURS, INK, chart
-from a2lib.theory.floating import Loop, decimal, handout_loops
+from a2lib.report.panels import name_ends
+from a2lib.report.plots import label, name_lanes
+from a2lib.report.style import COLOURS, INK, Look, Looks, chart
+from a2lib.theory.floating import FORMATS, Loop, decimal, handout_loops
 from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
 
 MODELS = ("small", "medium", "large", "xl25", "2.7B", "10B")
 BATCH, CONTEXT = 4, 512
-# How often an eager forward reads or writes a tensor of each kind beside its matrix multiplies.
-TRAVERSALS = {"residual": 20, "hidden": 5, "scores": 12}
+# How often an eager block's forward reads or writes a tensor of each kind beside its matmuls.
+ACCESSES = {"residual": 20, "hidden": 5, "scores": 12}
 CAST_BYTES = 6  # autocast reads a weight in fp32 and writes it in bf16, in every forward
+LOSS_SCALE = 2**16  # with which torch.amp.GradScaler begins
 
 
 def loop(total: str, addend: str, terms: int = 1000) -> Loop:
-    """The handout's loop of these formats."""
-    of = total, addend, terms, False
-    return next(x for x in handout_loops() if (x.sum, x.addend, x.terms, x.cast) == of)
+    """Return the handout's loop of these formats."""
+    formats = total, addend, terms, False
+    return next(x for x in handout_loops() if (x.sum, x.addend, x.terms, x.cast) == formats)
 
 
 def sums(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """The loops with ``predicted``, the result by exact arithmetic, every digit of it."""
-    found = {
+    """Add to each loop ``predicted``, its result by exact arithmetic, with every digit."""
+    predicted = {
         (one.sum, one.addend, one.cast, one.terms, one.step): decimal(one.result())
         for one in handout_loops()
     }
     keys = rows[["sum_dtype", "addend_dtype", "cast", "terms", "addend"]]
-    return rows.assign(predicted=[found.get(tuple(key)) for key in keys.itertuples(index=False)])
+    keys = keys.itertuples(index=False, name=None)
+    return rows.assign(predicted=[predicted.get(key) for key in keys])
 
 
 def gains(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """A row for each model, pass and precision: the GPU's time in eager mode at 512 tokens, of a
-    step replayed from a CUDA graph (``ms``; a backward is what forward and backward take beyond
-    the forward), ``gain``, fp32's time over it, and of a forward ``estimate``, the gain by counting
-    matrix multiplies at the measured rate and other operations at the measured bandwidth. A model
-    whose bf16 backward was timed as called has the passes of that step as called, too."""
+    """Return a row for each model, pass and precision of eager mode at 512 tokens.
+
+    ms: GPU time, of a step in a CUDA graph; a backward is what forward and backward take beyond the
+        forward. A model whose bf16 step was launched from Python, too, has the passes "forward,
+        launched" and "backward, launched" of that.
+    gain: fp32's time over it
+    estimate: a bf16 forward's gain by counting (``estimate``)
+    """
     few = rows[(rows["context"] == CONTEXT) & (rows["compile"] == "none")]
     few = few[(few["attention"] == "eager") & few["model"].isin(MODELS)]
     few = few[few["mode"].isin(["forward", "forward-backward"])]
@@ -49,75 +57,106 @@ def gains(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     wide["backward"] = wide["forward-backward"] - wide["forward"]
     both = launched[launched["precision"] == "bf16"].dropna(subset=["ms"])["model"]
     launched = launched[launched["model"].isin(both)]
-    called = launched.pivot_table("ms", ["model", "precision"], "phase")
-    called = called.reindex(columns=["forward", "backward"]).add_suffix(" as called")
-    wide = wide.join(called)
+    launched = launched.pivot_table("ms", ["model", "precision"], "phase")
+    launched = launched.reindex(columns=["forward", "backward"]).add_suffix(", launched")
+    wide = wide.join(launched)
     passes = wide.columns.drop("forward-backward")
     long = wide[passes].stack().rename("ms").dropna().reset_index()
     long = long.rename(columns={"mode": "pass", "level_2": "pass"})
     base = long[long["precision"] == "fp32"].set_index(["model", "pass"])["ms"]
     long["gain"] = long.join(base.rename("fp32"), on=["model", "pass"])["fp32"] / long["ms"]
-    known = (long["pass"] == "forward") & (long["precision"] == "bf16")
+    estimated = (long["pass"] == "forward") & (long["precision"] == "bf16")
     ceiling = rows_of("ceiling")
-    guess = long["model"].map({m: estimate(m, ceiling)["bf16"] for m in set(long["model"])})
-    long["estimate"] = guess.where(known)
+    estimates = {model: estimate(model, ceiling)["gain"] for model in set(long["model"])}
+    long["estimate"] = long["model"].map(estimates).where(estimated)
     same = {c: few[c].iloc[0] for c in ("device", "file", "local", "run")}
     return long.assign(status="ok", **same)
 
 
 def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
-    """The gain of a forward over fp32, by precision, and the share of matrix multiplies in fp32."""
+    """Return what counting says of an eager forward, in ms.
+
+    matmuls, matmuls_bf16: at the best measured rates
+    rest: everything else, as accesses to fp32 tensors at the best bandwidth
+    casts: of the weights to bf16
+    gain: of bf16 over fp32
+    """
     rates, bandwidth = ceilings(ceiling), copy_bandwidth(ceiling)
     shape = SIZES[model]
     tokens = BATCH * CONTEXT
     elements = {"residual": tokens * shape.d_model, "hidden": tokens * shape.d_ff}
     elements["scores"] = BATCH * shape.num_heads * CONTEXT**2
-    moved = 4 * shape.num_layers * sum(TRAVERSALS[k] * n for k, n in elements.items())
-    casts = CAST_BYTES * (parameter_count(shape) - shape.vocab_size * shape.d_model)
+    accesses = sum(ACCESSES[kind] * number for kind, number in elements.items())
+    weights = parameter_count(shape) - shape.vocab_size * shape.d_model
     flops = forward_flops(shape, BATCH, CONTEXT)
     ms = {
-        "fp32": flops / rates["fp32"] / 1e9 + moved / bandwidth / 1e9,
-        "bf16": flops / rates["bf16"] / 1e9 + (moved + casts) / bandwidth / 1e9,
+        "matmuls": flops / rates["fp32"] / 1e9,
+        "matmuls_bf16": flops / rates["bf16"] / 1e9,
+        "rest": 4 * shape.num_layers * accesses / bandwidth / 1e9,
+        "casts": CAST_BYTES * weights / bandwidth / 1e9,
     }
-    return {"bf16": ms["fp32"] / ms["bf16"], "share": flops / rates["fp32"] / 1e9 / ms["fp32"]}
+    fp32, bf16 = ms["matmuls"] + ms["rest"], ms["matmuls_bf16"] + ms["rest"] + ms["casts"]
+    return ms | {"gain": fp32 / bf16}
 
 
 @chart(height=3.0, room=0.12)
 def running(figure):
-    """10,000 times 0.001 added up in three formats, as exact arithmetic predicts them."""
+    """Draw 10,000 times 0.001 added up in three formats, as exact arithmetic predicts them."""
     colours = dict(zip(("fp32", "fp16", "bf16"), (COLOURS[1], COLOURS[2], COLOURS[0]), strict=True))
     ax, terms = figure.subplots(), 10_000
     for name, colour in colours.items():
-        found = loop(name, name, terms).partial_sums()
+        partial = loop(name, name, terms).partial_sums()
         at = [*range(0, terms, 40), terms - 1]
-        ax.plot([i + 1 for i in at], [float(found[i]) for i in at], color=colour, linewidth=2)
-        label(ax, name, (terms, float(found[-1])), va="center")
+        ax.plot([i + 1 for i in at], [float(partial[i]) for i in at], color=colour, linewidth=2)
+        label(ax, name, (terms, float(partial[-1])), va="center")
     ax.plot([0, terms], [0, 10], color=INK, linewidth=1, linestyle=(0, (4, 3)))
     ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.001 (dashed: exact)")
     ax.set_ylabel("running sum")
     ax.xaxis.set_major_formatter("{x:,.0f}")
 
 
-@chart(height=3.0, room=0.12)
+@chart(height=2.1)
+def ranges(figure):
+    """Draw the powers of two that each format holds, and those that fp16 holds of a gradient whose
+    loss is scaled."""
+    scaled = -int(math.log2(LOSS_SCALE))
+    lanes = [("fp32", "fp32", 0), ("bf16", "bf16", 0), ("fp16", "fp16", 0)]
+    lanes.append(("fp16, loss scaled", "fp16", scaled))
+    ax = figure.subplots()
+    for y, (_, name, moved) in enumerate(reversed(lanes)):
+        held = FORMATS[name]
+        low, normal = math.log2(held.smallest) + moved, math.log2(held.smallest_normal) + moved
+        high = math.log2(held.largest) + moved
+        colour = COLOURS[1] if name == "fp16" else COLOURS[4]
+        ax.broken_barh([(normal, high - normal)], (y - 0.3, 0.6), color=colour)
+        ax.broken_barh([(low, normal - low)], (y - 0.3, 0.6), color=colour, alpha=0.4)
+    name_lanes(ax, range(len(lanes)), [words for words, *_ in reversed(lanes)])
+    ax.set_xticks([-126, -64, 0, 64, 127], [f"$2^{{{n}}}$" for n in (-126, -64, 0, 64, 127)])
+    ax.set_xlabel("size of a number (pale: with fewer bits)")
+
+
+LINES = {
+    "estimate": ("forward", "estimate", Look("forward, estimate", COLOURS[4], "s")),
+    "forward": ("forward", "gain", Look("forward", COLOURS[0], "o", ours=True)),
+    "backward": ("backward", "gain", Look("backward", COLOURS[1], "^")),
+}
+
+
+@chart(height=3.0, room=0.3)
 def by_size(figure, rows: pd.DataFrame):
-    """What bf16 gains in forward and backward, smallest model first, beside the estimate."""
+    """Draw what bf16 gains in forward and backward by model, and the forward's estimate."""
     few = rows[rows["precision"] == "bf16"].set_index(["pass", "model"])
     models = [m for m in MODELS if ("forward", m) in few.index]
     ax = figure.subplots()
-    drawn = (
-        ("estimate", "forward", "estimate", COLOURS[4], "--", ""),
-        ("forward", "forward", "gain", COLOURS[0], "-", "o"),
-        ("backward", "backward", "gain", COLOURS[1], "-", "^"),
-    )
-    for name, pass_, column, colour, dashes, marker in drawn:
-        here = [
-            (i, few.loc[(pass_, m), column])
-            for i, m in enumerate(models)
-            if (pass_, m) in few.index
-        ]
-        x, y = zip(*here, strict=True)
-        ax.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=5)
-        at = (34, -3) if name == "backward" else (7, 0)  # clear of the forward's line
-        label(ax, name, (x[-1], y[-1]), at, va="center", color=colour)
+    ends = []
+    for name, (pass_, column, look) in LINES.items():
+        present = [m for m in models if (pass_, m) in few.index]
+        x = [models.index(m) for m in present]
+        y = [few.loc[(pass_, m), column] for m in present]
+        dashes = "--" if name == "estimate" else "-"
+        ax.plot(x, y, color=look.colour, linestyle=dashes, marker=look.marker, markersize=5)
+        ends.append((x[-1], y[-1], name))
     ax.set_xticks(range(len(models)), map(TITLES.get, models))
-    ax.set(ylim=(0, None), ylabel="times as fast as fp32", xlim=(-0.3, len(models) - 0.2))
+    ax.set(ylim=(0, None), ylabel="times as fast as fp32", xlim=(-0.3, len(models) - 0.7))
+    looks = Looks({name: look for name, (*_, look) in LINES.items()})
+    return lambda: name_ends(figure, ax, ends, looks)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from a2lib.parallel.owners import CHUNKS
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives
@@ -10,7 +11,7 @@ from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.report.units import digits, gb, ms
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.sharding import CHUNKS, UPDATE_BYTES, Held, pipelined_s, sent
+from a2lib.theory.sharding import UPDATE_BYTES, Held, pipelined_s, sent
 from a2lib.theory.transformer import SIZES, parameter_count
 
 MODELS = {"xl25": "2.0B", "2.7B": "3.4B"}

@@ -110,7 +110,10 @@ def parsed(
     name, colon, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
     takes = known.get(name)
     if takes is None or bool(takes) != bool(colon):
-        allowed = ", ".join(f"{one}:{what}" if what else one for one, what in known.items())
+        forms = [
+            f"{known_name}:{form}" if form else known_name for known_name, form in known.items()
+        ]
+        allowed = ", ".join(forms)
         raise ValueError(f"checkpointing {text!r}: allowed are {allowed}")
     if takes == "ops" and argument not in OPS:
         raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(OPS)}")
@@ -182,7 +185,8 @@ def _leaves(items: Plan) -> Iterator[str]:
 
 
 class _Play:
-    """``owned``: the first item's input is held by the checkpoint around it."""
+    """The simulation of a plan. ``owned`` items are those inside of a checkpoint, which holds the
+    first one's input."""
 
     def __init__(self, units: dict[str, BlockBytes], fresh: bool):
         self.units, self.fresh = units, fresh
@@ -190,7 +194,7 @@ class _Play:
         self.runs = self.cut = 0.0
 
     def bytes(self, item) -> tuple[int, int]:
-        """Held by an item after its forward, and the input among it."""
+        """Return the bytes that an item holds after its forward, and those of its input."""
         first = self.unit(next(_leaves([item])))
         return first.input if isinstance(item, tuple) else first.saved, first.input
 
@@ -205,7 +209,7 @@ class _Play:
             self.held += held - (input_ if owned and i == 0 else 0)
 
     def again(self, items: Plan) -> None:
-        """Count what running the items of a checkpoint once more begins, to any depth."""
+        """Count the blocks that recomputing the items of a checkpoint begins, at any depth."""
         last = [item for item in items[-1:] if not isinstance(item, tuple)]
         cut = sum(PARTS[item] for item in last)
         self.runs += cut + sum(PARTS[item] for item in _leaves(items[:-1]))
@@ -254,9 +258,12 @@ def block_bytes(step: StepMemory) -> tuple[BlockBytes, dict[str, BlockBytes]]:
 
 
 def strategy_peak(step: StepMemory, strategy: str) -> int:
-    """Return the bytes at the peak of a forward and backward, beyond what is there between steps,
-    under a strategy of ``a2lib.model.checkpointing``: of the blocks, of the head, or of the end of
-    the backward, whichever is highest. Errors as ``parsed``."""
+    """Return the bytes at the peak of forward and backward, beyond those that are there between
+    steps, under a strategy of ``a2lib.model.checkpointing``.
+
+    The peak is in the blocks, at the head, or at the end of the backward. Raises ValueError as
+    ``parsed``.
+    """
     block, halves = block_bytes(step)
     layers = step.shape.num_layers
     name, ops = parsed(strategy, layers)
@@ -275,10 +282,10 @@ def strategy_peak(step: StepMemory, strategy: str) -> int:
 
 
 def selective_kept(ops: str, step: StepMemory) -> int:
-    """Return the bytes that one block keeps after forward under ``selective:ops``.
+    """Return the bytes that one block saves under ``selective:ops``.
 
-    Its input, in float32, and the kept results, whether backward wants them or not (w2's and
-    output's do nothing for it). Raises ValueError for other ops.
+    These are its input, in float32, and the outputs of ``ops``, whether the backward needs them or
+    not (it does not need those of w2 and output). Raises ValueError for other ops.
     """
     check_name("ops", ops, OPS)
     s, rows = step.shape, step.batch * step.context
@@ -305,11 +312,10 @@ def selective_kept(ops: str, step: StepMemory) -> int:
 
 
 def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:
-    """Return the most bytes of the backward of all blocks under ``selective:ops``; errors as
-    ``selective_kept``, ``block`` as for ``cost``.
+    """Return the bytes at the peak of the backward of all blocks under ``selective:ops``.
 
-    The results that a block kept are those that it saves, used up as it is computed again. One is
-    left beside it: w2's, since what is computed again ends before it.
+    A block's saved outputs are used up as it is recomputed. That of w2 is left, since recomputation
+    stops before w2. Raises ValueError as ``selective_kept``; ``block`` is as for ``cost``.
     """
     left = step.width * step.batch * step.context * step.shape.d_model
     others = step.shape.num_layers - 1
@@ -318,13 +324,15 @@ def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:
 
 
 def repeated(strategy: str, step: StepMemory) -> dict[str, float]:
-    """Return how often the backward of a step runs each part of its blocks' forward again under a
-    strategy of ``a2lib.model.checkpointing``: "linear" layers, "attention" (its two products), and
-    "rest", what stands between them, in forwards of all blocks, with the share of a forward's
-    linear layers that early stop leaves out taken off. Raises ValueError as ``parsed``.
+    """Return how often the backward of a step recomputes each part of its blocks' forward, under a
+    strategy of ``a2lib.model.checkpointing``.
 
-    ``half`` ends before the last product of either half, any other checkpoint around blocks before
-    that of the FFN.
+    linear: the linear layers, without the share that early stop leaves out
+    attention: its two matmuls
+    rest: the elementwise kernels
+
+    The unit is a forward of all blocks. ``half`` stops before the last matmul of each half, any
+    other checkpoint around blocks before that of the FFN. Raises ValueError as ``parsed``.
     """
     s = step.shape
     layers = s.num_layers

@@ -60,8 +60,8 @@ class StepMemory:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes in float32 of the residual ``stream``, (B, T, D), the FFN's ``hidden``, (B, T, F),
-        the ``scores``, (B, H, T, T), the ``logits``, (B, T, V)."""
+        """Bytes in float32 of the residual stream (B, T, D), the FFN's hidden (B, T, F), the scores
+        (B, H, T, T) and the logits (B, T, V)."""
         rows = WIDE * self.batch * self.context
         return {
             "stream": rows * self.shape.d_model,
@@ -72,7 +72,7 @@ class StepMemory:
 
     @property
     def width(self) -> int:
-        """Bytes of a number that is multiplied."""
+        """Bytes per element of matmuls."""
         return NARROW if self.precision == "bf16" else WIDE
 
     @property
@@ -81,7 +81,7 @@ class StepMemory:
         return block_saved(self.shape, self.batch, self.context, self.attention, self.precision)
 
     def parameters(self) -> dict[str, int]:
-        """Name -> bytes of each parameter, in the order of the state dict."""
+        """Return the bytes of each parameter by name, in the order of the state dict."""
         s = self.shape
         row = WIDE * s.d_model
         block = {
@@ -123,7 +123,7 @@ def optimizer_bytes(step: StepMemory) -> int:
 
 @dataclass(frozen=True)
 class Peak:
-    """A moment of a step: its phase, "loss" up to the gradient of the logits, and bytes by
+    """A moment of a step: its phase ("loss" until the gradient of the logits), and its bytes by
     category."""
 
     phase: str
@@ -135,21 +135,21 @@ class Peak:
 
 
 def peak(step: StepMemory) -> Peak:
-    """Return the fullest moment of a step."""
+    """Return the moment of a step's peak."""
     return max(moments(step), key=lambda moment: moment.total)
 
 
 def asked(step: StepMemory) -> int:
-    """Return the bytes that a GPU's allocator has been asked for at the peak: those of tensors, and
-    of cuBLAS's workspaces, one for each thread that multiplies, forward and backward.
+    """Return the bytes that a step has requested from the GPU's allocator at its peak: tensors, and
+    a cuBLAS workspace for each thread with matmuls, forward and backward.
 
-    A process that has captured a step keeps as many for the capture's stream.
+    A process that has captured a step keeps as many again for the capture's stream.
     """
     if step.mode in ("inference", "forward"):
         return peak(step).total + WORKSPACE
     if not step.first:
         return peak(step).total + 2 * WORKSPACE
-    # Backward's comes with its first product, behind the gradient of the logits.
+    # The backward's workspace comes with its first matmul, after the gradient of the logits.
     return max(
         moment.total + (1 if moment.phase in ("forward", "loss") else 2) * WORKSPACE
         for moment in moments(step)
@@ -185,7 +185,7 @@ def moments(step: StepMemory) -> Iterator[Peak]:
     gradients = WIDE * block_parameter_count(step.shape) if step.fresh else 0
     above = (table + row if step.fresh else 0) + LOSS
     for half in block_peaks(step):
-        # Of the first block that goes backward, and of the last.
+        # In the first block of the backward, and in the last.
         yield held(
             "backward",
             saved=waiting + half.saved,
@@ -279,13 +279,13 @@ class Half:
 
 
 def block_peaks(step: StepMemory) -> list[Half]:
-    """Return the moments of one block's backward at which most is held, the FFN's before
+    """Return the moments of one block's backward that may be its peak, the FFN's before
     attention's.
 
-    The FFN's are the product with w2, whose gradient is made beside that of its input, and the
-    gate, which has three gradients of the FFN's width. Eager attention's is the softmax's gradient:
-    CUDA's kernel makes a third tensor of the scores' size, beside the gradient that comes in and
-    the one that goes out. At the end the gradients of all the block's parameters are there.
+    The FFN's are w2, whose gradient is made beside that of its input, and the gate, with three
+    gradients of the FFN's width. Eager attention's is the softmax's gradient: CUDA's kernel makes a
+    third tensor of the scores' size, beside its input and its output. At the end the gradients of
+    all parameters of the block are there.
     """
     saved = step.saved
     attention = sum(n for name, n in saved.items() if name.startswith(("x0", "0a/")))
@@ -294,7 +294,7 @@ def block_peaks(step: StepMemory) -> list[Half]:
     narrow = stream * step.width // WIDE
     s, fresh = step.shape, int(step.fresh)
     w2 = WIDE * s.d_model * s.d_ff
-    # While w2's gradient is made its 16-bit copies are there, and go with what they were made of.
+    # While w2's gradient is computed its 16-bit copies are there, and are freed after it.
     copy = w2 // 2 if step.precision == "bf16" else 0
     made = w2 if step.precision == "bf16" else w2 + hidden
     halves = [

@@ -1,0 +1,149 @@
+"""What a wrapper asks at the end of a step: of its module, and of the other ranks."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from a2lib.parallel.group import capturing, member
+
+
+class Members:
+    """The parameters of a module as they were, and ``also`` others that may take their places. Who
+    asks at each step whether they still are compares identities alone and walks no tree."""
+
+    def __init__(self, module: nn.Module, also: Iterable[Tensor] = ()) -> None:
+        self._module = module
+        self._allowed = {id(p) for p in (*module.parameters(), *also)}
+        self._remember()
+
+    def check(self) -> None:
+        """Raise RuntimeError for a parameter that came or was replaced since then."""
+        if self._identities() == self._before:
+            return
+        for name, p in self._module.named_parameters():
+            if id(p) not in self._allowed:
+                raise RuntimeError(
+                    f"{name} came or was replaced after the module was wrapped, and its gradient is"
+                    " not averaged; wrap the module anew"
+                )
+        self._remember()  # a module without parameters came or went
+
+    def _remember(self) -> None:
+        modules = list(self._module.modules())
+        self._tables = [m._parameters for m in modules] + [m._modules for m in modules]
+        self._before = self._identities()
+
+    def _identities(self) -> list[int]:
+        return [id(member) for table in self._tables for member in table.values()]
+
+
+@dataclass(slots=True)
+class Step:
+    """What has happened since the last finish. Not attributes of a wrapper, which is a module: to
+    set one of those costs the host as much as a message."""
+
+    forwards: int = 0  # of the wrapper, whose backward is to be averaged
+    accumulated: bool = False  # a backward has added to a gradient
+
+    def clear(self) -> None:
+        self.forwards, self.accumulated = 0, False
+
+
+class Agreement:
+    """What the ranks tell each other at the end of a step, in one sum over them: which parameters
+    have a gradient on no rank, and whether all of them end the same step.
+
+    The sum has a one for each parameter from each rank that has a gradient for it, and for each
+    rank, in a place of its own, how many forwards it began since the last step. On the CPU all of
+    it is read at once. On a GPU a rank that has all its gradients, which is the rule, reads nothing
+    on the host, so that nothing waits and a CUDA graph can hold it; the ranks' numbers are looked
+    at one step later.
+    """
+
+    GIVEN_UP = -1
+
+    def __init__(
+        self, names: Sequence[str], device: torch.device, group: dist.ProcessGroup | None
+    ) -> None:
+        self._names, self._group = names, group
+        rank, size = member(group)
+        self._place = len(names) + rank
+        self._usual = torch.zeros(len(names) + size, dtype=torch.float32, device=device)
+        self._usual[: len(names)] = 1
+        self._usual[self._place] = 1
+        self._counts = torch.empty_like(self._usual)
+        self._last: tuple[list[int], set[int]] = [], set()
+        # The ranks' numbers on their way to the host, each with the event behind it.
+        self._coming: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+
+    def end_step(self, missing: list[int], forwards: int) -> set[int]:
+        """Return those of ``missing``, the parameters without a gradient on this rank, that no rank
+        has one for; ``forwards`` is the number of this rank's, or ``GIVEN_UP``. Collective.
+
+        Raises RuntimeError on every rank, with the rank's number, where one ends another step than
+        the others. In a CUDA graph's capture, which cannot read, returns what the last step found;
+        RuntimeError where that was missing others.
+        """
+        self._counts.copy_(self._usual)
+        for i in missing:
+            # Not an assignment, which copies the number from the host: no capture allows that.
+            self._counts[i].zero_()
+        captured = capturing(self._counts.device)
+        if forwards != 1 and not captured:
+            self._counts[self._place].fill_(forwards)
+        dist.all_reduce(self._counts, group=self._group)
+        if captured:
+            self._check_missing(missing)
+            return self._last[1]
+        if missing or forwards == self.GIVEN_UP or not self._counts.is_cuda:
+            counts = self._counts.tolist()
+            _check_same_step(counts[len(self._names) :])
+            self._last = missing, {i for i in missing if not counts[i]}
+        else:
+            self._last = [], set()
+            self._look_later()
+        return self._last[1]
+
+    def _check_missing(self, missing: list[int]) -> None:
+        if missing != self._last[0]:
+            other = sorted({*missing} ^ {*self._last[0]})
+            raise RuntimeError(
+                f"{self._names[other[0]]} has a gradient in the captured step or in the one "
+                "before, not in both; warm up with the step that is captured"
+            )
+
+    def _look_later(self) -> None:
+        """Start to bring the ranks' numbers to the host, and look at those that have come."""
+        numbers = self._counts[len(self._names) :]
+        room = torch.empty(len(numbers), dtype=torch.float32, device="cpu", pin_memory=True)
+        room.copy_(numbers, non_blocking=True)
+        behind = torch.cuda.Event()
+        behind.record()
+        self._coming.append((behind, room))
+        while self._coming[0][0].query():
+            _, came = self._coming.popleft()
+            _check_same_step(came.tolist())
+            if not self._coming:
+                return
+
+
+def _check_same_step(forwards: list[float]) -> None:
+    """Raise RuntimeError unless every rank has the same number."""
+    least, most = min(forwards), max(forwards)
+    if least == most:
+        return
+    if least == Agreement.GIVEN_UP:
+        raise RuntimeError(
+            f"rank {forwards.index(least)} gave up, by reset(), the step that rank "
+            f"{forwards.index(most)} finished: every rank gives up a step, or none"
+        )
+    raise RuntimeError(
+        f"rank {forwards.index(most)} skipped a step, or called the wrapper for itself: it began "
+        f"{most:.0f} forwards since the last step and rank {forwards.index(least)} began "
+        f"{least:.0f}; every rank skips a step, by reset(), or none, and a forward of some ranks "
+        "alone belongs into no_grad() or no_sync()"
+    )

@@ -1,0 +1,114 @@
+"""Which parameters are divided, and which unit has them.
+
+Sharding follows parameters, not class names: every parameter of two or more dimensions. Each
+element of an outermost ModuleList or Sequential is a unit, all else is the root's, and so is a
+weight that two units share. An element without a forward, such as a ModuleList, is looked into.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded
+
+
+@dataclass
+class UnitParts:
+    """A module that is to be a unit, and its parameters that are gathered or cast."""
+
+    module: nn.Module
+    sharded: list[Sharded] = field(default_factory=list)
+    cast: list[Replicated] = field(default_factory=list)
+
+
+@dataclass
+class Division:
+    """The parameters of a module in its order, its units by name with the root, "", first, and the
+    modules that have a parameter of two or more dimensions."""
+
+    parameters: list[Sharded | Replicated]
+    units: dict[str, UnitParts]
+    owners: set[nn.Module]
+
+
+def divide(
+    root: nn.Module, compute_dtype: torch.dtype | None, rank: int, world_size: int
+) -> Division:
+    """Turn the parameters of ``root`` into this rank's rows, in place."""
+    places = places_of(root)
+    owners = set()
+    for p, (_, at) in places.items():
+        if p.dim() >= 2:
+            owners.update(module for module, _ in at)
+    units = {"": UnitParts(root)}
+    unit_names: dict[nn.Module, set[str]] = {}
+    for name, module in unit_modules(root).items():
+        units[name] = UnitParts(module)
+        for part in module.modules():
+            unit_names.setdefault(part, set()).add(name)
+    parameters: list[Sharded | Replicated] = []
+    for p, (names, at) in places.items():
+        homes = set()
+        for module, _ in at:
+            homes |= unit_names.get(module, {""})
+        unit = units[homes.pop() if len(homes) == 1 else ""]
+        dtype = p.dtype
+        # A float of 8 bits goes with a scale that its module knows of.
+        can_be_cast = p.is_floating_point() and p.dtype.itemsize > 1
+        if compute_dtype and can_be_cast and any(module in owners for module, _ in at):
+            dtype = compute_dtype
+        p.grad = None
+        if p.dim() >= 2 and p.numel():
+            sharded = Sharded(names, p, dtype, at, rank, world_size)
+            unit.sharded.append(sharded)
+            parameters.append(sharded)
+        else:
+            replicated = Replicated(names, p, dtype, at)
+            if replicated.shown is not p:
+                unit.cast.append(replicated)
+            parameters.append(replicated)
+    return Division(parameters, units, owners)
+
+
+def clean(name: str) -> str:
+    """Return a parameter's name without what torch.compile puts into it."""
+    return name.replace("_orig_mod.", "")
+
+
+def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
+    """Return the elements of the outermost ModuleLists and Sequentials below ``root`` that own a
+    parameter of two or more dimensions, by name."""
+    names: dict[nn.Module, str] = {}  # a module at two places is a single unit
+
+    def visit(prefix: str, module: nn.Module) -> None:
+        for name, child in module.named_children():
+            path = f"{prefix}{name}"
+            if isinstance(module, nn.ModuleList | nn.Sequential) and runs(child):
+                if any(p.dim() >= 2 for p in child.parameters()):
+                    names.setdefault(child, path)
+            else:
+                visit(f"{path}.", child)
+
+    visit("", root)
+    return {name: module for module, name in names.items() if module is not root}
+
+
+def runs(module: nn.Module) -> bool:
+    """Return whether it has a forward. A container that is only looked into is never called."""
+    return type(module).forward is not nn.Module.forward
+
+
+def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place]]]:
+    """Return each parameter with its names and the places where a module holds it, once each; a
+    module at two places has one place and two names."""
+    places: dict[nn.Parameter, tuple[list[str], list[Place]]] = {}
+    for prefix, module in root.named_modules(remove_duplicate=False):
+        for name, p in module._parameters.items():
+            if p is not None:
+                path = f"{prefix}.{name}" if prefix else name
+                names, at = places.setdefault(p, ([], []))
+                names.append(clean(path))
+                if (module, name) not in at:
+                    at.append((module, name))
+    return places

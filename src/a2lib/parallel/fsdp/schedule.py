@@ -1,0 +1,294 @@
+"""When units are gathered, freed, and their gradients sent.
+
+Forward of unit i:   start the all-gather of i+1, wait for that of i, compute, free i.
+Backward of unit i:  free i+1 and set its gradients apart, start the all-gather of i-1, start the
+                     reduce-scatter of i+1, wait for the all-gather of i, compute.
+
+The order is that of the forward before, so the first has no prefetch. A prefetch has to be queued
+before the kernels it hides behind: memory is taken on the stream that computes, and the all-gather
+waits for that point.
+
+Autograd runs the nodes of a device in the reverse order of their making, so a unit's backward is
+done when the next one's first gradient comes, unless that is at the same node: the root returns
+what its last unit did, and a block that is skipped what came in.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils._pytree import tree_leaves
+
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
+from a2lib.parallel.fsdp.units import Prepared, Unit
+from a2lib.parallel.lane import Ended, Lane
+
+# Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take
+# longer than its backward the link is what is waited for, with one or with more.
+IN_FLIGHT = 1
+# What an output may have besides tensors without hiding one.
+PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class Schedule:
+    """The order of ``units``, of which the first is the root."""
+
+    def __init__(self, units: list[Unit], trained: list[Sharded | Replicated], lane: Lane) -> None:
+        self.units, self.root = units, units[0]
+        self._trained, self._lane = trained, lane
+        # Units in the order of the last forward, and how far this forward has followed it.
+        self._order: list[Unit] = []
+        self._current: list[Unit] = []
+        self._position: int | None = None
+        self._in_forward = False
+        self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
+        self._unseen: list[Unit] = []  # a backward that has begun could not be seen
+        self._sent: deque[tuple[Ended | None, list[Prepared]]] = deque()
+        self._root_sent = False  # since the last finish
+        # The backward that was seen last, and whether it adds to gradients of parameters.
+        self._backward, self._accumulates = -1, True
+        # Of the root, and of the calls since the last finish.
+        self.waits_for_backward = False
+        self.accumulated = False
+
+    # Forward.
+
+    def begin_forward(self, gradients: bool) -> None:
+        """Begin a forward of the whole: what is gathered may be of an earlier step."""
+        self._accumulates = True
+        self.send_begun()
+        for unit in self.units:
+            unit.free()
+        self._current, self._position = [], 0
+        self._in_forward = True
+        self.waits_for_backward = gradients
+
+    def before_forward(self, unit: Unit) -> None:
+        """Have the unit's parameters whole, and the next one's on their way."""
+        again = in_backward()  # a checkpoint computes this anew
+        if not again and unit is not self.root and not self._in_forward:
+            unit.free()  # called by itself: what it had may be of an earlier step
+        unit.issue()
+        if not again:
+            self._prefetch(unit)
+        unit.refresh()
+        unit.wait_to_compute()
+
+    def _prefetch(self, unit: Unit) -> None:
+        if unit is not self.root:
+            self._current.append(unit)
+            if self._position is None:
+                return
+            if self._order[self._position : self._position + 1] != [unit]:
+                self._position = None  # another way than last time: each gathers for itself
+                return
+            self._position += 1
+        for following in self._order[self._position : self._position + 1]:
+            following.issue()
+
+    def after_forward(self, unit: Unit, output: object, begins: Callable) -> None:
+        """Free the unit, unless its backward may come at once; ``begins(unit, mark)`` is called
+        when that does."""
+        unit.check_unchanged()
+        needed = _watch(unit, output, begins)
+        if in_backward():
+            return
+        if torch.is_grad_enabled() and _opaque(output):
+            # Its backward cannot be seen coming: it stays, and is reduced at the finish.
+            self._unseen.append(unit)
+            needed = True
+        unit.show(False)
+        if unit is self.root:
+            self._in_forward = False
+            self._order = self._current
+            if output is not None and not needed:
+                self.waits_for_backward = False
+            # Gathered ahead and not used, or kept for a backward that will not come.
+            if not needed:
+                for other in self.units:
+                    other.free()
+            return
+        # Backward wants the last one at once.
+        is_last = self._position == len(self._order) and self._order[-1:] == [unit]
+        if not (needed and is_last) and unit not in self._unseen:
+            unit.free()
+
+    def leave_forward(self) -> None:
+        """Free all of what a forward had gathered."""
+        self._in_forward = False
+        for unit in self.units:
+            unit.show(False)
+            unit.free()
+
+    # Backward.
+
+    @torch.no_grad()
+    def before_backward(self, unit: Unit, mark: object) -> None:
+        """Have the unit's parameters whole, and send the gradients of those that are done; ``mark``
+        is that of the node at which the unit begins."""
+        if unit.in_backward:
+            return
+        self.waits_for_backward = False
+        self._meet_backward(unit)
+        done, still = [], []
+        for other in self._begun:
+            same_node = mark is not None and other.began_at is mark
+            (still if other is self.root or same_node else done).append(other)
+        prepared = [self._prepare(other) for other in done]
+        self._begun = still
+        if unit is self.root:
+            # Nothing is left behind a backward, which zero_grad could not reach.
+            torch.autograd.Variable._execution_engine.queue_callback(self.send_begun)
+        unit.began_at, unit.in_backward = mark, True
+        self._begun.append(unit)
+        unit.issue()
+        before = self._one_before(unit)
+        if before is not None:
+            before.issue()
+        for other, gradients in zip(done, prepared, strict=True):
+            self._send(other, gradients)
+        unit.wait_to_compute()
+
+    def _meet_backward(self, unit: Unit) -> None:
+        """Ask of a backward that is new whether it adds to gradients of parameters: that of
+        ``torch.autograd.grad`` does not, and leaves nothing to send."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            parameters = itertools.chain(unit.parameters, self._trained)
+            self._accumulates = any(map(_will_have_a_gradient, parameters))
+        if self._accumulates:
+            self.accumulated = True
+
+    def _one_before(self, unit: Unit) -> Unit | None:
+        order = self._order
+        if unit is self.root:
+            return order[-1] if order else None
+        if order.count(unit) != 1 or order[0] is unit:
+            return None
+        return order[order.index(unit) - 1]
+
+    @torch.no_grad()
+    def send_begun(self) -> None:
+        """Send the gradients of every unit whose backward has begun."""
+        begun = list(dict.fromkeys([*self._begun, *self._unseen]))
+        self._begun, self._unseen = [], []
+        if self.root in begun and self._accumulates:
+            self._root_sent = True
+        for unit in begun:
+            self._send(unit, self._prepare(unit))
+
+    def _prepare(self, unit: Unit) -> list[Prepared]:
+        """Return the unit's gradients as they will travel, once there is room for them."""
+        if not self._accumulates:
+            unit.leave_backward()
+            return []
+        while len(self._sent) >= IN_FLIGHT:
+            self._wait_for_one()
+        return unit.prepare_reduction()
+
+    def _send(self, unit: Unit, prepared: list[Prepared]) -> None:
+        if prepared:
+            # What travels is held until the current stream has waited for it.
+            self._sent.append((unit.reduce(prepared), prepared))
+
+    def _wait_for_one(self) -> None:
+        end, _ = self._sent.popleft()
+        self._lane.wait(end)
+
+    # The end of a step.
+
+    def unfinished(self) -> bool:
+        """Return whether a backward waits for the finish."""
+        return self.accumulated or bool(self._unseen)
+
+    def is_in_backward(self) -> bool:
+        """Return whether a backward has begun and not ended: its end takes the root out."""
+        return self.root in self._begun
+
+    def send_all(self) -> None:
+        """Send what is left, the root's gradients in any case: every rank does, also one on which
+        its backward could not be seen."""
+        if not self._root_sent and self.root not in self._begun:
+            self._begun.append(self.root)
+        self._accumulates = True
+        self.send_begun()
+        self._root_sent = False
+
+    def wait_for_sent(self) -> None:
+        """Let the current stream wait for all that was sent."""
+        while self._sent:
+            self._wait_for_one()
+
+    def end(self) -> None:
+        """End the step: nothing is gathered any more."""
+        self.waits_for_backward = self.accumulated = False
+        self.leave_forward()
+
+    def forget(self) -> None:
+        """Drop what forwards and backwards have left."""
+        self.wait_for_sent()
+        for unit in self.units:
+            unit.forget()
+        self._begun, self._unseen = [], []
+        self._root_sent = False
+        self.end()
+
+    def travelling_bytes(self) -> int:
+        """Return the bytes of gradients whose reduce-scatters have not ended."""
+        total = 0
+        for _, sent in self._sent:
+            for prepared in sent:
+                total += sum(whole.nbytes for whole in prepared.wholes)
+        return total
+
+
+def _watch(unit: Unit, output: object, begins: Callable) -> bool:
+    """Have ``begins`` called when a gradient reaches ``output``; return whether one can."""
+    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
+    tensors = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    for x in tensors:
+        if x.grad_fn is None:
+            x.register_hook(_beginning(unit, None, begins))
+            continue
+        x.grad_fn.register_prehook(_beginning(unit, x.grad_fn, begins))
+        # Changed in place by the caller, a view gets another history, but not its base's.
+        if x._is_view() and x._base.grad_fn is not None:
+            x._base.grad_fn.register_prehook(_beginning(unit, x._base.grad_fn, begins))
+    return bool(tensors)
+
+
+def _beginning(unit: Unit, node: Node | None, begins: Callable) -> Callable:
+    # Of the node, which the hook must not hold: that would be a cycle no collector sees.
+    mark = None if node is None else node.metadata.setdefault("a2lib.fsdp", object())
+
+    def hook(*_: object) -> None:
+        begins(unit, mark)
+
+    return hook
+
+
+def _opaque(output: object) -> bool:
+    """Return whether there may be tensors in it that cannot be seen."""
+    if isinstance(output, Tensor):
+        return False
+    return not all(isinstance(x, (Tensor, *PLAIN)) for x in tree_leaves(output))
+
+
+def _will_have_a_gradient(p: Sharded | Replicated) -> bool:
+    """Return whether the backward that runs will add to the parameter's gradient."""
+    if not p.master.requires_grad:
+        return False
+    try:
+        # PyTorch has no public name for it.
+        return torch._C._will_engine_execute_node(get_gradient_edge(p.shown).node)
+    except RuntimeError:
+        return False  # it is what torch.autograd.grad was asked for
+
+
+def in_backward() -> bool:
+    """Return whether autograd is running a backward here, so that a forward is a checkpoint's."""
+    return torch._C._current_graph_task_id() != -1

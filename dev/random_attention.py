@@ -2,9 +2,9 @@
 
     python dev/random_attention.py 1000 [--seed 0]
 
-Needs a GPU. New memory is full of NaN. Each shape runs twice, then
+Needs a GPU. New memory is full of NaN. Each shape runs as it comes, then from its plan, then
 replayed from a CUDA graph, and every twentieth also compiled; without PyTorch's caching of memory,
-as for compute-sanitizer, only called. Prints how often each form ran and the worst
+as for compute-sanitizer, only called. Prints how often each kernel was launched and the worst
 errors, after an interrupt those until then (`timeout --foreground`, or ptxas is interrupted too);
 exits with 1 where one is too large.
 """
@@ -30,7 +30,7 @@ from attention_compare import (
     with_gradients,
 )
 
-from a2lib.attention import FlashAttentionTriton, dispatch, flash_attention
+from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 SCORES = 2**26  # at most, of all heads
@@ -48,16 +48,14 @@ def draw_shapes(draw):
     return q_shape, (batch, kv_heads, keys_for(n_queries, n_keys), head_dim)
 
 
-def count(name, launched):
-    """Have the forms that a function of ``dispatch`` chooses counted."""
-    choose = getattr(dispatch, name)
+def count(module, launched):
+    real = module.launch
 
-    def counted(case):
-        form = choose(case)
-        launched[f"{name.removesuffix('_form')}: {form}"] += 1
-        return form
+    def launch(kernel, apart, *rest):
+        launched[f"{apart[0]} (Gluon)" if module is hopper and rest[-1] else apart[0]] += 1
+        return real(kernel, apart, *rest)
 
-    setattr(dispatch, name, counted)
+    module.launch = launch
 
 
 def called(*inputs):
@@ -93,8 +91,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     launched, worst, wrong, runs = Counter(), {}, 0, Counter()
-    for name in ("forward_form", "backward_form"):
-        count(name, launched)
+    for module in (passes, hopper):
+        count(module, launched)
     uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
     try:
         for i in range(given.runs):

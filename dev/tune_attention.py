@@ -1,4 +1,4 @@
-"""Time tiles of the attention kernels on this GPU, as the table in a2lib.attention.dispatch was.
+"""Time tiles of the attention kernels on this GPU, as the table in a2lib.attention.tiles was.
 
     python dev/tune_attention.py candidates.json results.jsonl
 
@@ -16,56 +16,60 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from triton.testing import do_bench
 
-from a2lib.attention import dispatch, flash_attention, passes
+from a2lib.attention import flash_attention, launch, passes, plans, tiles
 
 SHAPES = {"16bit": [(1, 1, 8192), (1, 16, 8192)], "fp32": [(1, 1, 4096), (1, 8, 4096)]}
 SMALL = [(1, 1, 256), (1, 16, 256)]
-# The form of a pass in which a kernel runs.
-FORMS = {
-    "forward": "plain",
-    "forward_chunk": "key_chunks",
-    "backward": "one_launch",
-    "backward_chunks": "chunks",
-    "backward_wide": "two_terms",
-}
 
 
-class Spy:
-    """A kernel whose last launch is kept."""
+def last_launch(fn, fixed, call):
+    """Positional and keyword arguments of the last launch of fn, with these constants, in call."""
+    launches = []
+    original = fn.run
 
-    def __init__(self, kernel):
-        self.kernel, self.last = kernel, None
+    def record(*args, **kwargs):
+        launches.append((args, kwargs))
+        return original(*args, **kwargs)
 
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            self.last = lambda: self.kernel[grid](*args, **options)
-            return self.last()
-
-        return launch
+    fn.run = record
+    launch._compiled.clear()
+    plans._plans.clear()
+    try:
+        call()
+    finally:
+        fn.run = original
+    return next(x for x in reversed(launches) if fixed.items() <= x[1].items())
 
 
 def run(key, tile, shapes, rep):
     """Milliseconds of one kernel with one tile, by shape; rep is do_bench's, 0 only compiles."""
     kernel, family, BD, causal = key.split("/")
     BD, causal = int(BD), causal == "True"
-    usual, form = dispatch.tiles, FORMS.get(kernel, "two_sweeps")
-    pass_ = "forward_form" if kernel.startswith("forward") else "backward_form"
-    setattr(dispatch, pass_, lambda case: form)
-    dispatch.tiles = lambda name, case: (
-        (dispatch.Tile(*tile),) if name == kernel else usual(name, case)
-    )
-    spy = passes.KERNELS[kernel] = Spy(passes.KERNELS[kernel])
+    tiles.TILES[kernel, family, BD, causal] = (tiles.Tile(*tile),)
+    tiles.WHEN_FEW.clear()
+    tiles.WHEN_LONG.clear()
+    tiles.WHEN_SHORT.clear()
     dtype = torch.bfloat16 if family == "16bit" else torch.float32
+    fn, fixed = passes._kernel(kernel), tiles.SPECIALISED[kernel][1]
     times = {}
     for batch, heads, n in shapes:
         q, k, v, do = (torch.randn(batch, heads, n, BD, device="cuda").to(dtype) for _ in range(4))
-        for x in (q, k, v):
-            x.requires_grad_(not kernel.startswith("forward"))
-        o = flash_attention(q, k, v, is_causal=causal)
-        if o.requires_grad:
-            torch.autograd.grad(o, (q, k, v), do)
+
+        def call(q=q, k=k, v=v, do=do):
+            for x in (q, k, v):
+                x.requires_grad_(not kernel.startswith("forward"))
+            o = flash_attention(q, k, v, is_causal=causal)
+            if not kernel.startswith("forward"):
+                torch.autograd.grad(o, (q, k, v), do)
+
+        args, kwargs = last_launch(fn, fixed, call)
         if rep:
-            times[f"{heads}x{n}"] = do_bench(spy.last, warmup=5, rep=rep, return_mode="median")
+            times[f"{heads}x{n}"] = do_bench(
+                lambda args=args, kwargs=kwargs: fn.run(*args, **kwargs),
+                warmup=5,
+                rep=rep,
+                return_mode="median",
+            )
     return times
 
 

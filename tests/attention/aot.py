@@ -1,14 +1,13 @@
 """Compile the attention kernels for a Hopper GPU where there is none, and report their resources.
 
     python tests/attention/aot.py forward bf16 64 causal 128 128 8 2   # one kernel, tile given
-    python tests/attention/aot.py      # every tile of the table, every form of the Gluon kernels
+    python tests/attention/aot.py      # every tile of the table, all that hopper.py asks of Gluon
 
 One JSON object a line: spilled bytes, serialised-wgmma warnings of ptxas (C7510 to C7515),
 registers, shared memory. Without arguments AdamW's kernel too, and without a GPU what a tensor of
 the CPU is told. A process of its own, since a failed compiler assertion aborts Python.
 """
 
-import contextlib
 import itertools
 import json
 import os
@@ -29,12 +28,12 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 from triton.runtime.jit import mangle_type  # noqa: E402
 
-from a2lib.attention import dispatch, flash, hopper_backward, hopper_forward, passes  # noqa: E402
-from a2lib.attention.dispatch import HOPPER, Case, HopperForward, Tile  # noqa: E402
-from a2lib.errors import UnsupportedError  # noqa: E402
+from a2lib.attention import UnsupportedError, flash, hopper, passes  # noqa: E402
+from a2lib.attention import tiles as table  # noqa: E402
+from a2lib.attention.tiles import SPECIALISED, chunk_loops, options_of, precision_of  # noqa: E402
 from a2lib.optim import kernels as optim  # noqa: E402
 
-# What dispatch.hopper_consumers chooses: consumers, and whether programs stay.
+# What tiles.hopper_forward chooses: consumers, and whether programs stay.
 FORMS = {
     (64, True): [(1, False), (1, True)],
     (64, False): [(1, True), (3, False)],
@@ -45,15 +44,6 @@ OWN = "forward", "forward_chunk"  # which split their queries themselves
 # By dtype, and fp16x3: fp32 as two terms of fp16, three products.
 TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp16x3": "fp32"}
 TERMS = {"fp32": "*bf16", "fp16x3": "*fp16"}
-# Constants that a kernel has beside those of its tile.
-SPECIALISED = {
-    "forward_chunk": {"EARLY": True},
-    "backward_dq": {"NEEDS_DQ": True},
-    "backward_dkdv": {"NEEDS_DK": True, "NEEDS_DV": True},
-    "backward_dk": {"NEEDS_DK": True, "NEEDS_DV": False},
-    "backward_dv": {"NEEDS_DK": False, "NEEDS_DV": True},
-    "backward_chunks": {"EARLY": True},
-}
 
 
 def _ptxas(self, ptx, *_):
@@ -82,16 +72,16 @@ knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kern
 
 def compile_kernel(kernel, dtype, head_dim, causal, tile):
     """Compile one specialisation for sm_90a; returns its resources as a dict."""
-    fn = passes.KERNELS[kernel]
+    fn, fixed = passes._kernel(kernel), SPECIALISED[kernel][1]
     split = () if kernel in OWN else ("Q",)
-    sums = ("DQ", "DK", "DV") if kernel in ("backward_chunks", "backward_wide") else ()
-    lengths = (4096, 4096) if dtype == "fp16x3" else (4096, 128)  # two terms want many keys
-    case = Case(TYPES[dtype], 1, 1, 1, *lengths, head_dim, causal, HOPPER)
-    options = passes._options(case, tile)
-    constants = {name: options.pop(name) for name in fn.arg_names if name in options}
-    constants |= SPECIALISED.get(kernel, {})
-    if kernel == "backward_chunks":
-        constants["LOOPS"] = dispatch.chunk_loops(case)
+    in_chunks = kernel == "backward_chunks"
+    sums = ("DQ", "DK", "DV") if in_chunks or kernel == "backward_wide" else ()
+    BD = max(16, triton.next_power_of_2(head_dim))
+    precision = precision_of(TYPES[dtype], allow_tf32=False, two_terms=dtype == "fp16x3")
+    constants = dict(d=head_dim, BD=BD, Bq=tile.Bq, Bk=tile.Bk, CAUSAL=causal)
+    constants |= dict(PRECISION=precision, STAGES=tile.stages, **fixed)
+    if in_chunks:
+        constants["LOOPS"] = chunk_loops(BD, dtype)
     signature = {}
     for name in fn.arg_names:
         if name in constants:
@@ -108,7 +98,7 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
             signature[name], constants[name] = "constexpr", 1
         else:
             signature[name] = "i32"
-    found = resources(ASTSource, fn, signature, constants, options)
+    found = resources(ASTSource, fn, signature, constants, options_of(tile, precision))
     told = dict(kernel=kernel, dtype=dtype, head_dim=head_dim, causal=causal, tile=list(tile))
     return told | found
 
@@ -148,100 +138,76 @@ def loose_arrivals(ptx):
 
 
 def gluon_calls():
-    """What is launched of Gluon: how it is told apart, and the kernel with its arguments."""
+    """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``."""
     calls = []
-    for name in ("hopper_forward", "hopper_backward"):
-        function = getattr(dispatch, name)
-        setattr(dispatch, name, function.__wrapped__)  # nothing is kept
-    stays_of = dispatch.hopper_backward_stays
     for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
-        told = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
-        dispatch.hopper_backward_stays = stays_of
-        calls += ordered_and_grouped_calls(d, causal, ragged, told)
-        case, tensors = problem(d, causal, ragged)
-        q, k, v, o, lse = tensors.q, tensors.k, tensors.v, tensors.o, tensors.lse
+        calls += gluon_backward_calls(d, causal, ragged)
+        x, lse = torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16), torch.empty(1, 1, 256)
+        more = x.new_empty(1, 1, 256, d)  # queries, so that some are past the keys
+        names = ("q", "o", "do", "dq", "k", "v", "dk", "dv", "lse")
+        problem = passes._Problem((*[more] * 4, *[x] * 4, lse), (), names, causal, None)
+        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(more), strict=True)))
+        how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
         for form in FORMS[d, causal]:
-            consumers, stays = form
-            Bk = 64 if consumers == 1 and d > 64 else 128
-            chosen = HopperForward(consumers, stays, Bk, n_programs=1, heads_together=1)
-            dispatch.hopper_forward = lambda case, chosen=chosen: chosen
-            with recorded(calls, told | {"kernel": "forward", "form": form}):
-                passes._forward_hopper(case, 1.0, q, k, v, o, lse)
-        told |= {"kernel": "backward"}
-        shapes = case._replace(n_keys=128), case._replace(n_keys=512, batch=1024)
-        for stays in {stays_of(shape) for shape in shapes}:
-            dispatch.hopper_backward_stays = lambda case, stays=stays: stays
-            with recorded(calls, told | {"stays": stays}):
-                sweep(case, tensors)
+            hopper.hopper_forward = lambda *_, found=form: found
+            hopper.launch = _keep(calls, how | {"kernel": "forward", "form": form})
+            hopper.forward(problem)
+        how |= {"kernel": "backward"}
+        stay = table.hopper_backward_stays
+        for stays in {stay(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
+            hopper.hopper_backward_stays = lambda *_, found=stays: found
+            hopper.launch = _keep(calls, how | {"stays": stays})
+            hopper.backward(problem)
+        problem.add(dq_sums=more[0].float(), dk_sums=x.float(), dv_sums=x.float())
+        hopper.launch = _keep(calls, how | {"chunk": 256})
         if ragged == causal:  # each with and without, once: they are apart in the kernel
-            with recorded(calls, told | {"chunk": 256}):
-                sweep(case, tensors, chunk=256)
+            hopper.backward_chunks(problem, 256)
     return calls
 
 
-def problem(d, causal, ragged, heads=1, ordered=False):
-    """A backward's case and tensors, of more queries than keys: some are past the keys."""
-    x, lse = (
-        torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16),
-        torch.empty(1, heads, 256),
-    )
-    more = x.new_empty(1, heads, 256, d)
-    case = passes.case_of((more, x), causal)._replace(gpu=HOPPER, is_deterministic=ordered)
-    return case, passes.Tensors(more, more, x, x, more, lse, more, x, x)
-
-
-def sweep(case, tensors, chunk=0):
-    rows, sums = passes.scratch(tensors.q, is_permuted=case.head_dim > 64)
-    dk, dv = (x.float() if chunk else x for x in (tensors.dk, tensors.dv))
-    turns = passes.turns_of(rows) if case.is_deterministic else rows
-    passes._sweep_hopper(case, 1.0, tensors, (rows, sums, dk, dv), chunk, turns)
-
-
-def ordered_and_grouped_calls(d, causal, ragged, told):
+def gluon_backward_calls(d, causal, ragged):
     """The backward in a fixed order, and of heads of keys that two query heads share."""
     calls = []
+    hopper.hopper_backward_stays = table.hopper_backward_stays
     for heads, ordered in ((1, True), (2, False)):
-        case, tensors = problem(d, causal, ragged, heads, ordered)
-        with recorded(calls, told | {"kernel": "backward", "ordered": ordered, "group": heads}):
-            sweep(case, tensors)
+        x, lse = (
+            torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16),
+            torch.empty(1, heads, 256),
+        )
+        more = x.new_empty(1, heads, 256, d)
+        names = ("q", "o", "do", "dq", "k", "v", "dk", "dv", "lse")
+        problem = passes._Problem((*[more] * 4, *[x] * 4, lse), (), names, causal, None)
+        problem.fixed_order = ordered
+        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(more), strict=True)))
+        problem.add(turns=hopper.turns(problem.tensors["rows"]))
+        how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
+        how |= {"kernel": "backward", "ordered": ordered, "group": heads}
+        hopper.launch = _keep(calls, how)
+        hopper.backward(problem)
     return calls
 
 
-@contextlib.contextmanager
-def recorded(calls, told):
-    """Have launches of the Gluon kernels added to ``calls``."""
-    real = hopper_forward.forward_kernel, hopper_backward.backward_kernel
-    hopper_forward.forward_kernel, hopper_backward.backward_kernel = (
-        Recorder(kernel, calls, told) for kernel in real
-    )
-    yield
-    hopper_forward.forward_kernel, hopper_backward.backward_kernel = real
+def _keep(calls, how):
+    def launch(kernel, key, n_programs, tensors, numbers, constants, options, forms):
+        if forms:
+            calls.append((how, (kernel, tensors, numbers, constants, options, forms)))
+
+    return launch
 
 
-class Recorder:
-    def __init__(self, kernel, calls, told):
-        self.kernel, self.calls, self.told = kernel, calls, told
-
-    def __getitem__(self, grid):
-        return lambda *args, **named: self.calls.append((self.told, (self.kernel, args, named)))
-
-
-def compile_gluon(told, call):
-    fn, args, named = call
-    constants = {name: named.pop(name) for name in fn.arg_names if name in named}
-    types = [type_of(x) for x in args] + ["constexpr"] * len(constants)
-    signature = dict(zip(fn.arg_names, types, strict=True))
-    options = {"num_warps": constants["num_warps"], **named}
-    return {"gluon": True, **told, **resources(GluonASTSource, fn, signature, constants, options)}
-
-
-def type_of(x):
+def compile_gluon(how, call):
+    fn, tensors, numbers, constants, options, forms = call
     of = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
-    if isinstance(x, torch.Tensor):
-        return "*" + of[x.dtype]
-    if hasattr(x, "block_shape"):
-        return f"tensordesc<{of[x.base.dtype]}{x.block_shape},{x.layout!r}>"
-    return "fp32" if isinstance(x, float) else "i32"
+    types = [
+        f"tensordesc<{of[x.dtype]}{form.block},{form.layout!r}>"
+        for x, form in zip(tensors, forms, strict=False)
+    ]
+    types += ["*" + of[x.dtype] for x in tensors[len(forms) :]]
+    types += ["fp32" if isinstance(x, float) else "i32" for x in numbers]
+    types += ["constexpr"] * len(constants)
+    signature = dict(zip(fn.arg_names, types, strict=True))
+    options = {"num_warps": constants["num_warps"], **options}
+    return {"gluon": True, **how, **resources(GluonASTSource, fn, signature, constants, options)}
 
 
 def compile_adamw(n, has_master):
@@ -257,21 +223,22 @@ def compile_adamw(n, has_master):
 
 
 def table_jobs():
-    """Every row of the table in bfloat16, which needs what float16 does, and in float32; without
-    the causal mask where registers are tight."""
-    for row in dispatch.TILES:
-        for columns in row.columns:
-            for causal in (True, False):
-                is_there = row.is_causal in (None, causal) and (causal or columns >= 64)
-                if is_there:
-                    yield row.kernel, row.family.replace("16bit", "bf16"), columns, causal, row.tile
+    """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
+    without the causal mask where registers are tight."""
+    entries = [(key, tiles[0]) for key, tiles in table.TILES.items() if key[3] or key[2] >= 64]
+    entries += table.WHEN_FEW.items()
+    entries += [(key, tile) for key, tiles in table.WHEN_SHORT.items() for tile in tiles.values()]
+    long = table.WHEN_LONG.items()
+    entries += [((*key, True), tile) for key, tiles in long for tile in tiles.values()]
+    for (kernel, family, BD, causal), tile in entries:
+        yield kernel, family.replace("16bit", "bf16"), BD, causal, tile
 
 
 def main(argv):
     if argv:
         kernel, dtype, head_dim, causal, *tile = argv
-        assert kernel in passes.KERNELS, f"kernels: {list(passes.KERNELS)}"
-        job = kernel, dtype, int(head_dim), causal == "causal", Tile(*map(int, tile))
+        assert kernel in SPECIALISED, f"kernels: {list(SPECIALISED)}"
+        job = kernel, dtype, int(head_dim), causal == "causal", table.Tile(*map(int, tile))
         work = [(compile_kernel, job)]
     else:
         work = [(compile_gluon, call) for call in gluon_calls()]

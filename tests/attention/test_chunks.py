@@ -4,24 +4,15 @@ import attention_compare as compare
 import pytest
 import torch
 from attention_compare import drawn, errors, in_float64, problems, random_inputs, with_gradients
-from attention_standins import choose, choose_forms
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from a2lib.attention import dispatch, flash_attention, passes
-from a2lib.attention.dispatch import Tile
-from a2lib.theory.attention import tiled_memory
+from a2lib.attention import flash_attention, passes, plans
+from a2lib.attention.tiles import TILES, Tile, chunk_of, chunk_programs
+from a2lib.theory.attention import in_chunks, in_two_terms, tiled_memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 SIDES = [(64, 64), (64, 128), (32, 16), (16, 32)]
-queries_per_chunk, tiles_of = dispatch.queries_per_chunk, dispatch.tiles
-
-
-def form_of(case):
-    """Chunks, in fp32 of wide heads of two terms."""
-    if case.precision == "fp16x3":
-        return "two_terms"
-    return "chunks" if case.wants_all else "two_sweeps"
 
 
 @pytest.fixture(scope="module")
@@ -29,32 +20,32 @@ def in_few_chunks():
     """Every backward is in chunks, of a GPU and a tile that each test chooses, and each new tensor
     is full of NaN: an element that nobody sets shows."""
     with pytest.MonkeyPatch.context() as patch:
-        two = {"has_two_terms": lambda case: case.dtype == "fp32" and case.head_dim > 64}
-        choose(patch, backward_form=form_of, **two)
+        patch.setattr(passes, "in_one_launch", lambda *_: False)
+        patch.setattr(passes, "in_chunks", lambda *_: True)
+        patch.setattr(passes, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+        patch.setattr(plans, "_plans", {})
         with compare.filled_with_nan():
             yield patch
 
 
 def run(patch, inputs, causal, sides=(64, 64), multiprocessors=64, scale=None):
-    """o and the gradients, and how many programs each plain launch of the backward had."""
+    """o and the gradients, and how many programs each launch of the backward had."""
+    for BD in (16, 32, 64, 128):
+        key = ("backward_chunks", "16bit", BD, causal)
+        patch.setitem(TILES, key, (Tile(*sides, 4, 1),))
+        patch.setitem(TILES, ("backward_chunks", "fp32", BD, causal), TILES[key])
+    patch.setitem(TILES, ("backward_wide", "fp16x3", 128, causal), TILES[key])
+    patch.setattr(passes, "n_multiprocessors", lambda device: multiprocessors)
     launched = {}
-    count = dispatch.n_programs
-    gpu = dispatch.Gpu(multiprocessors)
+    real = passes.launch
 
-    def tiles(kernel, case):
-        is_chunked = kernel in ("backward_chunks", "backward_wide")
-        return (Tile(*sides, 4, 1),) if is_chunked else tiles_of(kernel, case)
-
-    def n_programs(kernel, case, tile):
-        launched[kernel] = count(kernel, case, tile)
-        return launched[kernel]
-
-    def chunk(tile, case):
-        return queries_per_chunk(tile, case._replace(gpu=gpu))
+    def launch(kernel, apart, n_programs, *rest):
+        launched[apart[0]] = n_programs
+        return real(kernel, apart, n_programs, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        choose(patch, tiles=tiles, n_programs=n_programs, queries_per_chunk=chunk)
+        patch.setattr(passes, "launch", launch)
         results = with_gradients(
             lambda q, k, v, c: flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, causal
         )
@@ -102,10 +93,30 @@ def test_keys_at_the_ragged_end_weigh_nothing(in_few_chunks):
 
 
 @pytest.mark.parametrize("n_queries, n_keys", [(40, 0), (0, 40)])
-def test_empty_lengths_are_the_other_ways(n_queries, n_keys):
+def test_empty_lengths_are_the_other_ways(n_queries, n_keys, monkeypatch):
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
     inputs = random_inputs((2, n_queries, 16), (2, n_keys, 16), torch.float32)
     results = with_gradients(lambda *x: flash_attention(*x[:3], is_causal=x[3]), *inputs, True)
     assert all((x == 0).all() for x in results.values())
+
+
+some_tile = st.sampled_from([Tile(q, k, 4, 1) for q, k in SIDES])
+tokens, chunks = st.integers(1, 3000), st.none() | st.sampled_from([128, 384, 1152])
+
+
+@given(some_tile, tokens, tokens, st.integers(1, 64), st.booleans(), st.integers(0, 132), chunks)
+@example(Tile(64, 128, 8, 2), 16384, 16384, 1, True, 132, None)
+def test_programs_are_the_chunks_that_see_something(
+    tile, n_queries, n_keys, heads, causal, many, chunk
+):
+    chunk = chunk or chunk_of(tile, n_queries, n_keys, heads, causal, many)
+    assert chunk % tile.Bq == chunk % tile.Bk == 0
+    seen = sum(
+        not causal or n0 // chunk <= m0 // chunk
+        for n0 in range(0, n_keys, tile.Bk)
+        for m0 in range(0, n_queries, chunk)
+    )
+    assert chunk_programs(tile, chunk, n_queries, n_keys, causal) == seen
 
 
 def test_few_tokens_have_a_program_for_each_pair_of_tiles(in_few_chunks):
@@ -116,26 +127,19 @@ def test_few_tokens_have_a_program_for_each_pair_of_tiles(in_few_chunks):
 
 
 def test_scratch_is_what_is_counted(in_few_chunks, monkeypatch):
-    made, kernel = {}, passes.chunks.prepare_chunks_kernel
-
-    class Spy:
-        def __getitem__(self, grid):
-            def launch(*args, **options):
-                made.update(zip(("rows", "dq_sums", "dk_sums", "dv_sums"), args[3:7], strict=True))
-                return kernel[grid](*args, **options)
-
-            return launch
-
-    monkeypatch.setattr(passes.chunks, "prepare_chunks_kernel", Spy())
+    added, add = {}, passes._Problem.add
+    monkeypatch.setattr(passes._Problem, "add", lambda p, **x: added.update(x) or add(p, **x))
     run(in_few_chunks, random_inputs((2, 3, 40, 16), (2, 3, 70, 16), torch.float16), True)
     held = tiled_memory(2, 3, 40, 70, 16, 2, "backward", query_chunks=True)
-    assert {name: x.nbytes for name, x in made.items()} == {name: held[name] for name in made}
-    assert set(held) - set(made) == {"dq", "dk", "dv"}
+    assert {name: 4 * x.numel() for name, x in added.items()} == {x: held[x] for x in added}
+    assert set(held) - set(added) == {"dq", "dk", "dv"}
 
 
-@pytest.mark.parametrize("wanted", ["qk", "v"])
-def test_fewer_gradients_are_two_sweeps(monkeypatch, wanted):
-    choose_forms(monkeypatch, backward="chunks")
+@pytest.mark.parametrize("fixed, wanted", [(True, "qkv"), (False, "qk"), (False, "v")])
+def test_a_fixed_order_or_fewer_gradients_are_the_other_ways(monkeypatch, fixed, wanted):
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed)
+    monkeypatch.setattr(passes._Problem, "backward_in_chunks", None)
     inputs = dict(zip("qkv", random_inputs((2, 20, 16), (2, 20, 16), torch.float32), strict=False))
     for name in wanted:
         inputs[name].requires_grad_()
@@ -158,7 +162,7 @@ def test_two_terms_have_the_range_of_fp32(in_few_chunks, causal, scales):
     inputs = random_inputs((1, 2, 40, 66), (1, 1, 70, 66), torch.float32)
     inputs = [x * scale for x, scale in zip(inputs, scales, strict=True)]
     found, launched = run(in_few_chunks, inputs, causal, (32, 64))
-    assert "backward_wide" in launched
+    assert "backward_wide" in launched and "split_wide" in launched
     for name, want in in_float64(*inputs, causal).items():
         error = (found[name].double() - want).norm() / want.norm()
         assert error <= 2**-20, (name, error)  # at most 10 * 2**-24 in 12 draws
@@ -166,10 +170,37 @@ def test_two_terms_have_the_range_of_fp32(in_few_chunks, causal, scales):
 
 def test_a_few_gradients_of_two_terms_are_those_of_all(in_few_chunks):
     inputs = random_inputs((1, 2, 40, 66), (1, 1, 33, 66), torch.float32)
+    want, _ = run(in_few_chunks, inputs, True, (32, 32))
     o, lse = passes.forward(*inputs[:3], True, None)
-    whole = passes.backward(inputs[3], *inputs[:3], o, lse, True, None, (True, True, True))
-    want = dict(zip(("dq", "dk", "dv"), whole, strict=True))
-    for needs in ((True, False, False), (False, True, True), (False, False, True)):
-        got = passes.backward(inputs[3], *inputs[:3], o, lse, True, None, needs)
-        for x, name, needed in zip(got, ("dq", "dk", "dv"), needs, strict=True):
-            assert torch.equal(x, want[name]) if needed else x is None
+    for _ in range(2):  # the second may be as what ran before
+        for needs in ((True, False, False), (False, True, True), (False, False, True)):
+            got = passes.backward(inputs[3], *inputs[:3], o, lse, True, None, needs)
+            for x, name, needed in zip(got, ("dq", "dk", "dv"), needs, strict=True):
+                assert torch.equal(x, want[name]) if needed else x is None
+
+
+@pytest.mark.parametrize(
+    "n_queries, d, mode, two",
+    [(256, 128, None, True), (255, 128, None, False), (256, 65, None, True), (256, 64, None, False),
+     (256, 128, "tf32", False), (256, 128, "fixed order", False)],
+)  # fmt: skip
+def test_both_passes_multiply_alike(monkeypatch, n_queries, d, mode, two):
+    launched = []
+    for chosen in (in_chunks, in_two_terms):  # not the fixture's
+        monkeypatch.setattr(passes, chosen.__name__, chosen)
+    monkeypatch.setattr(
+        torch, "are_deterministic_algorithms_enabled", lambda: mode == "fixed order"
+    )
+    monkeypatch.setattr(passes, "_allow_tf32", lambda: mode == "tf32")
+    monkeypatch.setattr(passes, "launch", lambda kernel, apart, *_: launched.append(apart))
+    q, do = torch.empty(2, 1, 2, n_queries, d)
+    k, v = torch.empty(2, 1, 1, 300, d)
+    o, lse = passes.forward(q, k, v, True, None)
+    splits = {"split", "split_wide"} & {name for name, *_ in launched}
+    want = {"split_wide" if two else "split"}
+    assert splits == (set() if mode == "tf32" else want)
+    for needs in ((True, True, True), (True, False, False)):
+        launched.clear()
+        passes.backward(do, q, k, v, o, lse, True, None, needs)
+        names = {name for name, *_ in launched}
+        assert {"split", "split_wide"} & names == splits and ("backward_wide" in names) == two

@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 
-from a2lib.attention.dispatch import HOPPER, Case, hopper_backward_stays, hopper_consumers
+from a2lib.attention.tiles import hopper_backward_stays, hopper_forward
 
 pytestmark = pytest.mark.slow
 
@@ -64,14 +64,12 @@ def test_every_kernel_is_there(compiled):
 def test_every_form_of_gluon_is_there(gluon):
     """Those that the table chooses somewhere, ragged and not, and no others."""
     shapes = itertools.product((64, 128), (True, False), (128, 512, 2048, 16384), (1, 16, 1024))
-    cases = [
-        Case("bf16", 1, heads, heads, n, n, d, causal, HOPPER) for d, causal, n, heads in shapes
-    ]
-    chosen = {(c.head_dim, c.is_causal, *hopper_consumers(c)) for c in cases}
+    chosen = {(d, causal, *hopper_forward(d, n, heads, causal)) for d, causal, n, heads in shapes}
     ends = {(*form, ragged) for form in chosen if form[2] for ragged in (True, False)}
     forwards = [r for r in gluon if "form" in r]
     assert {(r["head_dim"], r["causal"], *r["form"], r["ragged"]) for r in forwards} == ends
-    stays = {(c.head_dim, c.is_causal, hopper_backward_stays(c)) for c in cases}
+    shapes = itertools.product((64, 128), (1, 128), (1, 1024), (True, False))
+    stays = {(d, causal, hopper_backward_stays(d, *shape, causal)) for d, *shape, causal in shapes}
     ends = {(*cell, ragged) for cell in stays for ragged in (True, False)}
     backwards = [r for r in gluon if "stays" in r]
     assert {(r["head_dim"], r["causal"], r["stays"], r["ragged"]) for r in backwards} == ends

@@ -211,3 +211,23 @@ def test_export_keeps_one_operator(strict):
     targets = [node.target for node in program.graph.nodes]
     assert targets.count(torch.ops.a2lib.flash_forward.default) == 1
     torch.testing.assert_close(program.module()(x), block(x))
+
+
+def test_an_operator_that_needs_no_gradient_is_its_body(monkeypatch):
+    """Dispatched once: code that Inductor makes calls both operators so."""
+    seen, excluded = [], torch._C._dispatch_tls_is_dispatch_key_excluded
+
+    def body(*args):
+        seen.append(excluded(torch._C.DispatchKey.AutogradFunctionality))
+        return args[0].clone(), args[0].new_zeros(args[0].shape[:-1])
+
+    monkeypatch.setattr(passes, "forward", body)
+    q, k, v, _ = CASES["fused"]
+    forward = torch.ops.a2lib.flash_forward.default
+    forward(q, k, v, True, None)
+    q = q.detach().requires_grad_()
+    with torch.no_grad():
+        forward(q, k, v, True, None)
+    assert forward(q, k, v, True, None)[0].requires_grad
+    # PyTorch's own way shuts autograd out first.
+    assert seen == [False, False, True]

@@ -1,6 +1,7 @@
 """What surrounds the Gluon kernels, without a GPU: when they run, on what, and what is done before
 and after them. The kernels themselves run in tests/gpu/test_attention_hopper.py."""
 
+import contextlib
 import itertools
 import math
 from types import SimpleNamespace
@@ -10,14 +11,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_compare import errors, filled_with_nan, in_float64, laid_out, random_inputs
-from attention_standins import choose
+from attention_standins import Kernel, run, stand_in
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from a2lib.attention import dispatch, hopper_backward, hopper_forward, passes
-from a2lib.attention.dispatch import HOPPER, Case
+from a2lib.attention import hopper, hopper_backward, hopper_forward, kernels, launch, passes, plans
+from a2lib.attention.tiles import hopper_forward as form_of
 
+BACKWARD = ("do", "q", "k", "v", "o", "lse", "dq", "dk", "dv")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+
+
+def tensor(length=1024, heads=2, d=64, dtype=torch.bfloat16):
+    """(3, heads, length, d), as a model's projections lie."""
+    return torch.zeros(3, length, heads, d, dtype=dtype).transpose(1, 2)
+
+
+def problem(q, k=None, v=None, do=None, causal=True):
+    k, v, do = (x if y is None else y for x, y in zip((q, q, q), (k, v, do), strict=True))
+    inputs = do, q, k, v, torch.empty_like(q), torch.zeros(q.shape[:-1])
+    made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    return passes._Problem(inputs, made, BACKWARD, causal, None)
 
 
 # What stands before and after the one-pass kernel.
@@ -58,112 +72,189 @@ def one_pass(q, do, k, v, sums, rows, dk, dv, turns, scale, scale2, causal, chun
         x.copy_(x + new if chunks else new)
 
 
-class OnePass:
-    """In place of the Gluon kernel: ``one_pass`` on what the descriptors describe."""
-
-    def __init__(self):
-        self.programs, self.before = None, None
-
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            args = [getattr(x, "base", x) for x in args]
-            self.programs, self.before = grid[0], (args[4].clone(), args[5].clone())
-            one_pass(*args[:11], *(options[name] for name in ONE_PASS))
-
-        return launch
-
-
-@pytest.fixture
-def sweep(monkeypatch):
-    """A Hopper GPU is here, whose one-pass kernel is PyTorch's."""
-    kernel = OnePass()
-    monkeypatch.setattr(passes, "gpu_of", lambda device: HOPPER)
-    monkeypatch.setattr(hopper_backward, "backward_kernel", kernel)
-    choose(monkeypatch, hopper_backward_stays=lambda case: False)
-    return kernel
-
-
 @pytest.mark.parametrize(
     "n, d, causal",
     [(1, 64, True), (127, 40, False), (128, 64, True), (200, 80, False), (200, 128, True)],
 )
 @pytest.mark.parametrize("heads, fixed_order", [(3, False), (1, False), (3, True)])
-def test_prepare_and_finish_around_one_pass(sweep, monkeypatch, n, d, causal, heads, fixed_order):
+def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal, heads, fixed_order):
     inputs = random_inputs((1, 3, n, d), (1, heads, n + 1, d), torch.float16)
     q, k, v, do = (laid_out(x, "transposed") for x in inputs)
     truth = in_float64(q, k, v, do, causal)
     o, lse = truth["o"].half(), compare.log_sum_exp(q, k, causal).float()
-    monkeypatch.setattr(dispatch, "backward_form", lambda case: "hopper")
-    with filled_with_nan():
-        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed_order)
-        made = passes.backward(do, q, k, v, o, lse, causal, None, (True, True, True))
-    sums, rows = sweep.before
-    rows = rows.view(1, 3, 2, -1)
+    made = torch.full_like(q, math.nan), torch.full_like(k, math.nan), torch.full_like(v, math.nan)
+    p = passes._Problem((do, q, k, v, o, lse), made, BACKWARD, causal, None)
+    p.fixed_order = fixed_order
+    scratch = dict(zip(("rows", "sums"), hopper.scratch(q), strict=True))
+    p.add(**{name: x.fill_(math.nan) for name, x in scratch.items()})
+    p.add(turns=hopper.turns(scratch["rows"]).fill_(-1))
+    seen = {}
+
+    def run(kernel, key, n_programs, tensors, numbers, constants, options, forms):
+        if not forms:
+            return launch.launch(kernel, key, n_programs, tensors, numbers, constants, options)
+        seen.update({name: x.clone() for name, x in scratch.items()}, programs=n_programs)
+        one_pass(*tensors, *numbers[-9:-7], *(constants[x] for x in ONE_PASS))
+
+    monkeypatch.setattr(hopper, "launch", run)
+    monkeypatch.setattr(hopper, "hopper_backward_stays", lambda *_: False)
+    hopper.backward(p)
+    rows = seen["rows"].view(1, 3, 2, -1)
     torch.testing.assert_close(rows[:, :, 0, :n], lse / math.log(2))
     torch.testing.assert_close(rows[:, :, 1, :n], (do.float() * o.float()).sum(-1))
     assert rows.shape[-1] % 128 == 0 and (rows[:, :, 0, n:] == math.inf).all()
     assert (rows[:, :, 1, n:] == 0).all()
-    assert (sums.isnan() if fixed_order else sums == 0).all()
-    assert sweep.programs == heads * -(-(n + 1) // 128)
-    results = dict(zip(("o", "dq", "dk", "dv"), (o, *made), strict=True))
+    assert (seen["sums"].isnan() if fixed_order else seen["sums"] == 0).all()
+    assert seen["programs"] == heads * -(-(n + 1) // 128)
+    results = dict(zip(("o", "dq", "dk", "dv"), (o, *p.made), strict=False))
     for name, error in errors(results, truth).items():
         assert error < 1e-2, (name, error)
 
 
 @pytest.mark.parametrize("n, d, causal", [(1, 64, True), (130, 40, False), (200, 80, True)])
-def test_sums_around_the_kernel_in_chunks(sweep, monkeypatch, n, d, causal):
+def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
     """Grouped keys too; every sum is set to zero before, and written after."""
     inputs = random_inputs((1, 4, n, d), (1, 2, n + 1, d), torch.float16)
     q, k, v, do = (laid_out(x, "transposed") for x in inputs)
-    truth = in_float64(q, k, v, do, causal)
+    truth, programs = in_float64(q, k, v, do, causal), []
     o, lse = truth["o"].half(), compare.log_sum_exp(q, k, causal).float()
-    monkeypatch.setattr(dispatch, "queries_per_gluon_chunk", lambda case: 128)
-    monkeypatch.setattr(dispatch, "backward_form", lambda case: "hopper_chunks")
+
+    def run(kernel, key, n_programs, tensors, numbers, constants, options, forms):
+        programs.append(n_programs)
+        one_pass(*tensors, *numbers[-9:-7], *(constants[x] for x in ONE_PASS))
+
+    monkeypatch.setattr(hopper, "launch", run)
+    monkeypatch.setattr(hopper, "chunk_queries", lambda p: 128)
+    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     with filled_with_nan():
-        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
         made = passes.backward(do, q, k, v, o, lse, causal, None, (True, True, True))
     tiles = -(-n // 128)
-    seen = 1 + tiles if n > 128 and causal else tiles * -(-(n + 1) // 128)
-    assert sweep.programs == 4 * seen
+    assert programs == [4 * (1 + tiles if n > 128 and causal else tiles * -(-(n + 1) // 128))]
     results = dict(zip(("o", "dq", "dk", "dv"), (o, *made), strict=True))
     for name, error in errors(results, truth).items():
         assert error < 1e-2, (name, error)
 
 
-@pytest.mark.parametrize("d, BD", [(40, 64), (64, 64), (80, 128), (128, 128)])
-def test_blocks_and_layouts(d, BD):
-    """Blocks are of BD columns, whatever of them there is: the copy engine gives zeros beyond."""
-    x = torch.zeros(3, 200, 2, d, dtype=torch.bfloat16).transpose(1, 2)
-    tiled = passes._tiled(x, 128, BD)
-    assert (tiled.shape, tiled.strides) == ([*x.shape], [*x.stride()])
-    assert (tiled.block_shape, tiled.layout.swizzle_byte_width) == ([1, 1, 128, BD], 128)
-    rows, sums = passes.scratch(x, is_permuted=BD == 128)
-    n, columns = (256, 128) if BD == 128 else (200, d)
-    assert rows.shape == (6, 2, 256) and sums.shape == (6, n, columns)
-    tiled = passes._in_blocks(rows, (1, 2, 128))
-    assert (tiled.strides, tiled.layout.swizzle_byte_width) == ([512, 256, 1], 0)
-    tiled = passes._in_blocks(sums, (1, 64, 64))
-    assert (tiled.strides, tiled.layout.element_bitwidth) == ([n * columns, columns, 1], 32)
+@pytest.mark.parametrize("n, heads, wanted", [(32768, 16, 4), (32768, 3, 3), (4096, 15, 10)])
+def test_some_heads_run_together_however_long(monkeypatch, n, heads, wanted):
+    seen = []
+    monkeypatch.setattr(hopper, "launch", lambda *args: seen.append(args[4]))
+    p = problem(torch.empty(1, heads, n, 64, dtype=torch.bfloat16, device="meta"))
+    p.add(**dict(zip(("rows", "sums"), hopper.scratch(p.tensors["q"]), strict=True)))
+    hopper._sweep(p, "sums", ("dk", "dv"), 1.0)
+    assert [numbers[-2] for numbers in seen] == [wanted]
+
+
+# When they run.
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
+
+
+def served(*given, **options):
+    p = problem(*given, **options)
+    return hopper.serves_forward(p), hopper.serves_backward(p)
+
+
+def test_not_on_a_cpu():
+    assert served(tensor()) == (False, False)
+
+
+def test_heads_of_40_to_128_in_steps_of_8_and_of_16_bits(on_hopper):
+    for d, yes in {16: 0, 32: 0, 36: 0, 40: 1, 64: 1, 68: 0, 80: 1, 128: 1}.items():
+        assert served(tensor(d=d)) == (yes, yes), d
+    assert served(tensor(dtype=torch.float16)) == (True, True)
+    assert served(tensor(dtype=torch.float32)) == (False, False)
+    assert served(tensor(length=0)) == (False, False)
+    # Few programs of grouped keys and short rows are plain Triton's backward.
+    assert served(tensor(), tensor(heads=1), tensor(heads=1)) == (True, False)
+    grouped = tensor(4096, heads=2)
+    assert served(tensor(4096, heads=4), grouped, grouped) == (True, True)
+    assert served(tensor(length=256, heads=8)) == (True, False)
+
+
+def test_long_rows_of_few_heads_are_cut_in_eight(on_hopper, monkeypatch):
+    cut = {(64, 8191): 0, (64, 8192): 1024, (64, 16384): 2048, (80, 4095): 0, (128, 4096): 512,
+           (128, 8193): 1152, (128, 16384): 2048, (32, 16384): 0, (68, 8192): 0}  # fmt: skip
+    assert {(d, n): hopper.chunk_queries(problem(tensor(n, 1, d))) for d, n in cut} == cut
+    few = problem(tensor(100, 1)), tensor(8192, 1), tensor(8192, 1)
+    assert hopper.chunk_queries(problem(tensor(100, 1), *few[1:])) == 512
+    assert hopper.chunk_queries(problem(tensor(4096, 2, 128), *[tensor(4096, 1, 128)] * 2)) == 512
+    assert hopper.chunk_queries(problem(tensor(8192, 1, dtype=torch.float32))) == 0
+    monkeypatch.setattr(hopper, "_is_hopper", lambda device: False)
+    assert hopper.chunk_queries(problem(tensor(8192, 1))) == 0
+
+
+def test_not_what_the_copy_engine_cannot_address(on_hopper):
+    q = tensor()
+    odd = torch.zeros(3, 2, 1024, 68, dtype=q.dtype)[..., :64]
+    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(3, 1024, 2, 64).transpose(1, 2)
+    for wrong in (odd, shifted, q[:, :, :1].expand_as(q)):
+        assert served(q, wrong) == (False, False)
+        assert served(q, do=wrong) == (True, False)
 
 
 def test_the_stride_of_a_dimension_of_one_is_nobodys():
     x = torch.zeros(2**16, dtype=torch.bfloat16).as_strided((1, 2, 128, 64), (3, 8192, 64, 1))
-    assert passes._is_addressable(x)
-    assert not passes._is_addressable(x.as_strided((2, 2, 128, 64), (3, 8192, 64, 1)))
-    assert passes._tiled(x, 64, 64).strides == [64, 8192, 64, 1]
+    assert hopper._is_addressable(x)
+    assert not hopper._is_addressable(x.as_strided((2, 2, 128, 64), (3, 8192, 64, 1)))
+    form = hopper._form(x, 64, 64)
+    assert (form.shape, form.strides) == ((1, 2, 128, 64), (64, 8192, 64, 1))
 
 
-tokens = st.integers(1, 400)
+@pytest.mark.parametrize("d, BD", [(40, 64), (64, 64), (80, 128), (128, 128)])
+def test_blocks_and_layouts(d, BD):
+    """Blocks are of BD columns, whatever of them there is: the copy engine gives zeros beyond."""
+    x = tensor(200, d=d)
+    form = hopper._form(x, 128, BD)
+    assert (form.shape, form.strides) == (tuple(x.shape), x.stride())
+    assert (form.block, form.layout.swizzle_byte_width) == ([1, 1, 128, BD], 128)
+    rows, sums = hopper.scratch(x)
+    n, columns = (256, 128) if BD == 128 else (200, d)
+    assert rows.shape == (6, 2, 256) and sums.shape == (6, n, columns)
+    assert hopper.scratch(x, gluon=False)[1].shape == (6, 200, d)
+    form = hopper._form(rows, (1, 2, 128), BD)
+    assert (form.strides, form.layout.swizzle_byte_width) == ((512, 256, 1), 0)
+    form = hopper._form(sums, (1, 64, 64), BD)
+    assert (form.strides, form.layout.element_bitwidth) == ((n * columns, columns, 1), 32)
 
 
-@given(st.sampled_from([64, 128]), tokens, tokens, st.booleans())
-@example(128, 129, 129, True)
-@example(128, 130, 129, True)
-def test_ragged_where_a_query_would_see_past_the_last_key(block, n_queries, n_keys, causal):
-    case = Case("bf16", 1, 1, 1, n_queries, n_keys, 64, causal, HOPPER)
-    past = range(n_keys, -(-n_keys // block) * block)
-    wrong = any(not causal or key <= query for key in past for query in (0, n_queries - 1))
-    assert dispatch.is_ragged(case, block) == wrong
+@given(
+    st.sampled_from(range(40, 129, 8)), st.integers(1, 2**17), st.integers(1, 2**10), st.booleans()
+)
+def test_only_forms_that_exist_and_are_compiled(d, n_queries, n_heads, causal):
+    consumers, stay = form_of(d, n_queries, n_heads, causal)
+    assert consumers in ((0, 1, 3) if d <= 64 else (0, 1, 2))
+    assert not stay or consumers in (1, 2), "with three consumers a program has one tile"
+    also = hopper.hopper_backward_stays(d, -(-n_queries // 128), n_heads, causal)
+    assert not (causal and n_heads % 2 and (stay or also)), "pairs are of two heads"
+
+
+forms, tokens = st.sampled_from([(64, 1), (64, 3), (128, 1), (128, 2)]), st.integers(1, 400)
+
+
+@given(forms, tokens, tokens, st.booleans())
+@example((64, 1), 129, 129, True)
+@example((64, 1), 130, 129, True)
+def test_ragged_where_a_query_would_see_past_the_last_key(form, n_queries, n_keys, causal):
+    d, consumers = form
+    seen = []
+    q, k = (torch.empty(1, 1, n, d, dtype=torch.bfloat16) for n in (n_queries, n_keys))
+    p = problem(q, k, k, causal=causal)
+    p.add(**dict(zip(("rows", "sums"), hopper.scratch(q), strict=True)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "hopper_forward", lambda *_: (consumers, False))
+        patch.setattr(hopper, "launch", lambda *args: seen.append(args[5]))
+        hopper.forward(p)
+        hopper._sweep(p, "sums", ("dk", "dv"), 1.0)
+    for constants, block in zip(seen, (seen[0]["Bk"], hopper_backward.KEYS.value), strict=True):
+        past = range(n_keys, -(-n_keys // block) * block)
+        wrong = any(not causal or key <= query for key in past for query in (0, n_queries - 1))
+        assert constants["RAGGED"] == wrong
 
 
 few = st.integers(1, 9)
@@ -211,3 +302,70 @@ def test_a_program_waits_for_programs_that_began_before_it(n_tiles, n_heads, tog
             )
             begun[head].append(tile)
     assert set(map(tuple, begun.values())) == {tuple(range(n_tiles))}
+
+
+# What a pass that ran before launches.
+
+
+@pytest.fixture
+def log(monkeypatch, on_hopper):
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
+    found = []
+    around = (kernels, "prepare_kernel"), (kernels, "finish_kernel")
+    own = (hopper_forward, "forward_kernel"), (hopper_backward, "backward_kernel")
+    for module, name in (*around, *own):
+        monkeypatch.setattr(module, name, Kernel(name, found))
+    stand_in(monkeypatch, found)
+    return found
+
+
+def named(args, tensors):
+    """The arguments, tensors and those of descriptors by name, with what descriptors say."""
+    names = {x.data_ptr(): name for name, x in tensors.items()}
+    found = []
+    for x in args:
+        if hasattr(x, "base"):
+            name = names.get(x.base.data_ptr(), "own")
+            x = name, x.shape, x.strides, x.block_shape, x.layout
+        elif isinstance(x, torch.Tensor):
+            x = names.get(x.data_ptr(), "own")
+        found.append(x)
+    return found
+
+
+def test_a_plan_describes_the_tensors_of_each_call(log):
+    seen, kept = [], []
+    for _ in range(3):
+        tensors = run(*(tensor() for _ in range(3)))
+        kept.append(tensors)
+        seen.append([(name, n, named(args, tensors)) for name, n, args in log])
+        log.clear()
+    kernels = ["forward_kernel", "prepare_kernel", "backward_kernel", "finish_kernel"]
+    assert [name for name, *_ in seen[0]] == kernels
+    assert seen[0] == seen[1] == seen[2] and len({id(x) for x in plans._plans.values()}) == 2
+    shape, strides = (3, 2, 1024, 64), (131072, 64, 128, 1)
+    forward, backward = seen[0][0][2], seen[0][2][2]
+    assert [x[:3] for x in forward[:4]] == [(x, shape, strides) for x in ("q", "k", "v", "o")]
+    assert [x[0] for x in backward[:6]] == ["q", "o", "k", "v", "own", "own"]
+    assert [x[0] for x in backward[6:8]] == ["dk", "dv"]
+
+
+@pytest.mark.parametrize("needs", [(True, True, False), (False, True, True)])
+def test_not_all_gradients_are_plain_tritons(log, needs):
+    run(*(tensor() for _ in range(3)), needs=needs)
+    assert {name for name, *_ in log[1:]} == {"backward_dq", "backward_dkdv"}
+
+
+@pytest.mark.parametrize("least", [1, 1000])
+def test_a_fixed_order_is_a_form_of_its_own_and_of_few_programs_plain_tritons(
+    log, monkeypatch, least
+):
+    monkeypatch.setattr(hopper, "ORDERED_PROGRAMS", least)
+    inputs, seen = [tensor() for _ in range(3)], []
+    for fixed in (False, True, False, True):
+        log.clear()
+        with filled_with_nan() if fixed else contextlib.nullcontext():
+            run(*inputs)
+        seen.append([name for name, *_ in log])
+    assert seen[:2] == seen[2:]
+    assert ("backward_kernel" in seen[1]) == (least == 1) and "backward_kernel" in seen[0]

@@ -35,9 +35,9 @@ flash_attention(*[torch.zeros(1, 8, 16)] * 3)  # a first call's imports, once fo
 for ask in sys.argv[1:]:
     child = os.fork()
     if child == 0:
-        assert not passes._allows_tf32()
+        assert not passes._allow_tf32()
         exec(ask)
-        assert passes._allows_tf32()
+        assert passes._allow_tf32()
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.zeros(1, 8, 16, dtype=dtype)
             flash_attention(x, x, x)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import a2lib.attention.passes as passes
 from a2lib.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash
 from a2lib.attention.shapes import ROW_STRIDE_MAX
+from a2lib.theory.attention import tiled_memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 
@@ -43,14 +44,17 @@ def test_matches_float64(p):
     (200, 130, 65, True, "sliced"), (256, 256, 128, True, "contiguous"),
 ])  # fmt: skip
 def test_few_tokens_in_one_launch(monkeypatch, n_queries, n_keys, head_dim, is_causal, layout):
-    """Grouped keys, new memory full of NaN."""
-    launched, real = [], passes._launch_what_fits
+    """Grouped keys, new memory full of NaN; and nothing is made beside what is counted."""
+    launched, added, add, real = [], {}, passes._Problem.add, passes.launch
     monkeypatch.setattr(
-        passes, "_launch_what_fits", lambda name, *x: launched.append(name) or real(name, *x)
+        passes, "launch", lambda k, at, *x: launched.append(at[0]) or real(k, at, *x)
     )
+    monkeypatch.setattr(passes._Problem, "add", lambda p, **x: added.update(x) or add(p, **x))
     inputs = random_inputs((1, 2, n_queries, head_dim), (1, 1, n_keys, head_dim), torch.float16)
     check(FlashAttentionTriton.apply, inputs, is_causal, layout, within=compare.filled_with_nan)
     assert launched == ["forward", "backward"]
+    held = tiled_memory(1, 2, n_queries, n_keys, head_dim, 2, "backward")
+    assert {name: x.nbytes for name, x in added.items()} == {"delta": held["delta"]}
 
 
 @pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])

@@ -9,38 +9,29 @@ import torch
 import triton
 import triton.language as tl
 from attention_compare import drawn, filled_with_nan, near_float64, off_by, problems, random_inputs
-from attention_standins import choose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a2lib.attention import FlashAttentionTriton, attention_reference, dispatch, key_chunks, passes
-from a2lib.attention.dispatch import Tile, n_chunk_programs
-from a2lib.theory.attention import tiled_memory
+from a2lib.attention import FlashAttentionTriton, attention_reference, key_chunks, passes, plans
+from a2lib.attention.tiles import TILES, Tile, n_chunk_programs
+from a2lib.theory.attention import n_chunks_of, tiled_memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}
-tiles_of = dispatch.tiles
+ENTRIES = [key for key in TILES if key[0] == "forward_chunk"]
 SHAPES = [(32, 32), (32, 64), (64, 32), (16, 32)]
 
 
 @pytest.fixture(autouse=True)
 def chunked(monkeypatch):
     """Forwards are in chunks of 64 keys, in small tiles, and new tensors full of NaN."""
-    choose(monkeypatch, keys_per_chunk=lambda case: 64, forward_form=lambda case: "key_chunks")
-    use_tile(monkeypatch, (32, 32))
+    monkeypatch.setattr(passes, "WHEN_LONG", {})
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 64)
+    for key in ENTRIES:
+        monkeypatch.setitem(TILES, key, (Tile(32, 32, 4, 1),))
+    monkeypatch.setattr(plans, "_plans", {})
     with filled_with_nan():
-        yield monkeypatch
-
-
-def use_tile(patch, sides):
-    def tiles(kernel, case):
-        return (Tile(*sides, 4, 1),) if kernel == "forward_chunk" else tiles_of(kernel, case)
-
-    patch.setattr(dispatch, "tiles", tiles)
-
-
-def n_chunks_of(keys, n_queries, n_keys, is_causal):
-    return -(-(min(n_queries, n_keys) if is_causal else n_keys) // keys)
+        yield
 
 
 def truth_of(q, k, v, is_causal):
@@ -56,11 +47,12 @@ HEAD_DIMS = st.integers(16, 128) | st.sampled_from([16, 32, 64, 128])
 @pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 4)  # of some seconds each
 @given(problems(LENGTHS, HEAD_DIMS, TOLERANCE, tile=st.sampled_from(SHAPES)))
-def test_matches_float64(chunked, p):
+def test_matches_float64(p):
     q, k, v, _ = drawn(p)
     o, lse = truth_of(q, k, v, p["is_causal"])
     q, k, v = (compare.laid_out(x, p["layout"]) for x in (q, k, v))
-    use_tile(chunked, p["tile"])
+    for key in ENTRIES:
+        TILES[key] = (Tile(*p["tile"], 4, 1),)  # the fixture puts the table back
     results = passes.forward(q, k, v, p["is_causal"], None)
     assert off_by(results[0], o) <= TOLERANCE[p["dtype"]]
     torch.testing.assert_close(results[1].double(), lse, atol=1e-4, rtol=1e-5)
@@ -122,19 +114,14 @@ def test_every_tile_and_chunk_has_one_program_and_long_ones_come_first(
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_it_makes_the_tensors_that_are_counted(monkeypatch, is_causal):
-    made, kernel = {}, key_chunks.combine_kernel
-
-    class Spy:
-        def __getitem__(self, grid):
-            def launch(*args, **options):
-                made.update(zip(("parts", "part_lse", "o", "lse"), args, strict=False))
-                return kernel[grid](*args, **options)
-
-            return launch
-
-    monkeypatch.setattr(key_chunks, "combine_kernel", Spy())
+    made = []
+    run = passes._Problem._run
+    monkeypatch.setattr(
+        passes._Problem, "_run", lambda self, *rest: made.append(self) or run(self, *rest)
+    )
     q, k, v, _ = random_inputs((1, 2, 40, 16), (1, 2, 140, 16), torch.float16)
     passes.forward(q, k, v, is_causal, None)
+    held = {name: made[-1].tensors[name] for name in ("o", "lse", "parts", "part_lse")}
     chunks = n_chunks_of(64, 40, 140, is_causal)
     counted = tiled_memory(1, 2, 40, 140, 16, 2, "forward", key_chunks=chunks)
-    assert {name: x.nbytes for name, x in made.items()} == counted
+    assert {name: x.numel() * x.element_size() for name, x in held.items()} == counted

@@ -16,7 +16,7 @@ from a2lib.paths import ROOT
 # A fence may stand inside a directive or a list, and be longer than three backticks.
 BLOCK = re.compile(r"^(?P<fence>[ ]*`{3,})python[ ]*\n(?P<code>.*?)^(?P=fence)[ ]*$", re.M | re.S)
 TORCHRUN = re.compile(r"# (torchrun --standalone --nproc-per-node 2) (\w+\.py)\n")
-SECONDS = 120  # on a busy machine; an example takes some ten
+SECONDS = 300  # on a busy machine; alone an example takes some five
 
 
 def find_examples(text):

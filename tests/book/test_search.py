@@ -19,7 +19,7 @@ def attributes(tab, selector, name):
 
 # What a reader types, and the file of the chapter that is to come first.
 QUERIES = {
-    "why is my first step slow": "last-20-ms", "FlashAttention vs cuDNN": "flash",
+    "why is my first step slow": "benchmark", "FlashAttention vs cuDNN": "flash",
     "bf16 layernorm": "mixed_precision", "fsdp": "fsdp", "DDP": "ddp",
     "torch.compile gain": "compile", "CUDA graph": "benchmark", "out of memory": "memory",
     "activation checkpointing": "checkpointing", "ZeRO": "sharded_optimizer",

@@ -9,12 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_compare import NAMES, errors, in_float64, near_float64, random_inputs, with_gradients
-from attention_standins import choose
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from a2lib.attention import FlashAttentionTriton, attention_reference, flash_attention
+from a2lib.attention import (
+    FlashAttentionTriton,
+    attention_reference,
+    flash_attention,
+    passes,
+    plans,
+)
 from a2lib.lab import peak_bytes
 
 pytestmark = pytest.mark.gpu
@@ -64,8 +69,9 @@ def test_matches_float64(width, dtype, is_causal, seed):
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("width", list(HEAD_DIMS))
 def test_keys_in_chunks(width, dtype, is_causal, monkeypatch):
-    """However few there are; twice."""
-    choose(monkeypatch, keys_per_chunk=lambda case: 128, forward_form=lambda case: "key_chunks")
+    """However few there are; twice, the long way and as what ran before."""
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 128)
+    monkeypatch.setattr(plans, "_plans", {})
     for seed in range(3):
         check(dtype, is_causal, width, seed)
 
@@ -73,26 +79,21 @@ def test_keys_in_chunks(width, dtype, is_causal, monkeypatch):
 @pytest.fixture(params=["chunks", "one launch"])
 def form(request, monkeypatch):
     """Every backward is of one form, where there is a kernel."""
-
-    def form_of(case):
-        if case.precision == "fp16x3":
-            return "two_terms"
-        return "chunks" if request.param == "chunks" else "one_launch"
-
-    def has_two_terms(case):
-        return case.dtype == "fp32" and case.head_dim > 64
-
-    choose(monkeypatch, backward_form=form_of, has_two_terms=has_two_terms)
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: request.param == "chunks")
+    monkeypatch.setattr(passes, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
+    monkeypatch.setattr(passes, "in_one_launch", lambda *_: request.param == "one launch")
+    monkeypatch.setattr(plans, "_plans", {})
     return request.param
 
 
 @pytest.mark.parametrize("length", [1, 65, 128, 200, 256])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [72, 128])
-def test_few_tokens_of_wide_heads(head_dim, is_causal, length):
+def test_few_tokens_of_wide_heads(head_dim, is_causal, length, monkeypatch):
+    monkeypatch.setattr(plans, "_plans", {})
     shapes = (1, 2, length, head_dim), (1, 1, compare.keys_for(length, length), head_dim)
     inputs = random_inputs(*shapes, torch.bfloat16, "cuda")
-    allowed = TOLERANCE[torch.bfloat16]
+    allowed = TOLERANCE[torch.bfloat16]  # the second from the plan
     first, second = near_float64(ours, inputs, is_causal, allowed, runs=2, within=compare.poison)
     assert all(torch.equal(first[name], second[name]) for name in first), "one order of additions"
 
@@ -107,7 +108,7 @@ def test_gradients_of_one_form(form, head_dim, is_causal, dtype):
     draw = random.Random(f"{head_dim} {is_causal} {dtype}")
     for _ in range(4):
         inputs, layout = compare.random_problem(draw, head_dim, dtype, (1, 2, 3))
-        allowed = max(TOLERANCE[dtype], 1e-5)
+        allowed = max(TOLERANCE[dtype], 1e-5)  # the second from the plan
         near_float64(ours, inputs, is_causal, allowed, layout, runs=2, within=compare.poison)
 
 
@@ -172,7 +173,7 @@ def test_keys_at_minus_infinity_weigh_nothing():
 
 
 def test_a_misaligned_tensor_after_an_aligned_one_of_the_same_shape():
-    """The kernel compiled for the first reads 16 bytes at a time, which the second cannot."""
+    """The compiled kernel kept for the first reads 16 bytes at a time, which the second cannot."""
     shape = (1, 2, 200, 64)
     storage = torch.randn(4, 2 * 200 * 64 + 8, device="cuda").to(torch.bfloat16)
     for offset in (0, 1, 8, 3, 0):

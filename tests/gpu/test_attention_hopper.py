@@ -6,9 +6,8 @@ import attention_compare as compare
 import pytest
 import torch
 from attention_compare import in_float64, near_float64, off_by, poison, random_inputs
-from attention_standins import choose
 
-from a2lib.attention import FlashAttentionTriton, dispatch, flash_attention, passes
+from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes, plans
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,51 +20,38 @@ TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 ours = FlashAttentionTriton.apply
 
 
-def serves(case):
-    """Whether the Gluon kernels can run a case, be it fast or not."""
-    is_ordered_group = case.is_deterministic and case.group > 1
-    return dispatch.is_for_gluon(case) and case.wants_all and not is_ordered_group
-
-
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """Have them serve whatever they can."""
-    choose(
-        monkeypatch,
-        forward_form=lambda case: "hopper" if dispatch.is_for_gluon(case) else "plain",
-        backward_form=lambda case: "hopper" if serves(case) else "two_sweeps",
-        hopper_consumers=lambda case: (2, False),
-        keys_per_chunk=lambda case: 0,
-    )
+    """Have them serve whatever they can, and leave no plan of what they served."""
+    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
+    monkeypatch.setattr(hopper, "in_one_sweep", lambda *_: True)
+    monkeypatch.setattr(hopper, "hopper_forward", lambda *_: (2, False))
+    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 0)
+    monkeypatch.setattr(plans, "_plans", {})
 
 
 @pytest.fixture(params=[0, 128, 384])
 def chunk(request, monkeypatch):
     """Queries of a chunk of every backward that the kernel can run; 0: uncut."""
-
-    def form(case):
-        is_cut = request.param and not case.is_deterministic
-        return ("hopper_chunks" if is_cut else "hopper") if serves(case) else "two_sweeps"
-
-    monkeypatch.setattr(dispatch, "backward_form", form)
-    monkeypatch.setattr(dispatch, "queries_per_gluon_chunk", lambda case: request.param)
+    names = ("q", "k", "v", "do")
+    monkeypatch.setattr(passes, "in_chunks", lambda *_: request.param > 0)
+    monkeypatch.setattr(hopper, "chunk_queries", lambda p: request.param * hopper._can(p, names))
     return request.param
 
 
 def in_turns(monkeypatch, draw, form):
     """Where programs stay, which causal ones do for an even number of heads, few of them, so that
     each has many turns."""
-    gpu = dispatch.Gpu(draw.choice([1, 2, 5]), is_hopper=True, launches_early=True)
-    monkeypatch.setattr(passes, "gpu_of", lambda device: gpu)
+    few = draw.choice([1, 2, 5])
+    monkeypatch.setattr(hopper, "n_multiprocessors", lambda _: few)
 
-    def stays(case, n_heads):
-        return form[1] and not (case.is_causal and n_heads % 2) and not case.is_deterministic
+    def stays(d, _, n_heads, causal):
+        return form[1] and not (causal and n_heads % 2)
 
-    choose(
-        monkeypatch,
-        hopper_consumers=lambda case: (form[0], stays(case, case.n_heads)),
-        hopper_backward_stays=lambda case: stays(case, case.n_kv_heads),
-    )
+    monkeypatch.setattr(hopper, "hopper_forward", lambda *shape: (form[0], stays(*shape)))
+    monkeypatch.setattr(hopper, "hopper_backward_stays", stays)
+    monkeypatch.setattr(plans, "_plans", {})
 
 
 @pytest.mark.slow
@@ -114,7 +100,9 @@ def test_the_order_of_additions_is_fixed_on_request(chunk):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
-def test_in_the_order_of_the_tiles(head_dim, is_causal):
+def test_in_the_order_of_the_tiles(head_dim, is_causal, monkeypatch):
+    monkeypatch.setattr(hopper, "ORDERED_PROGRAMS", 1)
+    monkeypatch.setattr(plans, "_plans", {})
     with compare.filled_with_nan():
         for n_queries, n_keys in ((1500, 1500), (1100, 2300), (2300, 1100)):
             shapes = (3, 4, n_queries, head_dim), (3, 4, n_keys, head_dim)
@@ -143,13 +131,14 @@ def test_rows_whose_scores_are_all_minus_infinity_are_zero():
 
 @pytest.mark.parametrize("head_dim, n", [(64, 8192), (128, 4096), (80, 5000)])
 def test_long_rows_of_few_heads_in_chunks(head_dim, n, monkeypatch):
-    """As dispatched: the rule's chunk."""
+    """As dispatched: the rule's chunk, run twice, the second time from the plan."""
     monkeypatch.undo()
-    calls, real = [], passes._sweep_hopper
-    monkeypatch.setattr(passes, "_sweep_hopper", lambda *x: calls.append(x[4]) or real(*x))
+    monkeypatch.setattr(plans, "_plans", {})
+    calls, real = [], hopper.backward_chunks
+    monkeypatch.setattr(hopper, "backward_chunks", lambda *x: calls.append(x) or real(*x))
     inputs = random_inputs((1, 1, n, head_dim), (1, 1, n, head_dim), torch.bfloat16, "cuda")
     near_float64(ours, inputs, True, TOLERANCE[torch.bfloat16], runs=2, within=poison)
-    assert len(calls) == 2 and all(chunk > 0 for chunk in calls)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

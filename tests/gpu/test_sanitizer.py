@@ -20,7 +20,7 @@ if __name__ == "__main__":  # what is watched, in a process of its own
     sys.path.insert(0, str(Path(__file__).parents[1]))
 from attention_compare import HOPPER_FORMS, with_gradients
 
-from a2lib.attention import FlashAttentionTriton, dispatch, hopper_backward, hopper_forward, passes
+from a2lib.attention import FlashAttentionTriton, hopper, launch, passes
 
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 pytestmark = [
@@ -94,22 +94,17 @@ def attend_in_all_forms(head_dim, is_causal):
         torch.use_deterministic_algorithms(True)
         attend(dtype, 2, 301, head_dim, is_causal)
         torch.use_deterministic_algorithms(False)
-    few = dispatch.Gpu(5, is_hopper=True, launches_early=True)  # programs that stay have many turns
-    passes.gpu_of = lambda device: few
-    for name in ("hopper_forward", "hopper_backward", "backward_form"):
-        setattr(dispatch, name, getattr(dispatch, name).__wrapped__)
+    hopper.n_multiprocessors = lambda _: 5  # so that programs that stay have many turns
     for i, form in enumerate(HOPPER_FORMS):
         stays = form[1] and not (is_causal and head_dim > 64)
-        dispatch.hopper_consumers = lambda case, form=form: form
-        dispatch.hopper_backward_stays = lambda case, stays=stays: stays
+        hopper.hopper_forward = lambda *_, found=form: found
+        hopper.hopper_backward_stays = lambda *_, found=stays: found
         attend(torch.bfloat16, 20, 501 + i, head_dim, is_causal)
-    dispatch.backward_form = lambda case: "hopper_chunks"
-    dispatch.queries_per_gluon_chunk = lambda case: 128
+    passes.in_chunks, hopper.chunk_queries = lambda *_: True, lambda _: 128
     attend(torch.bfloat16, 2, 520, head_dim, is_causal)
-    for kernel in (hopper_forward.forward_kernel, hopper_backward.backward_kernel):
-        for cache, *_ in kernel.device_caches.values():
-            for compiled in cache.values():
-                print("gluon", compiled.metadata.name, compiled.metadata.shared)
+    for compiled, _ in launch._compiled.values():
+        if "ttg.warp_specialize" in compiled.asm["ttgir"]:
+            print("gluon", compiled.metadata.name, compiled.metadata.shared)
 
 
 @gluon.jit

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from a2lib.lab import FLASH, Table
+from a2lib.lab import Table
 from a2lib.lab.runs import COLUMNS
 
 RUN = "20260102T030405Z-cpu-000000"
@@ -23,7 +23,7 @@ def data(tmp_path) -> Path:
 
 @pytest.fixture
 def store(data) -> Table:
-    return Table(FLASH, "cpu", data)
+    return Table("flash", "cpu", data)
 
 
 @pytest.fixture

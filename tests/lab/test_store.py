@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
-from a2lib.lab import FLASH, FLASH_ACCURACY, StoreError, Table, read_section
+from a2lib.lab import SECTIONS, StoreError, Table, read_section
 from a2lib.lab.csv_file import to_csv
 from a2lib.lab.store import format_value
 
@@ -31,7 +31,7 @@ def test_a_row_comes_back_as_text_and_stands_in_the_file_as_such(store, make_row
     store.check_writable()
     store.put(make_row(peak_bytes=4096))
     given = make_row(peak_bytes="4096", causal="true")
-    expected = {column: str(given.get(column, "")) for column in FLASH.columns}
+    expected = {column: str(given.get(column, "")) for column in SECTIONS["flash"].columns}
     assert store.rows() == [expected]
     assert store.path.read_text() == f"{','.join(expected)}\n{','.join(expected.values())}\n"
     assert store.path == store.data / "measured" / "flash" / "cpu.csv"
@@ -69,7 +69,7 @@ def test_a_note_is_one_line_without_local_paths(store, make_row, monkeypatch):
         'out of memory, "tried"\n\tto\r\nread\x00\u2028 /home/somebody/log and /scratch/core \ud800'
     )
     store.put(make_row(status="oom", **NOT_MEASURED, note=note))
-    (row,) = Table(FLASH, "cpu", store.data).rows()
+    (row,) = Table("flash", "cpu", store.data).rows()
     assert row["note"] == 'out of memory, "tried" to read ~/log and .../core'
     assert list(csv.DictReader(io.StringIO(store.path.read_text()))) == [row]
 
@@ -111,19 +111,19 @@ def test_what_must_be_named(store, make_row):
     refuses(unknown, Table, "flsh", "cpu", store.data)
     refuses(unknown, read_section, "flsh")
     for device in ("", "NVIDIA H200", "../cpu", "cpu\n", "a--b"):
-        refuses("must be lower-case", Table, FLASH, device, store.data)
+        refuses("must be lower-case", Table, "flash", device, store.data)
 
 
 def test_read_section_gives_every_device(data, make_row, monkeypatch):
     assert read_section("flash", data) == {}
     monkeypatch.setenv("A2LIB_DATA", str(data))
     for device in ("nvidia-h200", "cpu"):
-        Table(FLASH, device).put(make_row())
+        Table("flash", device).put(make_row())
     (data / "measured" / "flash" / ".cpu.csv.tmp").write_text("torn")
     (data / "measured" / "flash" / ".old.csv").write_text("torn")
     measured = read_section("flash")
     assert list(measured) == ["cpu", "nvidia-h200"]
-    assert measured["cpu"] == Table(FLASH, "cpu", data).rows()
+    assert measured["cpu"] == Table("flash", "cpu", data).rows()
 
 
 def test_a_figure_without_its_run_is_not_read_for_publication(filled):
@@ -166,7 +166,7 @@ def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, line, o
         lambda store: store.put(make_row(seq_len=4096)),
     ]
     # A store that had read the file before it was broken must see it just as a new one does.
-    for store in (filled, Table(FLASH, "cpu", filled.data)):
+    for store in (filled, Table("flash", "cpu", filled.data)):
         for call in calls:
             assert str(refuses("", call, store)).startswith(f"{store.path}:{line}: {reason}")
             assert store.path.read_bytes() == content
@@ -175,9 +175,9 @@ def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, line, o
     assert len(filled.rows()) == 4
 
 
-@pytest.mark.parametrize("newer", [("ms_graph", "ms_host", "sm_mhz"), FLASH.values])
+@pytest.mark.parametrize("newer", [("ms_graph", "ms_host", "sm_mhz"), SECTIONS["flash"].values])
 def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row, newer):
-    columns = [column for column in FLASH.columns if column not in newer]
+    columns = [column for column in SECTIONS["flash"].columns if column not in newer]
     rows = [make_row(seq_len=n, causal="true", note='a "note"', peak_bytes=n) for n in (128, 256)]
     store.path.parent.mkdir(parents=True)
     store.path.write_text(to_csv([columns, *([row.get(c, "") for c in columns] for row in rows)]))
@@ -187,17 +187,20 @@ def test_a_file_without_newer_columns_is_read_with_blanks(store, data, make_row,
     assert before[0]["peak_bytes"] == ("" if "peak_bytes" in newer else "128")
     assert read_section("flash", data)["cpu"] == before
     # The next row writes the new header and keeps the others.
-    reader = Table(FLASH, "cpu", data)
+    reader = Table("flash", "cpu", data)
     assert reader.rows() == before
     store.put(make_row(seq_len=512, ms_graph=0.25, sm_mhz=1980))
     for each in (store, reader):
         assert each.rows()[:2] == before and each.rows()[2]["ms_graph"] == "0.25"
-    assert store.path.read_text().startswith(",".join(FLASH.columns) + "\n")
+    assert store.path.read_text().startswith(",".join(SECTIONS["flash"].columns) + "\n")
 
 
 def test_an_untimed_section_needs_a_result_and_no_time(data, make_row):
-    store, given = Table(FLASH_ACCURACY, "cpu", data), make_row(score_scale=10, tensor="dq")
-    given = {column: given[column] for column in (*FLASH_ACCURACY.key, "run")}
+    store, given = (
+        Table("flash_accuracy", "cpu", data),
+        make_row(score_scale=10, tensor="dq"),
+    )
+    given = {column: given[column] for column in (*SECTIONS["flash_accuracy"].key, "run")}
     store.put(given | {"status": "ok", "error": 0.0, "error_max": 1.23456789e-9})
     (row,) = store.rows()
     assert (row["error"], row["error_max"], row["ms"]) == ("0.0", "1.23457e-09", "")
@@ -260,7 +263,7 @@ def test_any_sequence_of_puts_is_a_dictionary_whatever_its_order(store, make_row
         (name, str(seq_len), str(causal).lower()): format_value("ms", ms)
         for name, seq_len, causal, ms, _ in last.values()
     }
-    for reader in (store, Table(FLASH, "cpu", store.data)):
+    for reader in (store, Table("flash", "cpu", store.data)):
         rows = reader.rows()
         found = {(r["implementation"], r["seq_len"], r["causal"]): r["ms"] for r in rows}
         assert found == expected and len(rows) == len(expected)

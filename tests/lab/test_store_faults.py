@@ -17,15 +17,15 @@ import pytest
 from programs import printed
 from refusals import refused
 
-from a2lib.lab import FLASH, StoreError, Table, csv_file, read_runs
+from a2lib.lab import StoreError, Table, csv_file, read_runs
 
 # The other process: argument 1 is the data folder, `row` makes a row.
 CHILD = """
 import os, resource, signal
 from pathlib import Path
-from a2lib.lab import FLASH, Table, StoreError, csv_file, read_section, start_run, time_call
+from a2lib.lab import SECTIONS, Table, StoreError, csv_file, read_section, start_run, time_call
 data = Path(sys.argv[1])
-store = Table(FLASH, "cpu", data)
+store = Table("flash", "cpu", data)
 def row(seq_len, implementation="a2lib", note=""):
     return {"implementation": implementation, "dtype": "bf16", "batch": 1, "heads": 16,
             "seq_len": seq_len, "head_dim": 64, "causal": True, "pass": "forward",
@@ -63,7 +63,7 @@ assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cp
     while any(writer.poll() is None for writer in writers):
         if store.path.exists():
             # A fresh reader, without the lock, must never meet a torn file.
-            Table(FLASH, "cpu", data).rows()
+            Table("flash", "cpu", data).rows()
     for writer in writers:
         printed(writer)
     found = [(row["implementation"], int(row["seq_len"])) for row in store.rows()]
@@ -76,7 +76,7 @@ assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cp
 
 def test_threads_that_write_at_once_lose_nothing(data, store, make_row):
     def write(name):
-        mine = Table(FLASH, "cpu", data)
+        mine = Table("flash", "cpu", data)
         for seq_len in range(6):
             mine.put(make_row(implementation=name, seq_len=seq_len))
             store.put(make_row(implementation=f"{name}-shared", seq_len=seq_len))
@@ -86,7 +86,7 @@ def test_threads_that_write_at_once_lose_nothing(data, store, make_row):
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert len(Table(FLASH, "cpu", data).rows()) == 36
+    assert len(Table("flash", "cpu", data).rows()) == 36
 
 
 KILLS = {
@@ -109,7 +109,7 @@ def test_a_writer_killed_in_mid_write_leaves_the_old_file(data, store, make_row,
     assert store.path.read_bytes() == before
     # The leftover is what makes this a test: without it the writer was not killed in mid-write.
     assert _names(store) == [".cpu.csv.tmp", ".lock", "cpu.csv"]
-    assert _lengths(Table(FLASH, "cpu", data)) == [128]
+    assert _lengths(Table("flash", "cpu", data)) == [128]
     store.put(make_row(seq_len=512))
     assert _lengths(store) == [128, 512] and _names(store) == [".lock", "cpu.csv"]
 
@@ -182,7 +182,7 @@ def test_a_folder_without_permission(data, make_row, python):
     try:
         public.chmod(0o755)
         shutil.copytree(data, public / "data")
-        store = Table(FLASH, "cpu", public / "data")
+        store = Table("flash", "cpu", public / "data")
         store.put(make_row())
         before = store.path.read_bytes()
         folder, above = store.path.parent, store.path.parent.parent

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from a2lib.lab import FLASH, StoreError, Table, bulk
+from a2lib.lab import SECTIONS, StoreError, Table, bulk
 from a2lib.lab.runs import COLUMNS, read_runs, runs_table
 from a2lib.paths import ROOT
 
-KEY = dict.fromkeys(FLASH.key, "1") | {"implementation": "a2lib", "causal": "true"}
+KEY = dict.fromkeys(SECTIONS["flash"].key, "1") | {"implementation": "a2lib", "causal": "true"}
 
 
 take_rows = SimpleNamespace(**runpy.run_path(ROOT / "dev" / "take_rows.py"))
@@ -23,7 +23,7 @@ def measured(data, day, passes=(), pictures="", device="gpu"):
     runs_table(data).put(row | {"n_devices": "1", "parameters": "{}"})
     for name in passes:
         result = {"status": "ok", "ms": day, "n": 3, "run": run}
-        Table(FLASH, device, data).put({**KEY, "pass": name, **result})
+        Table("flash", device, data).put({**KEY, "pass": name, **result})
     for name in pictures:
         row = {"start_us": day, "duration_us": 1, "stream": "7"}
         row |= {"kind": "copy", "phase": "forward", "part": ""}
@@ -31,7 +31,7 @@ def measured(data, day, passes=(), pictures="", device="gpu"):
 
 
 def times(data, device="gpu"):
-    return {row["pass"]: row["ms"] for row in Table(FLASH, device, data).rows()}
+    return {row["pass"]: row["ms"] for row in Table("flash", device, data).rows()}
 
 
 def test_what_is_newer_and_its_runs(tmp_path, capsys):

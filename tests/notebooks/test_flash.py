@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from notebook_cells import load_cells
 
 from a2lib import lab
-from a2lib.attention import attention_reference, dispatch
+from a2lib.attention import attention_reference, tiles
 from a2lib.attention.ladder import HOPPER, RUNGS
-from a2lib.errors import UnsupportedError
 from a2lib.lab import Timing, failures, nsight
 from a2lib.lab.program import ProgramError
 from a2lib.lab.sustained import Second
@@ -285,13 +284,10 @@ def test_ceilings_have_a_time_each(cells):
 @pytest.mark.parametrize("right", [True, False])
 def test_a_ladder_of_a_cpu(cells, replace, right):
     notebook = cells(sweep="ladder")
-
-    def at_rung(name, device):
-        if name in HOPPER:
-            raise UnsupportedError("no such GPU")
-        return attention_reference if right else wrong
-
-    replace(notebook, at_rung=at_rung)
+    if not right:
+        replace(notebook, flash_attention=wrong)
+    else:
+        replace(notebook, flash_attention=attention_reference)
     (keys,) = notebook.ladder_tasks
     rows = list(notebook.measure_ladder(keys))
     assert len(rows) == len(keys) == 2 * len([*RUNGS, *notebook.LADDER_PEERS])
@@ -397,9 +393,7 @@ def test_the_first_lengths_are_those_of_the_same_form_and_of_another(on_a_gpu):
     n, same, other = (int(part * shape["seq_len"]) for part in notebook.FIRST_LENGTHS)
 
     def form(n):
-        sizes = shape["batch"], shape["heads"], shape["heads"], n, n, shape["head_dim"]
-        case = dispatch.Case("bf16", *sizes, shape["causal"], dispatch.HOPPER)
-        return dispatch.hopper_consumers(case)
+        return tiles.hopper_forward(shape["head_dim"], n, shape["heads"], shape["causal"])
 
     assert form(n) == form(same) != form(other) and same % 64 and other % 64
 

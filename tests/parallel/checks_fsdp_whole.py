@@ -17,7 +17,10 @@ def same_states(mine, theirs, what):
     assert mine["param_groups"] == theirs["param_groups"], what
     assert mine["state"].keys() == theirs["state"].keys(), what
     for i, values in theirs["state"].items():
-        checking.same_by_name(mine["state"][i], values, f"{what}, of {i}")
+        pair = []
+        for state in (mine["state"][i], values):
+            pair.append({key: x.cpu() for key, x in state.items()})
+        checking.same_by_name(*pair, f"{what}, of {i}")
 
 
 def step_both(fsdp, reference, optimizers, number):

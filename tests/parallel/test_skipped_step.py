@@ -45,7 +45,7 @@ print("trained to the end")
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_both_ranks_end_with_the_number_of_the_one_that_skipped(python, tmp_path, kind):
     ranks = [python(TRAIN, rank, tmp_path / "store", kind) for rank in range(2)]
-    told = [rank.communicate(timeout=60) for rank in ranks]
+    told = [rank.communicate(timeout=240) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1, 1], told
     assert [output for output, _ in told] == ["", "skips\n"]
     for _, errors in told:

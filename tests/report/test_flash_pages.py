@@ -7,13 +7,19 @@ import pytest
 from notebook_cells import load_cells
 
 from a2lib import lab
-from a2lib.attention import dispatch
-from a2lib.attention.dispatch import RUNGS
+from a2lib.attention.ladder import RUNGS
 from a2lib.report import data
 from a2lib.report.page import pick
 from a2lib.report.pages import flash, flash_drawings
 from a2lib.report.pages import flash_ladder as ladder
-from a2lib.theory.attention import attention_flops
+from a2lib.theory.attention import (
+    attention_flops,
+    in_chunks,
+    in_one_launch,
+    in_one_sweep,
+    in_two_terms,
+    keys_per_chunk,
+)
 
 WHERE = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64, "causal": True}
 
@@ -22,10 +28,6 @@ def kernel(name, tensor, l2, launch=0, run="R"):
     key = {"implementation": "a2lib", **WHERE, "pass": "backward", "launch": launch, "kernel": name}
     shares = {"tensor_percent": tensor, "exp_percent": tensor / 2, "issue_percent": 9.0}
     return {**key, "device_bytes": 10, "l2_bytes": l2, **shares, "status": "ok", "run": run}
-
-
-def case_of(heads, n, head_dim):
-    return dispatch.Case("bf16", 1, heads, heads, n, n, head_dim, True, dispatch.HOPPER)
 
 
 def test_a_call_is_the_kernels_of_one_run():
@@ -37,11 +39,10 @@ def test_a_call_is_the_kernels_of_one_run():
 
 
 def test_the_tiles_of_the_estimate_are_those_of_the_kernels():
+    tiles = pytest.importorskip("a2lib.attention.tiles")
     for head_dim, kernels in flash.TILES.items():
-        case = case_of(16, 16384, head_dim)
-        forward, backward = dispatch.hopper_forward(case), dispatch.hopper_backward(case)
-        assert kernels["forward"] == (64 * forward.consumers, forward.Bk)
-        assert kernels["backward"] == (backward.Bq, 128)
+        consumers, _ = tiles.hopper_forward(head_dim, 16384, 16, True)
+        assert kernels["forward"][0] == 64 * consumers
 
 
 def test_the_estimate_in_round_numbers():
@@ -67,7 +68,7 @@ def test_columns_are_of_the_gpus_time():
     first = own[own["implementation"] == "a2lib"].iloc[0]
     flops = attention_flops(1, 16, 16384, 16384, 64, True, "end_to_end")
     assert first["tflops"] == pytest.approx(flops / time["a2lib"] / 1e9)
-    others = time.drop("a2lib")
+    others = time.drop(["a2lib", flash.FA4])
     part = stored[stored["implementation"] == "eager"].assign(implementation=flash.PART, ms=1e-3)
     peers = flash.columns(pd.concat([stored, part]), None)["peer"].dropna()
     assert flash.PART not in set(peers) and len(peers)
@@ -119,14 +120,14 @@ def test_the_rungs_and_shapes_are_those_that_are_measured(measured, invented):
 
 
 def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_not_choose(invented):
+    tiles = pytest.importorskip("a2lib.attention.tiles")
     cells = invented()[["kind", "heads", "head_dim", "seq_len"]].drop_duplicates()
     assert len(cells) == len(ladder.SHAPES)
     for kind, heads, d, n in cells.itertuples(index=False):
-        case = case_of(heads, n, d)
         chosen = {
-            "key_chunks": dispatch.shares_keys(case),
-            "query_chunks": dispatch.shares_queries(case),
-            "consumers": dispatch.hopper_consumers(case)[0] > 1,
+            "key_chunks": keys_per_chunk(n, n, heads, True, 2) > 0,
+            "query_chunks": in_chunks(n, heads, d, True, 2),
+            "consumers": tiles.hopper_forward(d, n, heads, True)[0] > 1,
             "heads_in_l2": heads > 1,
         }
         assert {rung for rung, on in chosen.items() if not on} == set(ladder.SAME[kind])
@@ -165,40 +166,29 @@ def test_a_rung_without_a_kernel_is_left_out_of_the_figure(invented):
 
 def test_the_chapters_list_of_backwards_has_the_librarys_limits():
     """The fold "Which backward runs where" of book/flash.md."""
-
-    def in_one_launch(n, head_dim):
-        return dispatch.fits_one_launch(case_of(1, n, head_dim))
-
-    def in_chunks(n, heads, head_dim, causal=True, dtype="bf16"):
-        case = case_of(heads, n, head_dim)._replace(is_causal=causal, dtype=dtype)
-        return dispatch.shares_queries(case)
-
-    def in_one_sweep(n, heads):
-        return dispatch.is_one_sweep(case_of(heads, n, 64))
-
-    def in_two_terms(n):
-        return dispatch.has_two_terms(case_of(1, n, 128)._replace(dtype="fp32"))
-
     # Both sweeps in one launch: few heads of up to 128 tokens, or 256.
     longest = {16: 256, 32: 256, 64: 128, 128: 256}
     for head_dim, n in longest.items():
-        assert in_one_launch(n, head_dim) and not in_one_launch(n + 1, head_dim)
+        assert in_one_launch(n, n, 1, head_dim, 2) and not in_one_launch(
+            n + 1, n + 1, 1, head_dim, 2
+        )
     # Few tiles of 128 keys: 64, 128 or 32 of them, from 256 tokens.
     for head_dim, causal, few in ((64, True, 64), (32, True, 128), (128, False, 32)):
-        assert in_chunks(256, few // 2, head_dim, causal)
-        assert not in_chunks(256, few // 2 + 1, head_dim, causal)
-        assert not in_chunks(128, 1, head_dim, causal)
+        assert in_chunks(256, few // 2, head_dim, causal, 2)
+        assert not in_chunks(256, few // 2 + 1, head_dim, causal, 2)
+        assert not in_chunks(128, 1, head_dim, causal, 2)
     # One sweep: from 1,024 tokens, or where tiles fill 132 SMs twice.
-    assert in_one_sweep(1024, 1) and not in_one_sweep(1023, 1)
-    assert in_one_sweep(128, 264) and not in_one_sweep(128, 263)
+    assert in_one_sweep(1024, 1, 64, 2) and not in_one_sweep(1023, 1, 64, 2)
+    assert in_one_sweep(128, 264, 64, 2) and not in_one_sweep(128, 263, 64, 2)
     # fp32: from 256 tokens where tiles are few, from 4,096 always; heads above 64 from 256.
-    assert in_chunks(256, 64, 64, dtype="fp32") and not in_chunks(256, 65, 64, dtype="fp32")
-    assert in_chunks(4096, 1000, 64, dtype="fp32")
-    assert in_two_terms(256) and not in_two_terms(255)
+    assert in_chunks(256, 64, 64, True, 4) and not in_chunks(256, 65, 64, True, 4)
+    assert in_chunks(4096, 1000, 64, True, 4)
+    assert in_two_terms(256, 256, 128, 4) and not in_two_terms(255, 255, 128, 4)
 
 
 def test_limits_of_grouped_queries_and_a_fixed_order():
-    assert (dispatch.GROUPED_PROGRAMS, dispatch.ORDERED_PROGRAMS) == (128, 264)
+    hopper = pytest.importorskip("a2lib.attention.hopper")
+    assert (hopper.GROUPED_PROGRAMS, hopper.ORDERED_PROGRAMS) == (128, 264)
 
 
 @pytest.mark.parametrize("lanes", [flash_drawings.FORWARD_LANES, flash_drawings.BACKWARD_LANES])

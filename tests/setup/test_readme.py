@@ -87,7 +87,7 @@ SNIPPET = re.search(r"```python\n(.*?flash_attention.*?)```", TEXT, re.S)[1]
 
 
 def test_the_snippet_on_a_cpu_names_what_runs_there(monkeypatch):
-    monkeypatch.setattr(passes, "INTERPRETED", False)
+    monkeypatch.setattr(passes, "_interpreted", lambda: False)
     with pytest.raises(UnsupportedError, match="need a CUDA GPU") as raised:
         exec(SNIPPET.replace('"cuda"', '"cpu"'), {})
     for name in ("FlashAttentionPyTorch", "attention_reference"):

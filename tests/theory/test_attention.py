@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from attention_standins import log_launches
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from a2lib.attention import dispatch, passes
+from a2lib.attention import passes
+from a2lib.attention.hopper import scratch
 from a2lib.theory import attention
 from a2lib.theory.attention import PASSES, attention_bytes, attention_flops, tiled_memory
 from a2lib.theory.transformer import SIZES
@@ -87,44 +87,86 @@ def test_traffic_counts_every_tile(kernel, n_queries, n_keys, causal, Bq, Bk):
 
 def test_one_sweep_is_what_the_pass_allocates():
     for d in (40, 72):
-        q = torch.empty(2, 3, 200, d)
-        made = dict(zip(("rows", "sums"), passes.scratch(q, is_permuted=d > 64), strict=True))
-        more = {"one_sweep": True, "whole_tiles": d > 64}
-        held = tiled_memory(2, 3, 200, 200, d, 2, "backward", **more)
-        assert {name: x.nbytes for name, x in made.items()} == {n: held[n] for n in made}
-    chunks = {"query_chunks": True}
-    held = [tiled_memory(2, 3, 200, 9, 72, 2, "backward", whole_tiles=x, **chunks) for x in (0, 1)]
+        made = dict(zip(("rows", "sums"), scratch(torch.empty(2, 3, 200, d)), strict=True))
+        held = tiled_memory(2, 3, 200, 200, d, 2, "backward", one_sweep=True)
+        assert {name: 4 * x.numel() for name, x in made.items()} == {n: held[n] for n in made}
+    held = [tiled_memory(2, 3, 200, n, 72, 2, "backward", query_chunks=True) for n in (4095, 4096)]
     assert [x["dq_sums"] for x in held] == [4 * 6 * 200 * 72, 4 * 6 * 256 * 128]
 
 
-@pytest.mark.parametrize("d, n", [(40, 200), (80, 255), (80, 257), (128, 256)])
-def test_the_terms_of_fp32_are_what_a_pass_allocates(monkeypatch, d, n):
-    log = log_launches(monkeypatch)
-    monkeypatch.setattr(passes, "INTERPRETED", True)
-    q, (k, v) = torch.empty(2, 3, n, d), torch.empty(2, 2, 3, 1024, d)
-    found = []
-    o, lse = passes.forward(q, k, v, True, None)
-    found.append(terms_of(log, ("k", "v")))
-    passes.backward(o, q, k, v, o, lse, True, None, (True, True, True))
-    found.append(terms_of(log, ("k", "v", "q", "do")))
-    terms = {"bf16x6": 3, "fp16x3": 2}[passes.case_of((q, k), True).precision]
-    for made, pass_ in zip(found, ("forward", "backward"), strict=True):
-        held = tiled_memory(2, 3, n, 1024, d, 4, pass_, terms=terms)
-        assert made == {name: held[name] for name in held if name.endswith("_terms")}
+def test_the_terms_of_fp32_are_what_a_pass_allocates(monkeypatch):
+    def keep(problem, key):
+        names = problem.names[len(problem.inputs) :]
+        made.append({n: x.nbytes for n, x in zip(names, problem.made, strict=True)})
+
+    made = []
+    monkeypatch.setattr(passes, "check_supported", lambda q: None)
+    monkeypatch.setattr(passes._Problem, "_run", lambda *_: None)
+    monkeypatch.setattr(passes._Problem, "keep", keep)
+    for d, n, chunks in ((40, 200, True), (80, 255, False), (80, 257, True), (128, 256, True)):
+        made.clear()
+        q, (k, v) = torch.empty(2, 3, n, d), torch.empty(2, 2, 3, 1024, d)
+        o, lse = passes.forward(q, k, v, True, None)
+        passes.backward(o, q, k, v, o, lse, True, None, (True, True, True))
+        sizes, how = (2, 3, n, 1024, d, 4), {"terms": True, "query_chunks": chunks}
+        assert made == [tiled_memory(*sizes, p, **how) for p in ("forward", "backward")]
+        both = tiled_memory(*sizes, "end_to_end", **how)
+        assert both == made[0] | made[1], "a pass keeps none for the next"
 
 
-def terms_of(log, names):
-    """Bytes of the terms that were split, by name."""
-    made = [x for launch in log if launch.name.startswith("split") for x in launch.args[2:4]]
-    log.clear()
-    return {f"{name}_terms": x.nbytes for name, x in zip(names, made, strict=True)}
-
-
-def test_two_terms_are_blocks_of_rows_with_an_exponent_each():
-    held = tiled_memory(2, 3, 300, 1024, 80, 4, "backward", terms=2)
+def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
+    cells = {(256, 256, 65): True, (255, 4096, 128): False, (4096, 255, 128): False,
+             (256, 4096, 64): False}  # fmt: skip
+    assert {cell: attention.in_two_terms(*cell, 4) for cell in cells} == cells
+    assert not attention.in_two_terms(4096, 4096, 128, 2)
+    # Two fp16 numbers an element, of rows up to a multiple of 128, and an exponent a block.
+    held = tiled_memory(2, 3, 300, 1024, 80, 4, "backward", terms=True)
     assert held["q_terms"] == held["do_terms"] == 6 * (384 + 1) * 160 * 2
-    assert held["k_terms"] == held["v_terms"] == 6 * (1024 + 1) * 160 * 2
-    assert tiled_memory(2, 3, 300, 1024, 75, 4, "backward", terms=2)["q_terms"] == 739_200
+    assert held["k_terms"] == held["v_terms"] == 6 * (1024 + 1) * 160 * 2 and "dq_sums" in held
+    assert tiled_memory(2, 3, 300, 1024, 75, 4, "backward", terms=True)["q_terms"] == 739_200
+
+
+def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
+    cells = {(1024, 1): True, (1023, 1): False, (1023, 32): False, (1023, 33): True,
+             (512, 66): True, (512, 65): False, (128, 264): True, (127, 1000): False}  # fmt: skip
+    assert {cell: attention.in_one_sweep(*cell, 64, 2) for cell in cells} == cells
+    sizes = [d for d in range(1, 200) if attention.in_one_sweep(2048, 1, d, 2)]
+    assert sizes == list(range(40, 129, 8)) and not attention.in_one_sweep(2048, 1, 64, 4)
+
+
+def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
+    most = {(16, False): 128, (32, False): 128, (36, True): 64, (64, False): 64, (68, True): 64,
+            (128, False): 32}  # fmt: skip
+    for (head_dim, causal), n in most.items():
+        cells = {(256, 1): True, (255, 1): False, (128 * n, 1): True, (128 * n + 1, 1): False,
+                 (256, n // 2): True, (256, n // 2 + 1): False}  # fmt: skip
+        assert {cell: attention.in_chunks(*cell, head_dim, causal, 2) for cell in cells} == cells
+
+
+def test_chunks_in_fp32_where_rows_are_long_too():
+    cells = {(255, 1): False, (256, 64): True, (256, 65): False, (4095, 4): True, (4095, 5): False,
+             (4096, 5): True, (65536, 1): True}  # fmt: skip
+    assert {cell: attention.in_chunks(*cell, 64, False, 4) for cell in cells} == cells
+    assert not attention.in_chunks(2048, 1, 65, True, 4)
+
+
+def test_long_causal_rows_are_cut_where_their_programs_fill_the_gpu_once():
+    cut = {(64, 16384, 1): True, (64, 16384, 2): False, (64, 32768, 1): False, (64, 8192, 2): True,
+           (64, 4096, 2): True, (64, 4096, 3): False, (128, 4096, 4): True, (128, 4096, 5): False,
+           (128, 2048, 4): True, (128, 2048, 5): False, (32, 16384, 1): True, (32, 8192, 3): False,
+           (32, 32768, 1): True, (16, 32769, 1): False}  # fmt: skip
+    found = {(d, n, heads): attention.in_chunks(n, heads, d, True, 2) for d, n, heads in cut}
+    assert found == cut
+
+
+def test_few_tokens_are_one_launch_where_each_program_has_a_multiprocessor():
+    one = {(128, 128, 1, 64): True, (129, 1, 1, 64): False, (1, 129, 1, 32): True,
+           (256, 256, 16, 16): True, (256, 256, 17, 16): False, (257, 1, 1, 16): False,
+           (128, 128, 33, 64): True, (128, 128, 34, 64): False, (1, 1, 66, 65): True,
+           (256, 256, 4, 128): True, (256, 256, 5, 128): False,
+           (257, 1, 1, 128): False}  # fmt: skip
+    assert {cell: attention.in_one_launch(*cell, 2) for cell in one} == one
+    assert not attention.in_one_launch(128, 128, 1, 64, 4)
 
 
 def test_parts_of_chunks_go_before_the_backward():
@@ -138,14 +180,40 @@ def test_parts_of_chunks_go_before_the_backward():
     assert tiled_memory(*sizes, "backward", key_chunks=8) == tiled_memory(*sizes, "backward")
 
 
+tokens = st.integers(0, 2**17)
+
+
+@given(
+    tokens, tokens, st.integers(0, 64), st.booleans(), st.sampled_from([2, 4]), st.integers(0, 160)
+)
+def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, n_heads, causal, width, multiprocessors):
+    shape = n_queries, n_keys, n_heads, causal
+    keys = attention.keys_per_chunk(*shape, width, multiprocessors)
+    assert keys % 128 == 0
+    if keys:
+        assert 2 <= attention.n_chunks_of(keys, n_queries, n_keys, causal) <= attention.CHUNKS_MAX
+        assert -(-n_queries // 64) * n_heads <= 2 * multiprocessors
+
+
+def test_chunks_where_one_head_leaves_the_gpu_idle():
+    def rows(heads, causal):
+        lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+        return [n for n in lengths if attention.keys_per_chunk(n, n, heads, causal, 2)]
+
+    assert rows(1, True) == [512, 1024, 2048, 4096, 8192, 16384]
+    assert rows(1, False) == [512, 1024, 2048, 4096]
+    keys = [attention.keys_per_chunk(n, n, 1, True, 2) for n in rows(1, True)]
+    assert keys == [128, 128, 256, 512, 2048, 4096]
+    assert rows(16, True) == rows(16, False) == []
+
+
 def test_no_training_step_has_chunks():
     """Hence the count of a step's tensors knows none."""
     for shape in SIZES.values():
         for n in range(64, 2**14 + 1, 64):
-            for batch, dtype in ((1, "bf16"), (1, "fp32"), (4, "bf16"), (4, "fp32")):
-                heads, d = shape.num_heads, shape.d_model // shape.num_heads
-                case = dispatch.Case(dtype, batch, heads, heads, n, n, d, True, dispatch.HOPPER)
-                assert not dispatch.keys_per_chunk(case), (shape, n, dtype)
+            for batch, width in ((1, 2), (1, 4), (4, 2), (4, 4)):
+                heads = batch * shape.num_heads
+                assert not attention.keys_per_chunk(n, n, heads, True, width), (shape, n, width)
 
 
 @pytest.mark.parametrize("position, wrong", [(0, 0), (1, -1), (2, 1.0), (3, True), (4, None)])

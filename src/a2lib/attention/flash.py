@@ -3,18 +3,20 @@
     o = flash_attention(q, k, v, is_causal=True)          # what a model calls
     o = FlashAttentionTriton.apply(q, k, v, True)         # the handout's interface
 
-Both run the kernels that ``a2lib.attention.dispatch`` chooses, forward and backward, or raise
+Both run the kernels of ``a2lib.attention.kernels`` or, where they are faster, those of
+``a2lib.attention.key_chunks``, ``chunks`` and ``hopper``, forward and backward, or raise
 ``UnsupportedError`` saying why not: no other implementation ever answers in their name.
 """
 
+import functools
+
 import torch
 from torch import Tensor
-from torch._C._functorch import unwrap_if_dead  # no public name does it
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from a2lib.attention import operators
-from a2lib.attention.operators import is_watched, saved_tensors
+from a2lib.attention import operators, passes
 from a2lib.attention.shapes import (
     check_distinct,
     check_first_derivative,
@@ -22,7 +24,6 @@ from a2lib.attention.shapes import (
     check_is_causal,
     check_scale,
 )
-from a2lib.errors import UnsupportedError
 
 
 def flash_attention(
@@ -53,11 +54,8 @@ def flash_attention(
     ``o.transpose(1, 2).reshape(B, n_queries, heads * d)`` copies nothing, and ``o.view`` over heads
     and queries wants ``reshape``. With up to three dimensions it is contiguous.
 
-    Under ``torch.compile`` (also ``fullgraph``, dynamic shapes), ``torch.export``, ``make_fx``,
-    ``torch.jit.trace``, a dispatch mode such as FakeTensorMode, FlopCounterMode or a policy of
-    selective checkpointing, and of DTensors, a call is one operator,
-    ``torch.ops.a2lib.flash_forward``. Transforms of ``torch.func`` and derivatives in forward mode
-    are refused. The backward reads the output: what changes it in place makes the backward raise.
+    Under ``torch.compile`` (also ``fullgraph``, dynamic shapes) a call is one operator,
+    ``torch.ops.a2lib.flash_forward``, which a policy of selective checkpointing can name.
 
     Raises TypeError or ValueError where the arguments are none, or do not fit each other;
     UnsupportedError where the kernels cannot run them; RuntimeError where backward is called with
@@ -71,19 +69,19 @@ def flash_attention(
             q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
     if is_causal is not True and is_causal is not False:
         is_causal = check_is_causal(is_causal)
-    if is_watched(q, k, v):
-        if not torch.jit.is_tracing():  # where sizes are tensors
-            check_inputs(q, k, v)
-        _refuse_transforms()
+    if is_compiling():
+        check_inputs(q, k, v)
         return operators.flash_forward(q, k, v, is_causal, scale)[0]
-    _refuse_transforms()
-    _refuse_tangents(q, k, v)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch._C._are_functorch_transforms_active():
         return _FlashAttention.apply(q, k, v, is_causal, scale)
-    # A ``Function`` takes the host longer than what it calls; but it would unwrap what a transform
-    # of torch.func has left of its tensors.
-    q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
-    return _run_forward(q, k, v, is_causal, scale)[0]
+    try:
+        q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
+    except TypeError:  # of what is no tensor: refused below
+        pass
+    wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v)
+    if wanted or forward_ad._current_level >= 0:
+        return _apply(q, k, v, is_causal, scale)
+    return _without_gradient(q, k, v, is_causal, scale)
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -114,47 +112,40 @@ class _FlashAttention(torch.autograd.Function):
         return *_backward(ctx, do), None, None
 
 
+# What ``apply`` calls where no transform of ``torch.func`` is at work and what transforms left of
+# their tensors is unwrapped. To find that out it takes a third of a call over a short sequence.
+_apply = super(torch.autograd.Function, _FlashAttention).apply
+
+
+def _without_gradient(q, k, v, is_causal, scale):
+    # A ``Function`` takes the host longer than what it calls. Of its own, so that where a compiled
+    # caller was refused this is traced, and no kernel.
+    run = operators.flash_forward if is_compiling() else passes.forward
+    return run(q, k, v, is_causal, scale)[0]
+
+
 def _forward(ctx, q, k, v, is_causal, scale):
     if is_compiling():
         check_distinct(q, k, v)
-    o, lse = _run_forward(q, k, v, is_causal, scale)
+        check_inputs(q, k, v)
+        run = operators.flash_forward
+    elif q is k or q is v or k is v:
+        # A compiled caller that was refused goes on in eager: the kernels are not traced there.
+        run = _untraced_forward()
+    else:
+        run = passes.forward
+    o, lse = run(q, k, v, is_causal, scale)
     ctx.is_causal, ctx.scale = is_causal, scale
     ctx.save_for_backward(q, k, v, o, lse)
     return o
 
 
+@functools.cache
+def _untraced_forward():
+    return torch.compiler.disable(passes.forward)
+
+
 def _backward(ctx, do):
     check_first_derivative()
-    q, k, v, o, lse = saved_tensors(ctx)
-    needs = ctx.needs_input_grad[:3]
-    is_seen = is_watched(do, q, k)
-    run = operators.flash_backward if is_seen else operators.passes().backward
-    return run(do, q, k, v, o, lse, ctx.is_causal, ctx.scale, needs)
-
-
-def _run_forward(q, k, v, is_causal, scale):
-    """Return o and lse. Of its own, so that where a compiled caller was refused and goes on in
-    eager this is traced, as the operator, and no kernel."""
-    if is_watched(q, k, v):
-        if not torch.jit.is_tracing():
-            check_inputs(q, k, v)
-        return operators.flash_forward(q, k, v, is_causal, scale)
-    return operators.passes().forward(q, k, v, is_causal, scale)
-
-
-def _refuse_transforms() -> None:
-    # No public name says whether a transform of torch.func is at work.
-    if not is_compiling() and torch._C._are_functorch_transforms_active():
-        raise UnsupportedError(
-            "flash_attention runs under no transform of torch.func (grad, vmap, jvp): use "
-            "torch.autograd, put the batch in a leading dimension, or call attention_reference"
-        )
-
-
-def _refuse_tangents(*tensors: Tensor) -> None:
-    for x in tensors:
-        if forward_ad.unpack_dual(x).tangent is not None:
-            raise UnsupportedError(
-                "flash_attention has no derivative in forward mode: differentiate with "
-                "torch.autograd.grad, or call attention_reference"
-            )
+    run = operators.flash_backward if is_compiling() else passes.backward
+    return run(do, *ctx.saved_tensors, ctx.is_causal, ctx.scale, ctx.needs_input_grad[:3])

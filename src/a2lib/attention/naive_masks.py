@@ -11,7 +11,7 @@ import types
 import triton
 import triton.language as tl
 
-from a2lib.attention import kernels
+from a2lib.attention import kernels, tiles
 from a2lib.attention.kernels import _dkdv_tiles, visible_keys
 
 EVERY = tl.constexpr(False)
@@ -42,10 +42,11 @@ def _queries(
 
 
 @functools.cache
-def kernel(whole, every: bool):
-    """Return a copy of a kernel of ``kernels.py``."""
+def kernel(name, every):
+    """A copy of what ``tiles.SPECIALISED`` has under ``name``."""
     instead = {"EVERY": tl.constexpr(every)}
     inner = {"visible_keys": _copy(_keys, instead), "_dkdv_tiles": _copy(_queries, instead)}
+    whole = getattr(kernels, tiles.SPECIALISED[name][0])
     return _copy(whole, inner, do_not_specialize=kernels.SIZES)
 
 

@@ -1,42 +1,25 @@
-"""The two passes as registered operators, ``torch.ops.a2lib``: what tracers, modes and tensor
-subclasses see of attention.
+"""The two passes as operators that torch.compile does not look into: ``torch.ops.a2lib``.
 
     flash_forward(q, k, v, is_causal, scale) -> (o, lse)
     flash_backward(do, q, k, v, o, lse, is_causal, scale, needs) -> (dq, dk, dv)
 
-They have a body for every device (on the CPU Triton's interpreter, or the line that says why not),
-shapes for tensors without memory, a gradient, a count of operations for FlopCounterMode, and, once
-a DTensor comes, the ways in which it may be sharded. Eager calls of plain tensors that nobody looks
-at do without: an operator with a gradient takes the host about twice what an autograd Function
-does.
+Used while compiling or exporting alone: an operator with a gradient costs the host about twice
+what an ``autograd.Function`` does. Traced instead, the kernels would be launched with the strides
+that tensors had when they were traced, where Inductor lays them out anew; torch 2.11 does not
+understand what they write, either, and computes wrong gradients without a word.
+
+One body serves every device: on the CPU it runs in Triton's interpreter, or says why it cannot.
 """
 
-import functools
-import math
-
 import torch
-from torch import Tensor, nn
-from torch.compiler import is_compiling
-from torch.utils._python_dispatch import _get_current_dispatch_mode  # no public name says it
-from torch.utils.flop_counter import register_flop_formula
+from torch import Tensor
 
-from a2lib.attention.shapes import (
-    NO_SECOND_DERIVATIVE,
-    check_device,
-    check_inputs,
-    check_supported,
-    empty_output,
-)
-from a2lib.errors import UnsupportedError
+from a2lib.attention import passes
+from a2lib.attention.shapes import NO_SECOND_DERIVATIVE, check_inputs, empty_output
 
 FORWARD, BACKWARD = "a2lib::flash_forward", "a2lib::flash_backward"
 # Exact strides are the default for operators of one's own; that is written down, not relied on.
 _TAGS = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
-PLAIN = (Tensor, nn.Parameter)
-CHANGED = (
-    "q, k, v or the output of flash_attention was changed in place before its backward, which "
-    "reads them: write o = o + x for o += x"
-)
 
 torch.library.define(
     FORWARD,
@@ -51,81 +34,26 @@ torch.library.define(
 )
 
 
-def is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether a call is to be seen as an operator: someone traces or counts, or the tensors
-    are no plain ones with memory."""
-    return (
-        is_compiling()
-        or torch.jit.is_tracing()
-        or _get_current_dispatch_mode() is not None
-        or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN)
-        or q.is_meta
-    )
-
-
-@functools.cache
-def passes():
-    """Return the module that launches the kernels; raises UnsupportedError without Triton."""
-    try:
-        from a2lib.attention import passes
-    except ImportError as error:
-        raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
-    return passes
-
-
-def flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None):
-    """The forward operator: o, and lse, which has no gradient of its own."""
-    operator = torch.ops.a2lib.flash_forward.default
-    if is_compiling():
-        return operator(q, k, v, is_causal, scale)
-    kinds = {type(x) for x in (q, k, v)}.difference(PLAIN)
-    if any(kind.__module__.startswith("torch.distributed.tensor") for kind in kinds):
-        _register_sharding()
-    try:
-        return operator(q, k, v, is_causal, scale)
-    except TypeError as error:
-        if "returned NotImplemented" not in str(error):
-            raise
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        why = f"flash_attention runs no {names}, which does not know its operator: {FORWARD}"
-        raise UnsupportedError(why) from None
-
-
-def flash_backward(do, q, k, v, o, lse, is_causal, scale, needs):
-    """The backward operator as a ``Function``'s backward wants it: None for what is not needed."""
-    needs = list(needs)
-    gradients = torch.ops.a2lib.flash_backward.default(do, q, k, v, o, lse, is_causal, scale, needs)
-    return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
-
-
-def saved_tensors(ctx) -> tuple[Tensor, ...]:
-    """Return q, k, v, o and lse as the forward saved them."""
-    try:
-        return ctx.saved_tensors
-    except RuntimeError as error:
-        if "inplace operation" not in str(error):
-            raise
-        raise RuntimeError(CHANGED) from None
-
-
-@torch.library.impl(FORWARD, "CompositeExplicitAutograd")
 def _forward(q, k, v, is_causal, scale):
-    return passes().forward(q, k, v, is_causal, _positive(scale))
-
-
-@torch.library.impl(BACKWARD, "CompositeExplicitAutograd")
-def _backward(do, q, k, v, o, lse, is_causal, scale, needs):
-    gradients = passes().backward(do, q, k, v, o, lse, is_causal, scale, needs)
-    return tuple(q.new_empty(0) if x is None else x for x in gradients)
+    return passes.forward(q, k, v, is_causal, _positive(scale))
 
 
 @torch.library.register_fake(FORWARD)
 def _forward_fake(q, k, v, is_causal, scale):
     check_inputs(q, k, v)
-    check_supported(q)
-    if q.device.type == "cpu":
-        check_device(q, passes().INTERPRETED)
+    passes.check_supported(q)
     return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _positive(scale):
+    if scale is not None and not scale > 0:
+        raise ValueError(f"{FORWARD} takes a scale > 0, flash_attention any; got {scale}")
+    return scale
+
+
+def _backward(do, q, k, v, o, lse, is_causal, scale, needs):
+    gradients = passes.backward(do, q, k, v, o, lse, is_causal, scale, needs)
+    return tuple(q.new_empty(0) if x is None else x for x in gradients)
 
 
 @torch.library.register_fake(BACKWARD)
@@ -136,10 +64,16 @@ def _backward_fake(do, q, k, v, o, lse, is_causal, scale, needs):
     )
 
 
-def _positive(scale):
-    if scale is not None and not scale > 0:
-        raise ValueError(f"{FORWARD} takes a scale > 0, flash_attention any; got {scale}")
-    return scale
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None):
+    """The forward operator: o, and lse, which has no gradient of its own."""
+    return torch.ops.a2lib.flash_forward.default(q, k, v, is_causal, scale)
+
+
+def flash_backward(do, q, k, v, o, lse, is_causal, scale, needs):
+    """The backward operator as a ``Function``'s backward wants it: None for what is not needed."""
+    needs = list(needs)
+    gradients = torch.ops.a2lib.flash_backward.default(do, q, k, v, o, lse, is_causal, scale, needs)
+    return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
 
 
 # PyTorch passes the arguments of these by name.
@@ -155,7 +89,7 @@ def _differentiate(ctx, do, dlse):
     if do is None:
         return None, None, None, None, None
     needs = ctx.needs_input_grad[:3]
-    gradients = flash_backward(do, *saved_tensors(ctx), ctx.is_causal, ctx.scale, needs)
+    gradients = flash_backward(do, *ctx.saved_tensors, ctx.is_causal, ctx.scale, needs)
     return *gradients, None, None
 
 
@@ -163,54 +97,36 @@ def _refuse(ctx, *gradients):
     raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save)
-torch.library.register_autograd(BACKWARD, _refuse)
+torch.library.impl(FORWARD, "CompositeExplicitAutograd", _forward)
+torch.library.impl(BACKWARD, "CompositeExplicitAutograd", _backward)
 
 
-# Operations as PyTorch counts those of its own attention: two a multiply-add of the products, of
-# which the backward has five, a causal mask or none.
-@register_flop_formula(torch.ops.a2lib.flash_forward)
-def _forward_flops(q, k, v, is_causal, scale, *, out_shape=None, **_):
-    return 2 * _product_flops(q, k)
+class _Quick(torch.library.Library):
+    """Takes a call that needs no gradient and that nobody looks at (no tracing, no mode, no
+    transform) to its body at once. What PyTorch does around it takes the host longer than what the
+    body does, and code that Inductor makes calls an operator so in both passes."""
+
+    def __init__(self, body):
+        super().__init__("a2lib", "FRAGMENT")
+        self.body = body
+
+    def impl(self, name, kernel, *rest, **options):
+        body, below = self.body, torch._C._after_ADInplaceOrView_keyset.raw_repr()
+
+        def quick(keyset, *args):
+            wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+            if wanted or keyset.raw_repr() & below not in _REAL:
+                return kernel(keyset, *args)
+            return body(*args)
+
+        super().impl(name, quick, *rest, **options)
 
 
-@register_flop_formula(torch.ops.a2lib.flash_backward)
-def _backward_flops(do, q, k, v, *_, out_shape=None, **__):
-    return 5 * _product_flops(q, k)
-
-
-def _product_flops(q, k):
-    return 2 * math.prod(q) * k[-2]
-
-
-# DTensors.
-
-
-@functools.cache
-def _register_sharding() -> None:
-    """Have DTensors run by batch or heads; what is sharded otherwise PyTorch gathers before."""
-    from torch.distributed.tensor.experimental import register_sharding
-
-    @register_sharding(torch.ops.a2lib.flash_forward.default)
-    def _forward_shardings(q, k, v, is_causal, scale):
-        return [([at] * 2, [at] * 3 + [None] * 2) for at in _placements(k)]
-
-    @register_sharding(torch.ops.a2lib.flash_backward.default)
-    def _backward_shardings(do, q, k, v, o, lse, is_causal, scale, needs):
-        places = _placements(k)
-        if not all(needs):  # what is not needed has no dimension to be sharded
-            places = places[:1]
-        return [([at] * 3, [at] * 6 + [None] * 3) for at in places]
-
-
-def _placements(k):
-    """Return how all tensors may lie: each device has all, or some of the batch, or some heads,
-    where the devices divide the heads of keys evenly."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    leading = k.ndim - 2
-    batches = range(leading - 1)
-    places = [Replicate(), *(Shard(dim) for dim in batches)]
-    if leading and k.shape[leading - 1] % k.mesh.size() == 0:
-        places.append(Shard(leading - 1))
-    return places
+# What is called next where nothing but the tensors' own device has a say; as numbers, which take a
+# tenth of the time to compare.
+_DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
+_REAL = {torch._C.DispatchKeySet(device).raw_repr() for device in _DEVICES}
+# Held for as long as the operators are: a library takes its kernels along.
+_QUICK = _Quick(_forward), _Quick(_backward)
+torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=_QUICK[0])
+torch.library.register_autograd(BACKWARD, _refuse, lib=_QUICK[1])

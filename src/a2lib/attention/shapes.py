@@ -7,12 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from a2lib.attention.dispatch import HEAD_DIM_MAX
 from a2lib.errors import UnsupportedError
 
 # Within a tile (at most 128 rows) the kernels' offsets are 32-bit.
 ROW_STRIDE_MAX = 2**31 // 128 - 1
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels
 # The kernels take the scale as a float32 that is neither infinite nor flushed to zero.
 SCALE_MIN, SCALE_MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
@@ -26,8 +24,6 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         kinds = ", ".join(type(x).__name__ for x in (q, k, v))
         raise TypeError(f"q, k and v must be PyTorch tensors; got {kinds}")
-    if q.is_nested or k.is_nested or v.is_nested:
-        raise ValueError("attention takes no nested tensors: pad the sequences to one length")
     if q.dim() < 2 or k.dim() != q.dim():
         wanted = "(..., length, head_dim) of one rank"
         raise ValueError(f"q, k and v must be {wanted}; got {_shapes(q, k, v)}")
@@ -44,10 +40,6 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
         raise ValueError(f"q, k and v must be on one device; got {devices}")
     if not q.is_floating_point():
         raise ValueError(f"attention takes floating-point tensors; got {q.dtype}")
-    if {q.layout, k.layout, v.layout} != {torch.strided}:
-        raise ValueError(
-            f"attention takes no sparse tensors; got {q.layout}, {k.layout}, {v.layout}"
-        )
     if q.dim() == 2:
         return 1
     heads, kv_heads = q.shape[-3], k.shape[-3]
@@ -58,27 +50,6 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
             f"multiple of it; got {_shapes(q, k, v)}"
         )
     return heads // kv_heads if kv_heads else 1
-
-
-def check_supported(q: Tensor) -> None:
-    """Raise UnsupportedError, in one line, unless the kernels have q's dtype and head size."""
-    if q.dtype not in DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise UnsupportedError(f"flash_attention runs {names}; got {q.dtype}")
-    if not 1 <= q.shape[-1] <= HEAD_DIM_MAX:
-        raise UnsupportedError(
-            f"flash_attention runs head_dim 1 to {HEAD_DIM_MAX}; got {q.shape[-1]}"
-        )
-
-
-def check_device(q: Tensor, is_interpreted: bool) -> None:
-    """Raise UnsupportedError unless q is on a GPU, or Triton interprets the kernels."""
-    if not q.is_cuda and not is_interpreted:
-        raise UnsupportedError(
-            f"flash_attention's Triton kernels need a CUDA GPU, and q is on {q.device}; on the CPU "
-            "use FlashAttentionPyTorch or attention_reference (TRITON_INTERPRET=1 runs the "
-            "kernels there, for tests)"
-        )
 
 
 def check_scale(scale) -> float:
@@ -151,28 +122,13 @@ def as_batched_heads(x: Tensor) -> Tensor:
 
 
 def empty_output(x: Tensor) -> Tensor:
-    """Return an uninitialised tensor of x's shape and dtype, laid out by the shape alone.
+    """An uninitialised tensor of x's shape and dtype, whose layout follows from the shape alone.
 
     ``(..., H, N, d)`` lies in memory as ``(..., N, H, d)``, which is how a model merges heads and
     how its projections leave them; with up to three dimensions it is contiguous. Never x's strides:
-    torch.compile fixes strides when it traces, and may hand over others when it runs. No view of
-    another tensor: autograd would forbid to change it in place.
+    torch.compile fixes strides when it traces, and may hand over others when it runs.
     """
-    *batch, n_rows, d = x.shape
-    heads = batch.pop() if x.dim() >= 4 else 1
-    if x.dim() < 4 or heads * d > ROW_STRIDE_MAX:
+    heads, d = x.shape[-3:-2], x.shape[-1]
+    if x.dim() < 4 or heads[0] * d > ROW_STRIDE_MAX:
         return x.new_empty(x.shape)
-    strides = [d, heads * d, 1]
-    step = n_rows * heads * d
-    for size in reversed(batch):
-        strides.insert(0, step)
-        step *= size
-    return x.new_empty_strided(x.shape, strides)
-
-
-def terms_shape(n_rows: int, head_dim: int) -> tuple[int, int]:
-    """Return the rows and columns that the two fp16 terms of a head's n_rows take: blocks of 128,
-    and behind them an exponent for each; each term with columns up to a multiple of 8, or 16
-    bytes."""
-    blocks, columns = -(-n_rows // 128), 2 * (-(-head_dim // 8) * 8)
-    return blocks * 128 + -(-blocks // columns), columns
+    return x.new_empty(*x.shape[:-3], x.shape[-2], *heads, d).transpose(-2, -3)

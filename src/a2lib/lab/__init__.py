@@ -14,10 +14,7 @@ from a2lib.lab.store import StoreError, Table, read_section
 from a2lib.lab.sweep import sweep
 from a2lib.lab.timing import Timing, time_call, time_many
 
-globals().update((name.upper(), section) for name, section in SECTIONS.items())
-
 __all__ = [
-    *map(str.upper, SECTIONS),
     "SECTIONS",
     "DeviceBusy",
     "DeviceLock",

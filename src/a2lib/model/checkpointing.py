@@ -148,7 +148,7 @@ def _counting(kept: tuple[bool, ...]):
 
 
 def _kept_operations() -> dict[str, frozenset]:
-    import a2lib.attention.operators  # noqa: F401  defines a2lib::flash_forward
+    import a2lib.attention  # noqa: F401  defines a2lib::flash_forward
 
     aten = torch.ops.aten
     linear = {aten.mm.default, aten.addmm.default}

@@ -1,9 +1,8 @@
 """AdamW's update of one parameter: by one kernel, or by PyTorch's operators."""
 
-import contextlib
-
-import torch
 from torch import Tensor
+
+from a2lib.attention.launch import launch
 
 
 def update(weight: Tensor, grad: Tensor, master: Tensor, exp_avg: Tensor, *rest) -> None:
@@ -60,18 +59,11 @@ def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
 
     weight, grad, master, *rest = tensors
     grad = grad.contiguous()
-    n = weight.numel()
-    # Triton compiles apart for a whole number.
+    n, has_master = weight.numel(), master is not weight
+    sizes = (n == 1, n % 16 == 0, n >= 2**31)
+    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, *sizes)
+    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
+    tensors = (weight, grad, master, *rest)
+    # Triton compiles apart for a whole number, which the key does not tell.
     numbers = (*map(float, numbers), n)
-    on_device = torch.cuda.device(weight.device) if weight.is_cuda else contextlib.nullcontext()
-    with on_device:
-        adamw[(-(-n // BLOCK),)](
-            weight,
-            grad,
-            master,
-            *rest,
-            *numbers,
-            HAS_MASTER=master is not weight,
-            BLOCK=BLOCK,
-            **OPTIONS,
-        )
+    launch(adamw, key, -(-n // BLOCK), tensors, numbers, constants, OPTIONS)

@@ -34,17 +34,20 @@ class CapturedStep:
 
     def __init__(self, graph: CapturedGraph, output: object, steps_taken: int) -> None:
         self._graph, self.output, self.steps_taken = graph, output, steps_taken
+        self._streams: set[torch.cuda.Stream] = set()  # that replays were queued on
 
     def replay(self) -> object:
         """Queue the step on the current stream; returns ``output``. Every rank replays."""
         self._graph.replay()
+        self._streams.add(torch.cuda.current_stream())
         self.steps_taken += 1
         return self.output
 
     def release(self) -> None:
         """Drop the graph and its memory. A process group must not be destroyed before: NCCL waits
         for the graphs that hold its work."""
-        torch.cuda.synchronize()
+        for stream in self._streams:
+            stream.synchronize()
         self._graph.release()
 
     def __enter__(self) -> Self:

@@ -1,5 +1,6 @@
 """What every class of this package asks of its process group."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -136,15 +137,12 @@ def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None
     rank, _ = member(group)
     gathered = everyone(list(lines), group)
     for other, theirs in enumerate(gathered):
-        if theirs == gathered[0]:
-            continue
-        here, there = next(
-            (a, b) for a, b in zip([*gathered[0], None], [*theirs, None], strict=False) if a != b
-        )
-        raise ValueError(
-            f"{what} must be the same on every rank: rank 0 has {here or 'no more'}, "
-            f"rank {other} {there or 'no more'}"
-        )
+        for here, there in itertools.zip_longest(gathered[0], theirs, fillvalue="no more"):
+            if here != there:
+                raise ValueError(
+                    f"{what} must be the same on every rank: rank 0 has {here}, rank {other} "
+                    f"{there}"
+                )
 
 
 def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
@@ -168,11 +166,11 @@ def is_shard(parameter: Tensor) -> bool:
 
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Return name, shape, dtype and whether trained, a line a tensor."""
-    return [
-        f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-        + (" trained" if x.requires_grad else "")
-        for name, x in named
-    ]
+    lines = []
+    for name, x in named:
+        trained = " trained" if x.requires_grad else ""
+        lines.append(f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}{trained}")
+    return lines
 
 
 @torch.no_grad()

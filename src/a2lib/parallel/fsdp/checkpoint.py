@@ -64,7 +64,7 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         problem = None
         if fsdp.rank == 0:
             try:
-                lock.enter_context(_made(folder, part))
+                lock.enter_context(_new_folder(folder, part))
             except OSError as error:
                 problem = error
         _raise_first(everyone(problem, fsdp.group))
@@ -115,7 +115,7 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 
 
 @contextlib.contextmanager
-def _made(folder: Path, part: Path) -> Iterator[None]:
+def _new_folder(folder: Path, part: Path) -> Iterator[None]:
     """Make the folder that is written to, which is this process's within the context."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")

@@ -176,8 +176,9 @@ class Schedule:
         """Send the gradients of every unit whose backward has begun."""
         begun = list(dict.fromkeys([*self._begun, *self._unseen]))
         self._begun, self._unseen = [], []
-        if self.root in begun and self._accumulates:
-            self._root_sent = True
+        if begun and self._accumulates:
+            self.accumulated = True
+            self._root_sent |= self.root in begun
         for unit in begun:
             self._send(unit, self._prepare(unit))
 

@@ -68,8 +68,12 @@ class Unit:
             whole.untyped_storage().resize_(0)
             self._wholes.append(whole)
         self._versions = self._versions_now()
-        mine = [p for p in sharded if p.own_rows.numel()]
-        self._own = [p.own_rows for p in mine], [p.master for p in mine]
+        self._rows: list[Tensor] = []  # of this rank, in its slots
+        self._masters: list[Tensor] = []
+        for p in sharded:
+            if p.own_rows.numel():
+                self._rows.append(_copyable(p.own_rows))
+                self._masters.append(_copyable(p.master))
         self._trained_alike = by_dtype(self.trained, lambda p: p.master.dtype)
         self._guards = self._guard_calls()
         self.show(False)
@@ -92,7 +96,7 @@ class Unit:
         self.tell("gather begins")
         # The same values as before are no change of what backward has saved.
         with torch.autograd._unsafe_preserve_version_counter(tuple(self._wholes)):
-            copy_all(*self._own)
+            copy_all(self._rows, self._masters)
             for padding in self._padding:
                 padding.zero_()
             if self._slots:
@@ -274,6 +278,12 @@ def side_by_side(
         if steps[i] > size:
             parts[i] = parts[i][:size]
     return whole, parts
+
+
+def _copyable(x: Tensor) -> Tensor:
+    """Return what ``torch._foreach_copy_`` takes on every device: of a rare dtype the bytes."""
+    is_common = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize > 1)
+    return x if is_common else x.view(torch.uint8)
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:

@@ -51,10 +51,10 @@ class FSDP(nn.Module):
     torch.nn's LayerNorm, RMSNorm and GroupNorm are cast to it. None computes in each parameter's
     own dtype. Gradients travel and arrive in the masters' dtype.
 
-    A unit (``division``) is gathered as a whole: a module without ModuleList or
-    Sequential is one. All else, the root, stays gathered from its forward to the end of backward.
-    Activation checkpoints may be around units or inside, reentrant or not. ``torch.compile`` the
-    units before wrapping, never the whole.
+    A unit (``division``) is gathered as a whole: a module without ModuleList or Sequential is one.
+    All else, the root, stays gathered from its forward to the end of backward. Activation
+    checkpoints may be around units or inside, reentrant or not. ``torch.compile`` the units before
+    wrapping, never the whole.
 
     Every rank must run the same units in the same order; within a unit, a parameter may be without
     a gradient on some ranks (it counts as zero) or on all (``.grad`` stays None). Several backwards

@@ -101,8 +101,8 @@ def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
     rows = rows[whole & (rows["fused"] | (rows["precision"] == "fp32"))]
     cases = rows[["model", "precision", "context", "batch", "fused"]].astype(object)
     cases = pd.Series(list(cases.itertuples(index=False, name=None)), rows.index, dtype=object)
-    floors = {one: least(ceiling, *one).get("total") for one in cases.unique()}
-    return cases.map({one: total.ms for one, total in floors.items() if total})
+    floors = {case: least(ceiling, *case).get("total") for case in cases.unique()}
+    return cases.map({case: total.ms for case, total in floors.items() if total})
 
 
 CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
@@ -124,35 +124,42 @@ def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     steps = rows[(rows["mode"] == "train-step") & (rows["phase"] == "step")]
     steps = steps[steps["precision"].isin(["bf16", "bf16_weights"]) & steps["model"].isin(SIZES)]
     key = ["model", "context", "batch", "mode", *WAY, "profiler"]
-    found = traces.kernels(rows)
-    kernels = dict(list(found.groupby(key))) if len(found) else {}
-    cases = {i: tuple(case) for i, case in zip(steps.index, steps[key].to_numpy(), strict=True)}
-    parts = {i: _parts(kernels[c], c, rows_of("ceiling")) for i, c in cases.items() if c in kernels}
-    return rows.join(pd.DataFrame.from_dict(parts, orient="index")) if parts else rows
+    kernels = traces.kernels(rows)
+    kernels_of = dict(list(kernels.groupby(key))) if len(kernels) else {}
+    sums = {}
+    for place, case in zip(steps.index, steps[key].itertuples(index=False, name=None), strict=True):
+        if case in kernels_of:
+            sums[place] = sum_kernels(kernels_of[case], case, rows_of("ceiling"))
+    return rows.join(pd.DataFrame.from_dict(sums, orient="index")) if sums else rows
 
 
-def _parts(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[str, float]:
+def sum_kernels(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[str, float]:
+    """Return the columns of ``traced`` for the kernels of one step."""
     model, context, batch, _, precision, *_ = case
-    found = {f"ms_{p}": kernels.loc[kernels["kind"] == k, "ms"].sum() for p, k in KINDS.items()}
+    sums = {f"ms_{part}": ms_of(kernels, kernels["kind"] == kind) for part, kind in KINDS.items()}
     total = kernels["ms"].sum()
-    found |= {"ms_pointwise": total - sum(found.values()), "ms_kernels": total}
-    found["attention_calls"] = kernels.loc[kernels["kind"] == "attention", "calls"].sum()
-    casts = (kernels["phase"] == "forward") & kernels["kernel"].str.fullmatch(CAST)
-    found["ms_casts"] = kernels.loc[casts, "ms"].sum()
-    blocks = kernels[kernels["calls"] > 1]  # the head is called once
-    # As cuBLAS names them: whether its operands are transposed.
-    for name, phase, operands in (("gradients", "backward", "NT"), ("ahead", "forward", "TN")):
-        same = blocks["kernel"].str.fullmatch(rf"nvjet_sm90_\w+_{operands}[TN]")
-        found[f"ms_{name}"] = blocks.loc[same & (blocks["phase"] == phase), "ms"].sum()
-    gate = (kernels["phase"] == "backward") & kernels["kernel"].str.contains("silu_backward")
-    found["ms_gate"] = kernels.loc[gate, "ms"].sum()
-    floors = least(ceiling, model, precision, context, batch)
+    sums |= {"ms_pointwise": total - sum(sums.values()), "ms_kernels": total}
+    sums["attention_calls"] = kernels.loc[kernels["kind"] == "attention", "calls"].sum()
+    in_forward, in_backward = (kernels["phase"] == phase for phase in ("forward", "backward"))
+    sums["ms_casts"] = ms_of(kernels, in_forward & kernels["kernel"].str.fullmatch(CAST))
+    # cuBLAS names a matmul by whether its operands are transposed. The head's is called once.
+    names, in_blocks = kernels["kernel"], kernels["calls"] > 1
+    weight_gradient = names.str.fullmatch(r"nvjet_sm90_\w+_NT[TN]")
+    sums["ms_gradients"] = ms_of(kernels, in_blocks & in_backward & weight_gradient)
+    ahead = names.str.fullmatch(r"nvjet_sm90_\w+_TN[TN]")
+    sums["ms_ahead"] = ms_of(kernels, in_blocks & in_forward & ahead)
+    sums["ms_gate"] = ms_of(kernels, in_backward & names.str.contains("silu_backward"))
+    floors = least(ceiling, model, precision, int(context), int(batch))
     if floors:
-        named = {"linear": "products", "attention": "attention", "adamw": "optimizer"}
-        found |= {f"floor_{part}": floors[theirs].ms for part, theirs in named.items()}
-        found["floor_pointwise"] = floors["elementwise"].ms + floors["loss"].ms
-        found["floor_kernels"] = floors["total"].ms
-    return found
+        parts = {"linear": "products", "attention": "attention", "adamw": "optimizer"}
+        sums |= {f"floor_{name}": floors[part].ms for name, part in parts.items()}
+        sums["floor_pointwise"] = floors["elementwise"].ms + floors["loss"].ms
+        sums["floor_kernels"] = floors["total"].ms
+    return sums
+
+
+def ms_of(kernels: pd.DataFrame, where: pd.Series) -> float:
+    return kernels.loc[where, "ms"].sum()
 
 
 def rungs(rows: pd.DataFrame, model: str, context: int = 512) -> pd.DataFrame:
@@ -272,10 +279,10 @@ def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
     wall = (plain["phase"] == "wall") & (plain["mode"] == "train-step")
     shown = plain[wall | plain["phase"].isin(PHASES)].sort_values(["fails", "mode_order"])
     shown = shown.drop_duplicates(["model", "context", "phase"])
-    known = shown["status"] == "ok"
-    shown["cell"] = list(map(spread, shown["ms_mean"].where(known), shown["ms_std"]))
+    is_timed = shown["status"] == "ok"
+    shown["cell"] = list(map(spread, shown["ms_mean"].where(is_timed), shown["ms_std"]))
     key = ["model", "context"]
-    table = shown[known].pivot(index=key, columns="phase", values="cell")
+    table = shown[is_timed].pivot(index=key, columns="phase", values="cell")
     table = table.reindex(pd.MultiIndex.from_frame(shown[key].drop_duplicates()))
     table = table.reindex(columns=[*PHASES, "wall"]).fillna("out of memory")
     steps = shown[shown["phase"] == "wall"].set_index(key).reindex(table.index)
@@ -288,12 +295,12 @@ def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
 def by_way(rows: pd.DataFrame, values: dict[str, tuple[dict, str]]) -> pd.DataFrame:
     """Return the train-step by model and context, a column for each of ``values``: name ->
     (configuration, column of the rows); a percentage for mfu, else ms."""
-    found = {}
+    columns_of = {}
     for name, (way, column) in values.items():
         these = pick(rows, **STEP, **way).set_index(["model", "context"])[column].dropna()
         written = percent if column == "mfu" else lambda v: digits(v, 3)
-        found[name] = these.map(written)
-    return _named(pd.DataFrame(found).dropna(how="all"))
+        columns_of[name] = these.map(written)
+    return _named(pd.DataFrame(columns_of).dropna(how="all"))
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from a2lib.attention import dispatch
 from a2lib.report import data, panels, plots
 from a2lib.report.metrics import OURS, by_graph
 from a2lib.report.page import one, pick
@@ -12,7 +11,7 @@ from a2lib.report.units import count, digits, ms, percent
 from a2lib.theory import attention
 
 PART = "compiled_backward"  # its forward is a2lib's, which makes it no peer
-FA4 = "fa4"  # a package of its own: the peers are what PyTorch ships
+FA4 = "fa4"  # a package of its own: "peers" are what PyTorch ships
 LOOKS = Looks(
     {
         OURS: Look("a2lib", "#d55e00", "o", ours=True),
@@ -69,8 +68,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     derived["tflops"] = np.array(flops) / derived["ms"].astype(float) / 1e9
     new = rows["device"].isin(HOPPER)
     ours = rows["implementation"] == OURS
+    split = ours & (rows["dtype"] == "fp32")
     widths = rows["dtype"].map(BYTES)
-    cases = zip(sizes, rows["dtype"], rows["pass"], rows["causal"], new, ours, strict=True)
+    cases = zip(sizes, widths, rows["pass"], rows["causal"], new, ours, split, strict=True)
     tensors = [_tensors(*case).values() for case in cases]
     derived["expected"] = [sum(sizes) for sizes in tensors]
     # A block is not cut where at most SMALL would be left of it. A multiple of ROUND gets a block
@@ -86,25 +86,13 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return derived.merge(peers, "left", SHAPE)
 
 
-def _tensors(sizes, dtype, pass_, causal, new, ours) -> dict[str, int]:
-    """Bytes of the tensors of a pass as ``a2lib.attention.dispatch`` has it on Hopper; another
-    implementation is taken for one of our sweeps."""
+def _tensors(sizes, width, pass_, causal, new, ours, terms) -> dict[str, int]:
     batch, heads, *n, d = sizes
-    case = dispatch.Case(dtype, batch, heads, heads, *n, d, bool(causal), dispatch.HOPPER)
-    form = dispatch.backward_form(case)
-    is_chunked = ours and form in ("chunks", "hopper_chunks", "two_terms")
-    is_one_sweep = new and dispatch.is_one_sweep(case)
-    is_of_gluon = form == "hopper_chunks" if is_chunked else is_one_sweep
-    return attention.tiled_memory(
-        *sizes,
-        BYTES[dtype],
-        pass_,
-        one_sweep=is_one_sweep,
-        query_chunks=is_chunked,
-        key_chunks=dispatch.n_key_chunks(case) if ours else 0,
-        terms={"bf16x6": 3, "fp16x3": 2}.get(case.precision, 0) if ours else 0,
-        whole_tiles=is_of_gluon and d > 64,
-    )
+    sweep = new and attention.in_one_sweep(n[1], batch * heads, d, width)
+    chunks = ours and attention.cut_in_chunks(*n, batch * heads, d, bool(causal), width)
+    keys = attention.keys_per_chunk(*n, batch * heads, bool(causal), width) if ours else 0
+    parts = attention.n_chunks_of(keys, *n, bool(causal)) if keys else 0
+    return attention.tiled_memory(*sizes, width, pass_, sweep, chunks, parts, terms)
 
 
 def against(rows: pd.DataFrame, **where) -> pd.Series:
@@ -123,10 +111,13 @@ def mean(ratios: pd.Series) -> float:
     return float(np.exp(np.log(ratios).mean()))
 
 
-def rows_of_fa4(*_) -> pd.DataFrame:
-    """Return the committed rows of FlashAttention-4, of any device."""
-    rows = data.load("flash", data.data_roots()[:1])
-    return rows[rows["implementation"] == FA4]
+def over_fa4(rows: pd.DataFrame, **where) -> pd.Series:
+    """Return a2lib's time over FlashAttention-4's where both were measured, by SHAPE."""
+    a2lib, fa4 = (
+        pick(rows, implementation=name, **where).set_index(SHAPE)["ms"].astype(float)
+        for name in (OURS, FA4)
+    )
+    return (a2lib / fa4).dropna()
 
 
 def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -223,12 +214,12 @@ def _two(figure, parts: pd.DataFrame, **looks):
     return ax
 
 
-@chart(height=3.0)
+@chart(height=3.3)
 def bars(figure, rows: pd.DataFrame):
     """Draw forward and backward at BOARD, a bar for each implementation, below the tensor-core
-    limit; the three that would need a longer axis are named beside it."""
+    limit; the three that would need a longer axis are named beside the bars."""
     time = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
-    shown = [OURS, "sdpa_cudnn", "flex", "sdpa_flash"]
+    shown = [FA4, OURS, "sdpa_cudnn", "flex", "sdpa_flash"]
     parts = time.loc[shown, ["forward", "backward"]].rename(index=LOOKS.label)
     least = {p: [floors(p)["tensor cores"]] for p in parts}
     parts = pd.concat([pd.DataFrame(least, index=["tensor-core limit"]), parts])

@@ -270,8 +270,9 @@ PARALLEL_BUGS = [
         "fsdp",
         (
             UNITS,
-            "            copy_all(*self._own)\n",
-            "            if not hasattr(self, 'once'):\n                copy_all(*self._own)\n"
+            "            copy_all(self._rows, self._masters)\n",
+            "            if not hasattr(self, 'once'):\n"
+            "                copy_all(self._rows, self._masters)\n"
             "            self.once = True\n",
         ),
     ),
@@ -280,10 +281,10 @@ PARALLEL_BUGS = [
         "fsdp",
         (
             UNITS,
-            "            copy_all(*self._own)\n",
+            "            copy_all(self._rows, self._masters)\n",
             "            if not hasattr(self, 'once'):\n"
-            "                self.once = [p.clone() for p in self._own[1]]\n"
-            "            copy_all(self._own[0], self.once)\n",
+            "                self.once = [p.clone() for p in self._masters]\n"
+            "            copy_all(self._rows, self.once)\n",
         ),
     ),
     bug(

@@ -177,6 +177,11 @@ def same_by_name(mine, theirs, what=""):
         same(x.detach(), theirs[name].detach(), f"{what} {name}")
 
 
+def on_cpu(tensors):
+    """Return tensors by name where a whole state dict has them."""
+    return {name: x.cpu() for name, x in tensors.items()}
+
+
 def same_parameters(module, reference, what=""):
     same_by_name(dict(module.named_parameters()), dict(reference.named_parameters()), what)
 

@@ -355,7 +355,7 @@ def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:
         numbers = [digits(number, 3) for number in (*expected, *measured)]
         sent = buckets_sent(row.bucket_mb)
         lines.append([f"{row.bucket_mb} MiB", sent, *numbers, digits(row.paid)])
-    heads = ["bucket", "all-reduces", "formula", "simulated", "measured", "stand-alone", "share"]
+    heads = ["bucket", "all-reduces", "formula", "simulated", "measured", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 
@@ -372,7 +372,7 @@ def exposed_shares(rows: pd.DataFrame) -> pd.DataFrame:
         launch = "graph" if capture else "Python"
         numbers = [digits(value, 3) for value in (row.base, row.exposed, row.alone)]
         lines.append([f"{MODELS[model]}, {precision}, {launch}", *numbers, digits(row.paid)])
-    heads = ["model", "one GPU", "exposed", "stand-alone", "share"]
+    heads = ["model", "one GPU", "exposed", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 
@@ -383,10 +383,10 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
         {
             "model": rows["model"].map(MODELS),
             "communication": rows["way"],
-            "step": _times(rows["ms"]),
-            "exposed": _times(rows["exposed"]),
-            "of the step": (rows["exposed"] / rows["ms"]).map(percent),
-            "stand-alone": _times(rows["alone"]),
+            "step": _numbers(rows["ms"]),
+            "exposed": _numbers(rows["exposed"]),
+            "share": (rows["exposed"] / rows["ms"]).map(percent),
+            "alone": _numbers(rows["alone"]),
         }
     )
 
@@ -398,15 +398,14 @@ def every_step(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "model": rows["model"].map(MODELS),
-            "precision": rows["precision"],
-            "launched": rows["capture"].map({True: "CUDA graph", False: "from Python"}),
+            "mode": rows["precision"] + rows["capture"].map({True: ", graph", False: ", Python"}),
             "communication": rows["way"],
-            "step": _times(rows["ms"]),
+            "step": _numbers(rows["ms"]),
             "20 to 80 %": low + " to " + high,
-            "one GPU": _times(rows["base"]),
-            "exposed": _times(rows["exposed"]),
-            "stand-alone": _times(rows["alone"]),
-            "to launch it": _times(rows["ms_host"]),
+            "one GPU": _numbers(rows["base"]),
+            "exposed": _numbers(rows["exposed"]),
+            "alone": _numbers(rows["alone"]),
+            "launching": _numbers(rows["ms_host"]),
         }
     )
 
@@ -422,5 +421,5 @@ def published_table(others: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _times(times: pd.Series) -> pd.Series:
-    return times.map(lambda time: ms(time, 3), na_action="ignore")
+def _numbers(times: pd.Series) -> pd.Series:
+    return times.map(lambda time: digits(time, 3), na_action="ignore")

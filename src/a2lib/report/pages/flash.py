@@ -11,7 +11,7 @@ from a2lib.report.units import count, digits, ms, percent
 from a2lib.theory import attention
 
 PART = "compiled_backward"  # its forward is a2lib's, which makes it no peer
-FA4 = "fa4"  # a package of its own: the peers are what PyTorch ships
+FA4 = "fa4"  # a package of its own: "peers" are what PyTorch ships
 LOOKS = Looks(
     {
         OURS: Look("a2lib", "#d55e00", "o", ours=True),
@@ -111,10 +111,13 @@ def mean(ratios: pd.Series) -> float:
     return float(np.exp(np.log(ratios).mean()))
 
 
-def rows_of_fa4(*_) -> pd.DataFrame:
-    """Return the committed rows of FlashAttention-4, of any device."""
-    rows = data.load("flash", data.data_roots()[:1])
-    return rows[rows["implementation"] == FA4]
+def over_fa4(rows: pd.DataFrame, **where) -> pd.Series:
+    """Return a2lib's time over FlashAttention-4's where both were measured, by SHAPE."""
+    a2lib, fa4 = (
+        pick(rows, implementation=name, **where).set_index(SHAPE)["ms"].astype(float)
+        for name in (OURS, FA4)
+    )
+    return (a2lib / fa4).dropna()
 
 
 def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -211,12 +214,12 @@ def _two(figure, parts: pd.DataFrame, **looks):
     return ax
 
 
-@chart(height=3.0)
+@chart(height=3.3)
 def bars(figure, rows: pd.DataFrame):
     """Draw forward and backward at BOARD, a bar for each implementation, below the tensor-core
-    limit; the three that would need a longer axis are named beside it."""
+    limit; the three that would need a longer axis are named beside the bars."""
     time = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
-    shown = [OURS, "sdpa_cudnn", "flex", "sdpa_flash"]
+    shown = [FA4, OURS, "sdpa_cudnn", "flex", "sdpa_flash"]
     parts = time.loc[shown, ["forward", "backward"]].rename(index=LOOKS.label)
     least = {p: [floors(p)["tensor cores"]] for p in parts}
     parts = pd.concat([pd.DataFrame(least, index=["tensor-core limit"]), parts])

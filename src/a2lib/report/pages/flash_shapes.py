@@ -5,12 +5,13 @@ import pandas as pd
 from a2lib.report import panels, plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, Missing, pick
-from a2lib.report.pages.flash import LOOKS, OWN, PART, PASSES, against
+from a2lib.report.pages.flash import FA4, LOOKS, OWN, PART, PASSES, against
 from a2lib.report.pages.flash_tables import latency
 from a2lib.report.style import chart
 from a2lib.report.units import binary, count, digits, span, times
 
-PAPER_SHOWN = (OURS, "sdpa_cudnn", "flex", "sdpa_flash")
+PAPER_SHOWN = (OURS, "sdpa_cudnn", "flex", "sdpa_flash", FA4)
+FEW_ROWS = {PART, FA4}  # not measured at every shape or pass
 DTYPES = ("bf16", "fp32")
 
 
@@ -107,13 +108,13 @@ def paper(figure, rows: pd.DataFrame, ceiling: float):
         line[0].set_ylabel("TFLOP/s")
     for ax in axes[-1]:
         ax.set_xlabel("tokens per sequence")
-    panels.legend(figure, panels.handles(names, LOOKS))
+    panels.legend(figure, panels.handles(names, LOOKS), columns=5)
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the peak beyond the inputs of both passes, bf16, one head of 64, by length."""
     here = pick(rows, kind="one head", dtype="bf16", head_dim=64, pass_="end_to_end")
-    here = here[here["implementation"] != PART]
+    here = here[~here["implementation"].isin(FEW_ROWS)]
     wide = here.pivot(index="seq_len", columns="implementation", values="peak_bytes")
     wide = wide[LOOKS.order(wide.columns)].astype(float).map(binary, na_action="ignore")
     wide = wide.rename(index=count, columns=LOOKS.label).rename_axis("tokens")
@@ -154,7 +155,7 @@ def every(page, rows: pd.DataFrame, value: str, name: str) -> str:
     for dtype in DTYPES:
         for pass_, title in PASSES.items():
             here = pick(rows, kind="one head", dtype=dtype, pass_=pass_)
-            timed = set(here.dropna(subset=["ms"])["implementation"]) - {PART}
+            timed = set(here.dropna(subset=["ms"])["implementation"]) - FEW_ROWS
             frame = latency(pick(here, implementation=timed), ["head_dim", "seq_len"], value)
             label = f"tab-shapes-{name}-{dtype}-{pass_.replace('_', '-')}"
             tables.append(str(page.table(frame, f"{dtype}, {title}, ms", label, 0, 2, fold=False)))

@@ -177,6 +177,24 @@ def one_head(rows: pd.DataFrame) -> pd.DataFrame:
     return wide.rename(columns={"dtype": "", "head_dim": "d"})
 
 
+def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a2lib's time over FlashAttention-4's with many heads, by length and mask, head size
+    and pass; the longest is the leaderboard shape."""
+    ratios = pd.concat([flash.over_fa4(rows, kind=kind) for kind in ("paper", "board")])
+    ratios = pick(ratios.rename("ratio").reset_index(), pass_=OWN)
+    ratios["cell"] = ratios["ratio"].map("{:.2f}".format)
+    wide = ratios.pivot(
+        index=["seq_len", "causal"], columns=["head_dim", "pass"], values="cell"
+    ).sort_index(ascending=[True, False])
+    lines = [
+        [f"{count(n)}, {'causal' if causal else 'no mask'}"]
+        + [wide.loc[(n, causal)].get((d, p)) for d in (64, 128) for p in OWN]
+        for n, causal in wide.index
+    ]
+    heads = [f"heads of {d}: {pass_}" for d in (64, 128) for pass_ in OWN]
+    return pd.DataFrame(lines, columns=["tokens", *heads])
+
+
 def splits(rows: pd.DataFrame, lengths) -> pd.DataFrame:
     """Return what is split for one causal head, by pass and head size, up to how many tokens, and
     a2lib's time over the fastest peer's at some lengths in bf16."""

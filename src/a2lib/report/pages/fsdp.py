@@ -21,11 +21,11 @@ WRAPPERS = {"ddp": "data parallelism", "zero1": "sharded optimizer", "fsdp": "FS
 STATE_BYTES = {"ddp": 16, "zero1": 12, "fsdp": 8}  # per parameter, on each of two ranks
 SHARDS_OPTIMIZER = {"ddp": False, "zero1": True}
 MOMENTS = {
-    "init": "after initialization",
-    "before": "before the first update",
-    "after": "after the first update",
-    "forward": "a later forward's end",
-    "peak": "that step's peak",
+    "init": "after init",
+    "before": "before update",
+    "after": "after update",
+    "forward": "forward's end",
+    "peak": "peak",
 }
 PARTS = {  # a column of bytes, and its name in the figure
     "parameter_bytes": "weights",
@@ -225,12 +225,12 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
     }
     return pd.DataFrame(
         [[name, *cells, peaks.get(name, "·")] for name, cells in lines.items()],
-        columns=["step", "3.4B, graph", "3.4B, Python", "2.0B, graph", "peak, GB"],
+        columns=["step", "3.4B, graph", "3.4B, no graph", "2.0B, graph", "peak, GB"],
     )
 
 
 def memory_table(memory: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Return FSDP's memory by component at each moment, beside its count and FSDP2's."""
+    """Return FSDP's memory in GB by component at each moment, beside its count and FSDP2's."""
     torch = pick(memory, model=model, wrapper="fsdp2").set_index("moment")["whole"]
     rows = pick(memory, model=model, wrapper="fsdp").set_index("moment")
     lines = []
@@ -238,15 +238,15 @@ def memory_table(memory: pd.DataFrame, model: str) -> pd.DataFrame:
         row = rows.loc[moment]
         parts = [row["parameter_bytes"], row["gradient_bytes"], row["optimizer_bytes"]]
         parts += [row["whole_bytes"] + row["travelling_bytes"], row["activations"]]
-        cells = [gb(size, 3) if size > 5e5 else "0" for size in parts]
-        totals = [gb(size, 3) for size in (row["whole"], row["counted"], torch[moment])]
+        cells = [gigabytes(size) if size > 5e5 else "0" for size in parts]
+        totals = [gigabytes(size) for size in (row["whole"], row["counted"], torch[moment])]
         lines.append([words, *cells, *totals])
-    heads = ["moment", "weights", "gradients", "moments", "gathered, in flight", "activations"]
+    heads = ["moment", "weights", "grads", "moments", "gathered", "activations"]
     return pd.DataFrame(lines, columns=[*heads, "total", "count", "FSDP2"])
 
 
 def saved_table(memory: pd.DataFrame) -> pd.DataFrame:
-    """Return state and peak of the three kinds of training, and what FSDP saves of each."""
+    """Return state and peak in GB of three kinds of training, and what FSDP saves of each."""
     lines = []
     for model, name in MODELS.items():
         peak = at_peak(memory, "fsdp", model).whole
@@ -259,25 +259,30 @@ def saved_table(memory: pd.DataFrame) -> pd.DataFrame:
                 [
                     name,
                     words,
-                    *(gb(size, 3) for size in (STATE_BYTES[wrapper] * parameters, after)),
-                    *(gb(size, 3) for size in (top.counted, top.whole)),
-                    *(gb(size, 3) if wrapper != "fsdp" else "·" for size in saved),
+                    *(gigabytes(size) for size in (STATE_BYTES[wrapper] * parameters, after)),
+                    *(gigabytes(size) for size in (top.counted, top.whole)),
+                    *(gigabytes(size) if wrapper != "fsdp" else "·" for size in saved),
                 ]
             )
-    heads = ["model", "kind", "state, count", "state, measured", "peak, count", "peak, measured"]
+    heads = ["model", "kind", "state, count", "state", "peak, count", "peak"]
     return pd.DataFrame(lines, columns=[*heads, "state saved", "peak saved"])
 
 
+def gigabytes(size: float) -> str:
+    """Return a number of bytes in GB, without the unit."""
+    return digits(size / 1e9, 3)
+
+
 def gathers_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return how many all-gathers of each traced step are in time, and what they take."""
+    """Return how many all-gathers of each traced step are in time, and what they take in ms."""
     rows = pick(steps, wrapper="fsdp").sort_values(["model", "capture"], ascending=[True, False])
-    heads = ["gathers", "in time", "wait for the others"]
-    heads += ["a gather, forward", "a block, forward", "a gather, backward", "a block, backward"]
+    heads = ["gathers", "in time", "waits"]
+    heads += ["gather, forward", "block, forward", "gather, backward", "block, backward"]
     lines = []
     for row in rows.itertuples():
         times = [row.stood, row.gather_forward, row.block_forward]
         times += [row.gather_backward, row.block_backward]
-        numbers = [count(row.gathers), count(row.in_time), *(ms(time, 3) for time in times)]
+        numbers = [count(row.gathers), count(row.in_time), *(digits(time, 3) for time in times)]
         lines.append([MODELS[row.model], launch_of(row), *numbers])
     return pd.DataFrame(lines, columns=["model", "launched", *heads])
 
@@ -303,13 +308,13 @@ def every_step(steps: pd.DataFrame) -> pd.DataFrame:
         lines.append(
             [MODELS[row.model], name, launch_of(row), *texts, digits(row.ms_host, 3), ranks]
         )
-    heads = ["model", "wrapper", "launched", "step", "20 to 80 %", "one GPU", "around all waits"]
-    return pd.DataFrame(lines, columns=[*heads, "to launch it", "each rank"])
+    heads = ["model", "wrapper", "launched", "step", "20 to 80 %", "one GPU", "waits"]
+    return pd.DataFrame(lines, columns=[*heads, "launching", "each rank"])
 
 
 def launch_of(row) -> str:
     """Return whether a step was replayed from a CUDA graph or launched from Python, in words."""
-    return "CUDA graph" if row.capture else "from Python"
+    return "graph" if row.capture else "Python"
 
 
 def memory_bars(memory: pd.DataFrame, model: str) -> Chart:

@@ -11,7 +11,7 @@ from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart, chart
 from a2lib.report.traces import pictures
-from a2lib.report.units import count, digits, gb, ms, percent, seconds, tflops
+from a2lib.report.units import count, digits, ms, percent, tflops
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.keeping import (
     CHUNK,
@@ -321,21 +321,20 @@ def every_step(rows: pd.DataFrame) -> pd.DataFrame:
         lines.append(
             [
                 CONFIGURATIONS[row.way],
-                ms(row.ms, 4),
-                f"{digits(row.ms_p20, 4)} to {digits(row.ms_p80, 4)}",
+                count(row.ms),
+                f"{count(row.ms_p20)} to {count(row.ms_p80)}",
                 count(row.n),
-                *(ms(time, 4) for time in (row.ms_forward, row.ms_backward)),
-                ms(row.ms_optimizer, 3),
-                tflops(row.tflops, 3),
+                *(count(time) for time in (row.ms_forward, row.ms_backward, row.ms_optimizer)),
+                count(row.tflops),
                 percent(row.best),
-                seconds(row.ms_ready, 3),
-                gb(row.reserved_bytes, 4),
+                digits(row.ms_ready / 1e3),
+                digits(row.reserved_bytes / 1e9, 3),
                 f"{row.loss:.4f}",
                 f"{row.gradient_norm:.5f}",
             ]
         )
-    heads = ["configuration", "step", "20 to 80 %", "steps", "forward", "backward", "AdamW", "rate"]
-    heads += ["of the best matmul", "ready after", "reserved", "loss", "gradient norm"]
+    heads = ["configuration", "step", "20 to 80 %", "steps", "forward", "backward", "AdamW"]
+    heads += ["TFLOP/s", "of best", "ready", "reserved", "loss", "norm"]
     return pd.DataFrame(lines, columns=heads)
 
 

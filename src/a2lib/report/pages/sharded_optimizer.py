@@ -177,16 +177,17 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
 
 
 def handout_memory(memory: pd.DataFrame) -> pd.DataFrame:
-    """Return the moments in fp32 of both models, with what was the most until then."""
+    """Return the moments in fp32 of both models in GB, with the peaks since the moment before."""
     rows = pick(memory, precision="fp32", moment=list(MOMENTS))
     lines = []
     for row in rows.sort_values(["model", "optimizer"]).itertuples():
         sizes = [getattr(row, column) for column in PARTS]
         sizes += [row.present_bytes, row.tensor_bytes, row.allocated_bytes]
-        texts = [gb(size, 3) if size else "0" for size in sizes]
-        lines.append([MODELS[row.model], OPTIMIZERS[row.optimizer], MOMENTS[row.moment], *texts])
-    heads = ["model", "optimizer", "moment", *PARTS.values(), "total", "peak until then"]
-    return pd.DataFrame(lines, columns=[*heads, "peak of the allocator"])
+        texts = [digits(size / 1e9, 3) if size else "0" for size in sizes]
+        words = f"{MOMENTS[row.moment]}, {OPTIMIZERS[row.optimizer]}"
+        lines.append([MODELS[row.model], words, *texts])
+    heads = ["model", "moment", *PARTS.values(), "total", "peak", "allocated"]
+    return pd.DataFrame(lines, columns=heads)
 
 
 def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
@@ -229,13 +230,13 @@ def every_step(steps: pd.DataFrame) -> pd.DataFrame:
     rows = steps.sort_values(["model", "precision", "launched", "transport", "optimizer"])
     lines = []
     for row in rows.itertuples():
-        times = [ms(time, 3) for time in (row.ms_without, row.ms_optimizer, row.ms_host)]
+        times = [digits(time, 3) for time in (row.ms_without, row.ms_optimizer, row.ms_host)]
         spread = f"{digits(row.ms_p20, 3)} to {digits(row.ms_p80, 3)}"
-        mode = f"{row.launched}, {row.transport}"
-        words = [MODELS[row.model], row.precision, mode, OPTIMIZERS[row.optimizer]]
-        lines.append([*words, ms(row.ms, 3), spread, *times])
-    heads = ["model", "precision", "mode", "optimizer", "step", "20 to 80 %", "one GPU"]
-    return pd.DataFrame(lines, columns=[*heads, "update, exchange", "to launch it"])
+        mode = f"{row.precision}, {row.launched}, {row.transport}"
+        words = [MODELS[row.model], mode, OPTIMIZERS[row.optimizer]]
+        lines.append([*words, digits(row.ms, 3), spread, *times])
+    heads = ["model", "mode", "optimizer", "step", "20 to 80 %", "one GPU"]
+    return pd.DataFrame(lines, columns=[*heads, "update", "launching"])
 
 
 def published_table(others: pd.DataFrame) -> pd.DataFrame:

@@ -355,7 +355,7 @@ def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:
         numbers = [digits(number, 3) for number in (*expected, *measured)]
         sent = buckets_sent(row.bucket_mb)
         lines.append([row.bucket_mb, sent, *numbers, digits(row.paid)])
-    heads = ["MiB", "number", "formula", "simulated", "measured", "alone", "share"]
+    heads = ["MiB", "sent", "formula", "simulated", "measured", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 

@@ -32,7 +32,7 @@ def sdpa(q, k, v, is_causal):
 def a2lib_attention(q, k, v, is_causal):
     """Run a2lib's kernels on a GPU, and the same algorithm in plain PyTorch on a CPU."""
     if DEVICE == "cuda":
-        return flash_attention(q, k, v, is_causal)
+        return flash_attention(q, k, v, is_causal=is_causal)
     return FlashAttentionPyTorch.apply(q, k, v, is_causal)
 
 

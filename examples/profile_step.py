@@ -46,6 +46,9 @@ with profile(activities=activities) as profiler:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
+averages = {event.key: event for event in profiler.key_averages()}
+for phase in ("forward", "backward", "optimizer"):
+    print(f"{phase:10} {averages[phase].cpu_time_total / 1e3:8.2f} ms of the CPU's time")
 print(profiler.key_averages().table(sort_by=f"self_{DEVICE}_time_total", row_limit=15))
 TRACE.parent.mkdir(exist_ok=True)
 profiler.export_chrome_trace(str(TRACE))

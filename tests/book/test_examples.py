@@ -3,13 +3,11 @@
 A block whose first line is `# torchrun --standalone --nproc-per-node 2 NAME.py` is started so.
 """
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from forked import run_script
 
 from a2lib.paths import ROOT
 
@@ -25,19 +23,11 @@ def find_examples(text):
 
 
 def run_example(code, folder):
-    """Run a script in `folder` as its first line says, without a GPU; return the process."""
+    """Run a script in `folder`, in two ranks where its first line says so."""
     started_by = TORCHRUN.match(code)
     script = folder / (started_by[2] if started_by else "example.py")
     script.write_text(code, encoding="utf-8")
-    command = [sys.executable, script.name]
-    if started_by:
-        torchrun, *options = started_by[1].split()
-        command = [sys.executable, "-m", "torch.distributed.run", *options, script.name]
-    env = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
-    return subprocess.run(
-        command, cwd=folder, env=env, timeout=SECONDS, capture_output=True, text=True
-    )
+    return run_script(script, folder=folder, ranks=2 if started_by else 1, seconds=SECONDS)
 
 
 EXAMPLES = {
@@ -57,7 +47,7 @@ def test_no_block_of_python_is_overlooked():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_it_stands(name, tmp_path):
     done = run_example(EXAMPLES[name], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.printed
 
 
 PAGE = """# A page
@@ -90,4 +80,4 @@ assert False, "not so"
 def test_each_block_of_a_page_is_found_and_one_that_fails_is_seen(tmp_path):
     done = [run_example(code, tmp_path) for code in find_examples(PAGE)]
     assert [process.returncode for process in done] == [0, 0, 1]
-    assert done[0].stdout == "alone\n" and "not so" in done[2].stderr
+    assert done[0].printed == "alone\n" and "not so" in done[2].printed

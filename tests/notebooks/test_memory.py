@@ -16,25 +16,32 @@ def rows_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
 
 
-def test_the_sweeps_ask_for_every_committed_row(monkeypatch):
-    monkeypatch.setattr("a2lib.lab.device_kind", lambda: "cuda")
-    cells = load_cells("memory", sweep="all")
-    asked = {
+def asked_by(**parameters):
+    """Return the keys that a run asks for, by table."""
+    cells = load_cells("memory", **parameters)
+    tasks = {
         "memory": cells.tasks,
         "memory_recording": cells.recording_tasks,
         "memory_block": cells.block_tasks,
     }
-    for table, tasks in asked.items():
-        keys = [key for task in tasks for key in task]
-        assert stored_keys(table, keys) == committed_keys(table)
+    return {table: [key for task in each for key in task] for table, each in tasks.items()}
+
+
+def test_the_sweeps_and_the_default_ask_for_every_committed_row(monkeypatch):
+    monkeypatch.setattr("a2lib.lab.device_kind", lambda: "cuda")
+    default = asked_by()
+    for table, keys in asked_by(sweep="all").items():
         assert len(stored_keys(table, keys)) == len(keys)
+        assert stored_keys(table, [*keys, *default[table]]) == committed_keys(table)
 
 
 def test_the_pictures_are_named_as_the_committed_ones(monkeypatch):
     monkeypatch.setattr("a2lib.lab.device_kind", lambda: "cuda")
-    cells = load_cells("memory", sweep="all")
-    steps = {f"{cells.picture(case)}-{n}" for case in cells.recorded for n in cells.STEPS}
-    blocks = {cells.picture({**case, "mode": "forward-backward"}) for case in cells.kept}
+    steps, blocks = set(), set()
+    for cells in (load_cells("memory"), load_cells("memory", sweep="all")):
+        for case in cells.recorded:
+            steps |= {f"{cells.picture(case)}-{n}" for n in cells.STEPS}
+        blocks |= {cells.picture({**case, "mode": "forward-backward"}) for case in cells.kept}
     monkeypatch.delenv("A2LIB_DATA")
     for table, names in {
         "memory": steps,

@@ -264,18 +264,18 @@ def strategies_table(
     for strategy in strategies:
         cells = [NAMES[strategy]]
         for gradients in ("fresh", "kept"):
-            found = rows[(rows["strategy"] == strategy) & (rows["gradients"] == gradients)]
-            found = found[(found["layers"] == 32) & (found["precision"] == setting["precision"])]
-            cells += _peak_and_time(found)
+            few = rows[(rows["strategy"] == strategy) & (rows["gradients"] == gradients)]
+            few = few[(few["layers"] == 32) & (few["precision"] == setting["precision"])]
+            cells += _peak_and_time(few)
         lines.append(cells)
     names = ["default: peak", "step", "accumulated: peak", "step"]
     return pd.DataFrame(lines, columns=["checkpoint around", *names])
 
 
-def _peak_and_time(found: pd.DataFrame) -> list[str]:
-    if not len(found):
+def _peak_and_time(few: pd.DataFrame) -> list[str]:
+    if not len(few):
         return ["·", "·"]
-    row = next(found.itertuples())
+    row = next(few.itertuples())
     if row.status != "ok":
         return ["out of memory", "·"]
     return [gb(row.whole, 3), ms(row.ms, 3)]

@@ -140,13 +140,13 @@ def predictions(rows: pd.DataFrame, benchmark: pd.DataFrame, traced: pd.DataFram
     predicted: the gain by both
     gain: eager in a CUDA graph divided by compiled blocks, launched from Python
     """
-    found = []
+    table = []
     for model, precision in TRACED:
         share, left = matmul_share(traced, model, precision), bytes_left(model, precision)
         gain = eager_in_graph(benchmark, model, precision) / step(rows, model, precision).ms
-        found.append((model, precision, share, left, amdahl(share, left), gain))
+        table.append((model, precision, share, left, amdahl(share, left), gain))
     names = ["model", "precision", "share", "left", "predicted", "gain"]
-    return pd.DataFrame(found, columns=names)
+    return pd.DataFrame(table, columns=names)
 
 
 @chart(height=3.0)

@@ -212,13 +212,13 @@ PIECES = {
 def pieces(case: StepMemory) -> dict[str, int]:
     """Return the bytes at the peak of a step by category, what is saved split into the softmax's
     output and the rest."""
-    found = dict(peak(case).by_category)
-    saved = found.pop(SAVED)
+    sizes = dict(peak(case).by_category)
+    saved = sizes.pop(SAVED)
     matrix = kinds(case.context, case.precision, case.attention)[MATRIX]
     whole_blocks, rest = divmod(saved, sum(case.saved.values()))
     scores = whole_blocks * matrix + min(rest, matrix)
-    found |= {"saved: softmax's output": scores, "saved: other tensors": saved - scores}
-    return {name: found[name] for name in PIECES}
+    sizes |= {"saved: softmax's output": scores, "saved: other tensors": saved - scores}
+    return {name: sizes[name] for name in PIECES}
 
 
 def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
@@ -461,14 +461,14 @@ def block_over_time(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table of what one recorded block holds at three moments, by category, in MB."""
     words = {"forward": "forward ends", "peak": "the peak", "backward": "backward ends"}
     parts = [name for name in timeline.CATEGORIES if name != "optimizer state"]
-    found = []
+    table = []
     for context in (2048, 128):
         recorded = over(rows, context=context, mode="block", precision="fp32", attention="eager")
         for moment, held in moments(recorded).items():
             sizes = [mb(held[part], 4)[:-3] if held[part] else "0" for part in parts]
             total = mb(timeline.total(held), 4)[:-3]
-            found.append([f"{context:,}", words[moment], *sizes, total])
-    return pd.DataFrame(found, columns=["tokens", "moment", "weights", *parts[1:], "together"])
+            table.append([f"{context:,}", words[moment], *sizes, total])
+    return pd.DataFrame(table, columns=["tokens", "moment", "weights", *parts[1:], "together"])
 
 
 def in_use_after(rows: pd.DataFrame, **about) -> int:

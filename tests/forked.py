@@ -1,0 +1,86 @@
+"""Scripts in processes that have PyTorch already: forked from a server that imported it once.
+
+To start Python and import PyTorch takes longer than most of the scripts that the tests run.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        "torch",
+        "torch.distributed",
+        "pandas",
+        "matplotlib.pyplot",
+        "a2lib.model",
+        "a2lib.parallel.ddp",
+    ]
+)
+
+
+@dataclass
+class Done:
+    """What a script printed, all ranks one after the other, and its exit code, the largest."""
+
+    returncode: int
+    printed: str
+
+
+def run_script(
+    script: Path, *arguments: str, folder: Path, ranks: int = 1, seconds: float = 300
+) -> Done:
+    """Run `python SCRIPT ARGUMENTS` in a folder, without a GPU; with several ranks as torchrun
+    does, each with its environment."""
+    settings = {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    if ranks > 1:
+        settings |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+        settings["MASTER_PORT"] = str(_free_port())
+    logs = [folder / f"printed-{rank}.txt" for rank in range(ranks)]
+    processes = []
+    for rank, log in enumerate(logs):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+        values = str(script), arguments, str(folder), {**settings, **own}, str(log)
+        processes.append(_CONTEXT.Process(target=_run, args=values))
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(seconds)
+    late = [process for process in processes if process.is_alive()]
+    for process in late:
+        process.kill()
+        process.join()
+    printed = "".join(log.read_text() for log in logs)
+    if late:
+        printed += f"not done within {seconds:g} s"
+    return Done(max(abs(process.exitcode) for process in processes), printed)
+
+
+def _run(script: str, arguments: tuple[str, ...], folder: str, settings: dict, log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    os.chdir(folder)
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.update(settings)
+    import torch
+
+    torch.set_num_threads(1)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(script))
+    with contextlib.ExitStack() as end:
+        end.callback(sys.stdout.flush)
+        runpy.run_path(script, run_name="__main__")
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,0 +1,24 @@
+"""The bugs of dev/plant_bugs.py still fit the code that they are planted in, and give Python."""
+
+import ast
+import importlib.util
+
+import pytest
+
+from a2lib.paths import ROOT
+
+spec = importlib.util.spec_from_file_location("plant_bugs", ROOT / "dev" / "plant_bugs.py")
+plant_bugs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plant_bugs)
+
+
+@pytest.mark.parametrize("planted", plant_bugs.BUGS, ids=lambda planted: planted.name)
+def test_a_bug_can_be_planted(planted):
+    for source in plant_bugs.edited(planted).values():
+        ast.parse(source)
+
+
+def test_each_bug_has_a_check_and_each_check_a_run_without_bugs():
+    checks = {planted.check for planted in plant_bugs.BUGS}
+    assert all(hasattr(plant_bugs, f"check_{name}") for name in checks)
+    assert checks == {planted.check for planted in plant_bugs.BUGS if not planted.edits}

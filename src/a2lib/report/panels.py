@@ -17,8 +17,9 @@ def doubling_axis(ax) -> None:
     ax.xaxis.set_major_formatter(lambda value, _: short_power(value))
     low, high = ax.get_xlim()
     ticks = [2.0**n for n in range(40) if low <= 2.0**n <= high]
-    if len(ticks) > 5:  # every second one, the last among them
-        ticks = ticks[(len(ticks) - 1) % 2 :: 2]
+    if len(ticks) > 5:  # every second or fourth of them, the last among them
+        step = 2 if len(ticks) <= 12 else 4
+        ticks = ticks[(len(ticks) - 1) % step :: step]
     ax.set_xticks(ticks)
     ax.minorticks_off()
 

@@ -148,7 +148,7 @@ def every_call(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts, columns=[*heads, "GB/s"])
 
 
-@chart(height=3.4, room=ROOM)
+@chart(height=3.4, room=ROOM + 0.03)
 def bandwidth(figure, rows: pd.DataFrame):
     """Draw bus bandwidth against size: NCCL back to back and synchronized, and gloo, between two
     ranks."""

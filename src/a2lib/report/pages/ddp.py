@@ -231,7 +231,7 @@ def ladder(figure, steps: dict[str, float], marks: dict[str, float]):
     ax.barh(at, saved, left=times, color=HEAT[5], height=0.62)
     for y, time in enumerate(times):
         label(ax, f"{time:.0f}", (0, y), (6, 0), va="center", color="#ffffff")
-    lying(ax, steps, times.max(), "ms a step")
+    lying(ax, steps, times.max(), "ms per step")
     ax.set_ylim(top=-1.3)
     for words, value in marks.items():
         ax.axvline(value, **REFERENCE_LINE, zorder=3)
@@ -354,8 +354,8 @@ def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:
         measured = [row.exposed, row.alone]
         numbers = [digits(number, 3) for number in (*expected, *measured)]
         sent = buckets_sent(row.bucket_mb)
-        lines.append([f"{row.bucket_mb} MiB", sent, *numbers, digits(row.paid)])
-    heads = ["bucket", "all-reduces", "formula", "simulated", "measured", "alone", "share"]
+        lines.append([row.bucket_mb, sent, *numbers, digits(row.paid)])
+    heads = ["MiB", "sent", "formula", "simulated", "measured", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 
@@ -385,10 +385,25 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
             "communication": rows["way"],
             "step": _numbers(rows["ms"]),
             "exposed": _numbers(rows["exposed"]),
-            "share": (rows["exposed"] / rows["ms"]).map(percent),
+            "of the step": (rows["exposed"] / rows["ms"]).map(percent),
             "alone": _numbers(rows["alone"]),
         }
     )
+
+
+def handout_buckets(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return steps launched from Python as a table: a line per bucket size, a column per model and
+    precision."""
+    settings = (("xl25", "fp32"), ("2.7B", "fp32"), ("xl25", "bf16"), ("2.7B", "bf16"))
+    lines = {"per parameter": ("overlapped", 0)}
+    lines |= {f"{size} MiB": ("bucketed", size) for size in (1, 10, 100, 1000)}
+    table = pd.DataFrame({"bucket": list(lines)})
+    for model, precision in settings:
+        setting = {"model": model, "precision": precision, "capture": False}
+        table[f"{MODELS[model]}, {precision}"] = [
+            digits(step(rows, wrapper, size, **setting).ms, 3) for wrapper, size in lines.values()
+        ]
+    return table
 
 
 def every_step(rows: pd.DataFrame) -> pd.DataFrame:

@@ -235,7 +235,7 @@ def plan_table(rows: pd.DataFrame) -> pd.DataFrame:
                 lines[name].append(counts.index[0])
                 continue
             state = OFFLOADED if OFFLOADED in counts else SAVED
-            lines[name].append(f"{state} in {counts[state]} of {counts.sum()}")
+            lines[name].append(f"{state} ({counts[state]})")
     again = ["norms, RoPE, gate", *(RECOMPUTED for _ in heads)]
     return pd.DataFrame([*lines.values(), again], columns=["tensor", *heads.values()])
 
@@ -342,7 +342,7 @@ def times(rows: pd.DataFrame) -> Chart:
     """Draw seconds of a step by PIECES, a bar for each configuration, with its MFU."""
     frame = (rows.set_index("way")[list(PIECES)] / 1e3).rename(index=CONFIGURATIONS)
     text = [f"{row.ms / 1e3:.2f} s, {percent(row.mfu)}" for row in rows.itertuples()]
-    return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.15, xlabel="a step, s")
+    return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.15, xlabel="step, s")
 
 
 def memory(rows: pd.DataFrame) -> Chart:
@@ -354,7 +354,7 @@ def memory(rows: pd.DataFrame) -> Chart:
     both = zip(rows["allocated_bytes"], rows["counted"], strict=True)
     text = [f"{peak / 1e9:.0f} ({counted / 1e9:.0f})" for peak, counted in both]
     frame = pd.DataFrame(dict(held)).astype(float) / 1e9
-    return stacks(frame, HELD, 3.4, columns=3, text=text, xlabel="GB of a GPU")
+    return stacks(frame, HELD, 3.4, columns=3, text=text, xlabel="GB on each of two GPUs")
 
 
 @chart(height=6.2)

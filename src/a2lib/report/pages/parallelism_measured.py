@@ -243,7 +243,7 @@ def thresholds_table(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
                 about(crossing(rows, scheme, pass_)),
             ]
         )
-    heads = ["pass", "data sheet", "own C, W", "measured"]
+    heads = ["pass", "data sheet", "measured C, W", "measured"]
     return pd.DataFrame(lines, columns=heads)
 
 

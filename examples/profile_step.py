@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from a2lib.model import TransformerLM
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = Shape(d_model=256, d_ff=1024, num_layers=4, num_heads=4, vocab_size=4096)

@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from a2lib.model import TransformerLM
 from a2lib.parallel import DDP, FSDP, load_sharded, save_sharded
-from a2lib.theory.transformer import Shape, step_flops
+from a2lib.shapes import Shape
+from a2lib.theory.transformer import step_flops
 
 SHAPE = Shape(d_model=128, d_ff=512, num_layers=4, num_heads=2, vocab_size=256)
 BATCH, CONTEXT = 8, 128  # sequences of a process, and bytes of a sequence

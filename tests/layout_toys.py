@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from a2lib.shapes import GroupedShape, Shape
 from a2lib.theory.devices import Device
 from a2lib.theory.layout_memory import kept_by_block
 from a2lib.theory.layouts import Case, Layout, Training
-from a2lib.theory.transformer import GroupedShape, Shape
 
 # Round numbers: 1,000 operations, 10 bytes to a device of the node (of two), 1 byte to others.
 TOY = Device("toy", 1e3, 1e6, 1e30, 10.0, 1.0, 2, fp32=100.0)

@@ -14,10 +14,11 @@ import pytest
 from refusals import refused, refused_command
 
 from a2lib import leaderboard
+from a2lib.activations import PRODUCTS, BlockPlan
 from a2lib.leaderboard import LADDER, Step
 from a2lib.paths import ROOT
-from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
-from a2lib.theory.transformer import MODELS, SIZES, forward_flops, parameter_count
+from a2lib.shapes import MODELS, SIZES
+from a2lib.theory.transformer import forward_flops, parameter_count
 
 SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]
 

@@ -7,13 +7,14 @@ import statistics
 import sys
 from collections.abc import Sequence
 
+from a2lib.checks import check_name
 from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.lab import ranges, steps
 from a2lib.lab.device import device_kind
 from a2lib.lab.failures import classify
 from a2lib.lab.memory import available_bytes
-from a2lib.theory.products import check_name
-from a2lib.theory.transformer import MODELS, named_size, parameter_count
+from a2lib.shapes import MODELS, named_size
+from a2lib.theory.transformer import parameter_count
 
 PROGRAM = "python -m a2lib.benchmark"
 DESCRIPTION = """\

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from a2lib.activations import CHUNK, PRODUCTS, BlockPlan
 from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.lab import Timing, inductor, memory, synchronize
 from a2lib.lab.clock import Clock, Mark
@@ -46,25 +47,10 @@ from a2lib.parallel import FSDP
 from a2lib.parallel.fsdp.peer import fully_sharded
 from a2lib.parallel.fsdp.shards import local
 from a2lib.parallel.group import everyone
+from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.memory.keeping import (
-    CHUNK,
-    PRODUCTS,
-    STAY,
-    BlockPlan,
-    block_always,
-    block_results,
-    choose,
-    working_bytes,
-)
-from a2lib.theory.transformer import (
-    MODELS,
-    Shape,
-    forward_flops_by_part,
-    named_size,
-    parameter_count,
-    step_flops,
-)
+from a2lib.theory.memory.keeping import STAY, block_always, block_results, choose, working_bytes
+from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
 
 
 @dataclass(frozen=True)

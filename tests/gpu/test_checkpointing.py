@@ -3,9 +3,10 @@
 import pytest
 from notebook_cells import load_cells
 
+from a2lib.shapes import Shape
 from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.transformer import Shape, state_bytes
+from a2lib.theory.transformer import state_bytes
 
 pytestmark = pytest.mark.gpu
 

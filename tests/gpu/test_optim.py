@@ -8,7 +8,7 @@ from torch import nn
 
 from a2lib.lab.steps import StepConfig, TrainingStep, captured, graph_stream
 from a2lib.optim import MasterAdamW, updates
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 pytestmark = pytest.mark.gpu
 SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (1024, 1024))

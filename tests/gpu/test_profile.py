@@ -11,8 +11,9 @@ from a2lib.lab import nsight, ranges, snapshot, trace
 from a2lib.lab.saved import saved_for_backward
 from a2lib.lab.steps import StepConfig, TrainingStep, timed
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
+from a2lib.shapes import Shape
 from a2lib.theory.memory.saved import block_saved_bytes
-from a2lib.theory.transformer import Shape, state_bytes
+from a2lib.theory.transformer import state_bytes
 
 pytestmark = pytest.mark.gpu
 IN_A_BLOCK = [f"attn.{name}_proj" for name in ("q", "k", "v", "output")] + [

@@ -4,9 +4,9 @@ import pytest
 from notebook_cells import load_cells
 
 from a2lib.lab import start_run
+from a2lib.shapes import Shape
 from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.memory.step import StepMemory, asked
-from a2lib.theory.transformer import Shape
 
 pytestmark = pytest.mark.gpu
 # Each matrix is larger than the small blocks of the allocator, and head_dim is one of flash's.

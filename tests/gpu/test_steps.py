@@ -5,7 +5,7 @@ import torch
 
 from a2lib.lab import memory
 from a2lib.lab.steps import PHASES, StepConfig, TrainingStep, captured, graph_stream, timed
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 pytestmark = pytest.mark.gpu
 SHAPE = Shape(d_model=768, d_ff=3072, num_layers=2, num_heads=12)

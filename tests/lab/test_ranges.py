@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from a2lib.lab.ranges import annotate, within
 from a2lib.lab.steps import StepConfig, TrainingStep, timed
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 LINEAR = "attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3".split()

@@ -8,7 +8,7 @@ import torch
 from refusals import refused
 
 from a2lib.lab.steps import PHASES, StepConfig, TrainingStep, timed
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 SHAPE = Shape(d_model=8, d_ff=12, num_layers=2, num_heads=2, vocab_size=11)
 

@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from a2lib.lab.tape import Tape, with_fake_weights
 from a2lib.model import TransformerLM, cross_entropy
+from a2lib.shapes import SIZES
 from a2lib.theory.memory.step import WORKSPACE
-from a2lib.theory.transformer import SIZES
 
 pytestmark = pytest.mark.usefixtures("plain_frames")  # it counts a step's tensors
 

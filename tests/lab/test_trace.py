@@ -17,7 +17,7 @@ from a2lib.lab.kernel_names import KINDS, kind_of, plain, shorten
 from a2lib.lab.ranges import RecordedRanges, annotate, within
 from a2lib.lab.steps import StepConfig, TrainingStep
 from a2lib.lab.trace import Kernel, PhaseTimes, Span
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 HERE = Path(make.__file__).parent
 # name, start and duration in us, phase, part, kind. The first event is the step's, at 0.

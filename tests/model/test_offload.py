@@ -7,10 +7,10 @@ import torch
 from refusals import refused
 from torch import nn
 
+from a2lib.activations import PRODUCTS, BlockPlan
 from a2lib.model import TransformerLM
 from a2lib.model.checkpointing import keeping
 from a2lib.model.offload import Mover, PlannedBlocks
-from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan
 
 SOME = [(), ("q_proj",), ("v_proj", "w1"), ("k_proj", "w1", "w3"), PRODUCTS]
 U, F = 2 * 11 * 24, 2 * 11 * 40  # elements of the tiny batch's stream, and of its FFN

@@ -5,7 +5,7 @@ from notebook_cells import load_cells
 from refusals import refused
 
 from a2lib import lab
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from a2lib.lab import ParameterError, inductor
 from a2lib.lab.inductor import Graph
 from a2lib.lab.sections import COMMON
 from a2lib.lab.steps import StepTimes
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 TINY = {"seq_len": 16, "head_dim": 8, "batch": 2, "model": "none"}
 QUICK = {"warmup_ms": 0, "rep_ms": 0.01, "min_n": 2, "max_n": 2}

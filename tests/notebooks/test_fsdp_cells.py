@@ -10,8 +10,9 @@ from notebook_cells import load_cells
 
 from a2lib.lab import ParameterError, bulk, read_section, sweep
 from a2lib.lab.notebook import Run
+from a2lib.shapes import TINY
 from a2lib.theory import fsdp as theory
-from a2lib.theory.transformer import TINY, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 PARAMETERS = parameter_count(TINY)
 # AdamW's counters of steps, 4 bytes for each of the tensors.

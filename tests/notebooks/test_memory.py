@@ -5,8 +5,8 @@ import torch
 from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
 
 from a2lib.lab import ParameterError, bulk, start, sweep
+from a2lib.shapes import MODELS, Shape
 from a2lib.theory.memory.step import StepMemory, peak
-from a2lib.theory.transformer import MODELS, Shape
 
 SMALL = {"context": 16, "batch": 2}
 

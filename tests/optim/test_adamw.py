@@ -11,7 +11,7 @@ from torch import nn
 from a2lib.lab.steps import StepConfig, TrainingStep
 from a2lib.model import Linear, TransformerLM, cross_entropy
 from a2lib.optim import MasterAdamW, updates
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 NUMBERS = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 # Two more than two programs' elements, fewer than a vector's, one, none; and rows that are columns.

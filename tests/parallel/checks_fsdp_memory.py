@@ -10,8 +10,8 @@ from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP
 from a2lib.parallel.fsdp import units
 from a2lib.parallel.fsdp.units import MOMENTS, prepare
+from a2lib.shapes import Shape
 from a2lib.theory import fsdp as theory
-from a2lib.theory.transformer import Shape
 
 
 @check(2)

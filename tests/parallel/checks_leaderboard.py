@@ -5,10 +5,10 @@ import warnings
 import torch
 from checking import check, take_step, world
 
+from a2lib.activations import BlockPlan
 from a2lib.leaderboard import LADDER, Step, Training, loss_and_norm
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.theory.memory.keeping import BlockPlan
-from a2lib.theory.transformer import Shape
+from a2lib.shapes import Shape
 
 LAYERS, CONTEXT, LR = 2, 12, 0.1
 # Of the ladder, those that have between them all that its steps change.

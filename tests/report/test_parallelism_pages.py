@@ -7,10 +7,10 @@ import pytest
 
 from a2lib.report.page import one, pick
 from a2lib.report.pages import parallelism_measured as page
+from a2lib.shapes import PRESETS, SIZES
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import Layout, Training
-from a2lib.theory.transformer import PRESETS, SIZES
 
 
 def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():

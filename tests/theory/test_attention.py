@@ -8,9 +8,9 @@ from refusals import refused
 
 from a2lib.attention import passes
 from a2lib.attention.hopper import scratch
+from a2lib.shapes import SIZES
 from a2lib.theory import attention
 from a2lib.theory.attention import PASSES, attention_bytes, attention_flops, tiled_memory
-from a2lib.theory.transformer import SIZES
 
 size = st.integers(min_value=1, max_value=7)
 length = st.integers(min_value=1, max_value=40)

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from a2lib.model import TransformerLM
+from a2lib.shapes import SIZES, Shape
 from a2lib.theory import buckets
 from a2lib.theory.buckets import Gradient, best_size, curve, fill, overhead_s, simulate
 from a2lib.theory.latency import Line
-from a2lib.theory.transformer import SIZES, Shape, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 LINE = Line(2e-5, 3e11)
 

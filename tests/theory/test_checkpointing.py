@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from a2lib.lab.tape import Tape
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
 from a2lib.model.checkpointing import KEPT, strategy
+from a2lib.shapes import Shape
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory import checkpointing
 from a2lib.theory.memory.checkpointing import (
@@ -24,7 +25,7 @@ from a2lib.theory.memory.checkpointing import (
     repeated,
 )
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.transformer import Shape, block_parameter_count
+from a2lib.theory.transformer import block_parameter_count
 
 # Input 1, saved 10, at most 25 while it goes backward, gradients 3.
 UNIT = BlockBytes(1, 10, 25, 3)

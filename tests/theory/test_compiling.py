@@ -10,9 +10,9 @@ from refusals import refused
 from a2lib.attention import attention_reference
 from a2lib.lab.inductor import read
 from a2lib.model import TransformerLM, cross_entropy
+from a2lib.shapes import Shape
 from a2lib.theory.eager import PASSES, WRITTEN, attention_kernels, moves
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
-from a2lib.theory.transformer import Shape
 
 B, N, D = 2, 64, 16
 

@@ -3,8 +3,9 @@
 import pytest
 from refusals import refused
 
+from a2lib.shapes import SIZES, Shape
 from a2lib.theory import fsdp
-from a2lib.theory.transformer import SIZES, Shape, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 # Embedding and head of 10, three blocks of 100 with vectors of 4, and a vector of 2.
 SMALL = Shape(d_model=2, d_ff=14, num_layers=3, num_heads=1, vocab_size=5)

@@ -5,9 +5,10 @@ import itertools
 import pytest
 from refusals import refused
 
+from a2lib.activations import PRODUCTS, BlockPlan
+from a2lib.shapes import SIZES, Shape
 from a2lib.theory.memory import keeping
-from a2lib.theory.memory.keeping import PRODUCTS, BlockPlan, Result, choose
-from a2lib.theory.transformer import SIZES, Shape
+from a2lib.theory.memory.keeping import Result, choose
 
 EIGHT, TOKENS = SIZES["8B"], 32_768
 

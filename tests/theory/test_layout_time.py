@@ -7,17 +7,12 @@ import pytest
 from layout_toys import FREE, MIXED, TINY, TOY, WIDE, kept, training
 from refusals import refused
 
+from a2lib.shapes import PRESETS, GroupedShape, Shape
 from a2lib.theory import layout_time, schedules
 from a2lib.theory.estimate import evaluate, mfu, model_flops
 from a2lib.theory.layouts import OPTIMIZERS, Case, Layout
 from a2lib.theory.other_axes import bubble_s
-from a2lib.theory.transformer import (
-    PRESETS,
-    GroupedShape,
-    Shape,
-    active_parameter_count,
-    forward_flops_by_part,
-)
+from a2lib.theory.transformer import active_parameter_count, forward_flops_by_part
 
 # A block computes 3 (4 * 128 + 3 * 192) + 3.5 * 128 = 3,712 operations, the head 3 * 320.
 COMPUTE = (2 * 3712 + 960) / 1e3

@@ -10,10 +10,11 @@ import torch
 from layout_toys import MIXED, NOTHING, TOY, WIDE, kept, training
 from refusals import refused
 
+from a2lib.shapes import GroupedShape, Shape
 from a2lib.theory.devices import DEVICES, named_device
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import SHARDINGS, Case, Layout, stage_blocks
-from a2lib.theory.transformer import GroupedShape, Shape, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 ALONE, PAIR = Layout(sharding="none"), Layout(data=2, sharding="none")
 AGAIN = Layout(sharding="none", checkpointing="block")

@@ -10,8 +10,8 @@ from refusals import refused
 
 from a2lib.lab.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
+from a2lib.shapes import Shape
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.transformer import Shape
 
 SHAPES = [(Shape(24, 40, 1, 2), 2, 12), (Shape(16, 24, 1, 4), 1, 20)]
 

@@ -3,11 +3,12 @@
 import pytest
 from refusals import refused
 
+from a2lib.shapes import Shape
 from a2lib.theory import sharding
 from a2lib.theory.collectives import run_all_reduce
 from a2lib.theory.memory.step import OPTIMIZER, WORKSPACE, StepMemory, asked
 from a2lib.theory.sharding import MOMENTS, UPDATE_BYTES, Held, pipelined_s, sent
-from a2lib.theory.transformer import Shape, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 SHAPE = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 P = parameter_count(SHAPE)

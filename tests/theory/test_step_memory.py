@@ -12,12 +12,12 @@ from refusals import refused
 from a2lib.lab.steps import PHASES as BENCHMARKED
 from a2lib.lab.tape import Tape
 from a2lib.model import TransformerLM, cross_entropy
+from a2lib.shapes import SIZES, Shape
 from a2lib.theory.devices import named_device
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import MODES, StepMemory, asked, peak
-from a2lib.theory.transformer import SIZES, Shape
 
 pytestmark = pytest.mark.usefixtures("plain_frames")  # it counts a step's tensors
 

@@ -12,8 +12,9 @@ from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.model import TransformerLM, cross_entropy
+from a2lib.shapes import PRESETS, PUBLISHED, SIZES, GroupedShape, Shape, named_size
 from a2lib.theory import transformer
-from a2lib.theory.transformer import PRESETS, PUBLISHED, SIZES, GroupedShape, Shape, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 # The handouts' models, counted once by hand.
 LISTED = {
@@ -38,7 +39,7 @@ def shapes(draw):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_named_sizes_have_the_listed_parameters(name):
-    shape = transformer.named_size(name)
+    shape = named_size(name)
     model = TransformerLM.from_size(name, 16, device="meta")
     assert model.shape == shape
     assert sum(p.numel() for p in model.parameters()) == parameter_count(shape) == LISTED[name]
@@ -99,7 +100,7 @@ def latent_block(shape, x):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_have_the_parameters_of_their_released_weights(name):
-    shape = transformer.named_size(name, PRESETS)
+    shape = named_size(name, PRESETS)
     assert parameter_count(shape) == RELEASED[name]
     x = torch.empty(1, 4, shape.d_model, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -178,5 +179,5 @@ def test_heads_that_do_not_fit_and_names_that_are_none():
     six = functools.partial(GroupedShape, 12, 8, 1, 6)
     refused("num_kv_heads 4 does not divide num_heads 6; it must", six, num_kv_heads=4)
     refused("num_kv_heads is 0; allowed are positive integers", six, num_kv_heads=0)
-    refused("allowed are small, medium, large, xl25, 2.7B, 8B, 10B", transformer.named_size, "huge")
-    refused("'xl' is xl25 in the 2025 handout, 2.7B in that of 2026", transformer.named_size, "xl")
+    refused("allowed are small, medium, large, xl25, 2.7B, 8B, 10B", named_size, "huge")
+    refused("'xl' is xl25 in the 2025 handout, 2.7B in that of 2026", named_size, "xl")

@@ -13,11 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from a2lib.lab.tape import with_fake_weights
 from a2lib.model import TransformerLM, cross_entropy
+from a2lib.shapes import SIZES, Shape
 from a2lib.theory import transformer
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.roofline import PARTS, PHASES, PRECISIONS, Kernel, floor, hidden_ms
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
-from a2lib.theory.transformer import SIZES, Shape, forward_flops_by_part, parameter_count
+from a2lib.theory.transformer import forward_flops_by_part, parameter_count
 
 SHAPE = Shape(d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17)
 BATCH, CONTEXT = 2, 5

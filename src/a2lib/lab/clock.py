@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from a2lib.checks import check_name
 from a2lib.lab.device import Sensors, synchronize
 from a2lib.lab.memory import free_memory
-from a2lib.theory.products import check_name
 
 # As triton.testing.do_bench: several times the L2 cache of any GPU there is.
 FLUSH_BYTES = 256 * 2**20

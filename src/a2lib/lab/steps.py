@@ -31,14 +31,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
+from a2lib.checks import check_name
 from a2lib.errors import UnsupportedError
 from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
 from a2lib.lab.failures import LostContext
+from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory import roofline
-from a2lib.theory.products import check_name
 from a2lib.theory.roofline import NARROW
-from a2lib.theory.transformer import MODELS, Shape, named_size
 
 PHASES = {
     "inference": ("forward",),

@@ -19,7 +19,7 @@ from a2lib.model.layers import (
     cross_entropy,
 )
 from a2lib.model.transformer import TransformerBlock, TransformerLM
-from a2lib.theory.transformer import SIZES
+from a2lib.shapes import SIZES
 
 __all__ = [
     "ATTENTIONS",

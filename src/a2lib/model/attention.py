@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from a2lib.attention import UnsupportedError, attention_reference, flash_attention
 from a2lib.attention.operators import flash_forward
+from a2lib.checks import check_name, check_sizes
 from a2lib.model.layers import Linear, RotaryPositionalEmbedding, side_by_side
-from a2lib.theory.products import check_name, check_sizes
 
 CausalAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -38,9 +38,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from a2lib.theory.memory.checkpointing import parsed
-from a2lib.theory.memory.keeping import ATTENTION_PRODUCTS, FFN_PRODUCTS, PRODUCTS
-from a2lib.theory.products import check_name
+from a2lib.activations import ATTENTION_PRODUCTS, FFN_PRODUCTS, PRODUCTS, parsed
+from a2lib.checks import check_name
 
 Run = Callable[[Sequence[nn.Module], Tensor], Tensor]
 
@@ -121,7 +120,7 @@ def keeping(names: tuple[str, ...]) -> tuple[Callable, Callable]:
     """Return ``each`` for a block's call: save the input of either half, attention's result and the
     results of the linear layers with these names, and recompute everything else.
 
-    ``names`` are of ``theory.memory.keeping.PRODUCTS``. Raises ValueError for another name.
+    ``names`` are of ``a2lib.activations.PRODUCTS``. Raises ValueError for another name.
     """
     for name in names:
         check_name("kept", name, PRODUCTS)
@@ -169,7 +168,7 @@ def _kept_operations() -> dict[str, frozenset]:
 
 KEPT = _kept_operations()
 
-# How each is made of what it takes (``theory.memory.checkpointing.STRATEGIES``).
+# How each is made of what it takes (``a2lib.activations.STRATEGIES``).
 STRATEGIES: dict[str, Callable[..., Run]] = {
     "none": lambda: run_blocks,
     "half": lambda: _halves,
@@ -184,6 +183,6 @@ STRATEGIES: dict[str, Callable[..., Run]] = {
 
 def strategy(text: str, num_layers: int) -> Run:
     """The strategy that ``text`` names, for a model of ``num_layers`` blocks; errors as
-    ``theory.memory.checkpointing.parsed``."""
+    ``a2lib.activations.parsed``."""
     name, argument = parsed(text, num_layers)
     return STRATEGIES[name](*([argument] if argument else []))

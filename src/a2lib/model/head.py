@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from a2lib.activations import CHUNK
 from a2lib.attention.shapes import check_first_derivative
 from a2lib.model.layers import cross_entropy
-from a2lib.theory.memory.keeping import CHUNK
 
 NAME = "a2lib::linear_cross_entropy"
 # The target of a token that is left out, as in PyTorch.

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from a2lib.theory.products import check_sizes
+from a2lib.checks import check_sizes
 
 CUT = 3.0  # standard deviations at which the normal distributions are truncated
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from a2lib.activations import BlockPlan
 from a2lib.model.checkpointing import keeping
 from a2lib.parallel.lane import Ended, Lane
-from a2lib.theory.memory.keeping import BlockPlan
 
 # Smaller ones stay: each transfer costs the host some microseconds.
 LEAST = 2**20

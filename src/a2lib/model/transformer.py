@@ -6,6 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from a2lib.checks import check_sizes
 from a2lib.model.attention import CausalMultiHeadSelfAttention
 from a2lib.model.checkpointing import Run, strategy
 from a2lib.model.head import linear_cross_entropy
@@ -17,8 +18,7 @@ from a2lib.model.layers import (
     SwiGLU,
     check_context,
 )
-from a2lib.theory.products import check_sizes
-from a2lib.theory.transformer import Shape, named_size
+from a2lib.shapes import Shape, named_size
 
 ROPE_THETA = 10_000.0
 

@@ -15,8 +15,9 @@ form a 3D torus; names and rates are those of the Scaling Book (Austin et al., 2
 import math
 from dataclasses import dataclass, replace
 
+from a2lib.checks import check_name, check_sizes
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
+from a2lib.theory.products import NARROW, WIDE
 
 GB, GIB = 10**9, 2**30
 H100_GB, V5P_GB = 80, 95

@@ -7,7 +7,7 @@ the mask is causal whatever the block size, and a backward of five products to t
 
 import math
 
-from a2lib.theory.products import check_name, check_sizes
+from a2lib.checks import check_name, check_sizes
 
 PASSES = ("forward", "backward", "end_to_end")
 

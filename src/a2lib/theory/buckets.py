@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from a2lib.shapes import Shape
 from a2lib.theory.collectives import positive
 from a2lib.theory.latency import Line
-from a2lib.theory.transformer import Shape
 
 
 def overhead_s(total: float, count: float, line: Line) -> float:

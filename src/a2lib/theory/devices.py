@@ -8,8 +8,8 @@ with other numbers:
 
 from dataclasses import dataclass
 
+from a2lib.checks import check_name, check_sizes
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import check_name, check_sizes
 
 FROM_ZERO = ("latency", "workspace")
 WORKSPACE = 32 * 2**20  # bytes of cuBLAS for one thread and stream, on Hopper

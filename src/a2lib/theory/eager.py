@@ -23,9 +23,10 @@ instead; on a GPU in float32 only where matmuls may use TF32, as that attention 
 import math
 from dataclasses import dataclass
 
+from a2lib.checks import check_name, check_sizes
 from a2lib.theory import attention
 from a2lib.theory.attention import tiled_memory
-from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, largest, matmul_flops
+from a2lib.theory.products import INDEX, WIDE, largest, matmul_flops
 from a2lib.theory.roofline import Kernel
 
 WRITTEN = ("plain", "causal", "heads")

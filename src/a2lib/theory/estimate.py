@@ -3,23 +3,23 @@
     from a2lib.theory.devices import DEVICES
     from a2lib.theory.estimate import evaluate, mfu
     from a2lib.theory.layouts import Layout, Training
-    from a2lib.theory.transformer import PRESETS
+    from a2lib.shapes import PRESETS
 
     training = Training(PRESETS["Llama-3-8B"], batch=128, context=8192)
     step = evaluate(training, Layout(data=16, sharding="fsdp"), DEVICES["H100"])
     step.memory, step.time.work, step.time.messages, step.step_s
 
-A model is a ``transformer.GroupedShape``; devices and networks of one's own are in devices.py.
+A model is a ``a2lib.shapes.GroupedShape``; devices and networks of one's own are in devices.py.
 published.py compares twelve published trainings with the estimate.
 """
 
 from dataclasses import dataclass
 
+from a2lib.checks import check_name
 from a2lib.theory.devices import Device
 from a2lib.theory.layout_memory import memory
 from a2lib.theory.layout_time import StepTime, step_time
 from a2lib.theory.layouts import Case, Layout, Training, check
-from a2lib.theory.products import check_name
 from a2lib.theory.transformer import active_parameter_count, step_flops
 
 # Model FLOPs may count half of the attention scores, as a causal model needs; all of them

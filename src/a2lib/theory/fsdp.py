@@ -25,9 +25,10 @@ first stage. Rajbhandari et al., arXiv 1910.02054 (stage 3); Zhao et al., arXiv 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from a2lib.shapes import Shape
 from a2lib.theory.collectives import positive
 from a2lib.theory.products import WIDE
-from a2lib.theory.transformer import Shape, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 
 def matrices(shape: Shape) -> int:

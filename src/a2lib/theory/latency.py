@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from a2lib.checks import check_name
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import check_name
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 

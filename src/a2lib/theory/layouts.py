@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from a2lib.checks import check_name, check_sizes
+from a2lib.shapes import Shape
 from a2lib.theory.devices import Device
 from a2lib.theory.other_axes import least_microbatches, peak_microbatches
-from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
-from a2lib.theory.transformer import Shape
+from a2lib.theory.products import NARROW, WIDE
 
 AXES = ("data", "tensor", "pipeline", "context")
 SHARDINGS = ("none", "zero1", "zero2", "fsdp", "hsdp")

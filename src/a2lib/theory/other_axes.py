@@ -8,8 +8,9 @@ Qi et al., 2024 (zero bubble: ZB-H1 and ZB-H2).
 Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attention).
 """
 
+from a2lib.checks import check_name
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import check_name, largest
+from a2lib.theory.products import largest
 
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 

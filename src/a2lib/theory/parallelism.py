@@ -16,10 +16,10 @@ The formulas are arithmetic alone, so that they take sympy's symbols as well as 
 import math
 from dataclasses import dataclass
 
+from a2lib.checks import check_name
+from a2lib.shapes import SIZES
 from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive
 from a2lib.theory.devices import DEVICES
-from a2lib.theory.products import check_name
-from a2lib.theory.transformer import SIZES
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS, MATRICES = 3, 6, 3
 PASSES = ("forward", "backward")

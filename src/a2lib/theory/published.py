@@ -8,11 +8,11 @@ Meta does not say which.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from a2lib.checks import check_name
+from a2lib.shapes import PRESETS, GroupedShape, Shape, named_size
 from a2lib.theory.devices import Device, named_device
 from a2lib.theory.estimate import Estimate, evaluate, mfu, model_flops
 from a2lib.theory.layouts import Layout, Training
-from a2lib.theory.products import check_name
-from a2lib.theory.transformer import PRESETS, GroupedShape, Shape, named_size
 
 GPT = "GPT"
 UNITS = ("s", "TFLOP/s", "tokens/s a device")

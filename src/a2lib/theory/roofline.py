@@ -10,7 +10,7 @@ alone.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.theory.products import check_name
+from a2lib.checks import check_name
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 # The name that a2lib.benchmark gives to bf16 with weights and gradients of matmuls in 16 bits too.

@@ -23,6 +23,7 @@ parallelism. ZeRO's, which reduce-scatters the gradients, sends as much as that 
 
 from dataclasses import dataclass
 
+from a2lib.checks import check_name, check_sizes
 from a2lib.parallel.owners import assign
 from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import (
@@ -34,7 +35,6 @@ from a2lib.theory.memory.step import (
     StepMemory,
     peak,
 )
-from a2lib.theory.products import check_name, check_sizes
 
 REST = "rest"
 MOMENTS = ("init", "before", "after")

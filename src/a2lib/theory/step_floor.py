@@ -11,10 +11,12 @@ from one matmul to the next. ``compiled_step`` is a fused step with eager attent
 from collections.abc import Iterator
 from dataclasses import replace
 
+from a2lib.checks import check_name, check_sizes
+from a2lib.shapes import Shape
 from a2lib.theory.eager import attention_kernels, tiled_kernel
-from a2lib.theory.products import INDEX, WIDE, check_name, check_sizes, matmul_flops
+from a2lib.theory.products import INDEX, WIDE, matmul_flops
 from a2lib.theory.roofline import NARROW, PRECISIONS, Kernel
-from a2lib.theory.transformer import Shape, block_parameter_count, parameter_count
+from a2lib.theory.transformer import block_parameter_count, parameter_count
 
 # Bytes that an eager block reads and writes between its matmuls, per element of the residual
 # stream, of the FFN's hidden width, of the scores and of its matrices (which autocast casts each

@@ -10,9 +10,10 @@ from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import ROOM, bars, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.units import count, digits, ms, percent
+from a2lib.shapes import SIZES
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import eager_step, fused_step
-from a2lib.theory.transformer import SIZES, forward_flops, step_flops
+from a2lib.theory.transformer import forward_flops, step_flops
 
 # What the book calls the handouts' sizes: xl of 2025, and 2.7B, by their parameters.
 TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "2.0B", "2.7B": "3.4B"}

@@ -12,6 +12,7 @@ from a2lib.report.page import one, pick
 from a2lib.report.pages.timeline import CATEGORIES
 from a2lib.report.style import COLOURS, DIM, PAPER, Chart, chart
 from a2lib.report.units import gb, mb, ms
+from a2lib.shapes import SIZES
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.checkpointing import (
     BlockBytes,
@@ -23,7 +24,7 @@ from a2lib.theory.memory.checkpointing import (
 from a2lib.theory.memory.step import StepMemory, block_peaks
 from a2lib.theory.products import matmul_flops
 from a2lib.theory.step_floor import eager_step
-from a2lib.theory.transformer import SIZES, state_bytes
+from a2lib.theory.transformer import state_bytes
 
 SINGLE = ("block", "segments:2", "segments:4", "segments:8", "segments:16")  # one level of k blocks
 NAMES = {

@@ -11,10 +11,10 @@ from a2lib.report.plots import label, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.traces import kernels
 from a2lib.report.units import percent
+from a2lib.shapes import SIZES
 from a2lib.theory.eager import attention_kernels, moves
 from a2lib.theory.roofline import Kernel, floor
 from a2lib.theory.step_floor import compiled_step, eager_step
-from a2lib.theory.transformer import SIZES
 
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 MODELS = ("small", "medium", "large", "xl25", "2.7B")

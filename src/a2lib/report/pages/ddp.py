@@ -14,6 +14,7 @@ from a2lib.report.panels import REFERENCE_LINE
 from a2lib.report.plots import HEAT, label, lying, name_lanes
 from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.report.units import digits, ms, percent, us
+from a2lib.shapes import SIZES
 from a2lib.theory.buckets import (
     arrivals,
     block_by_block,
@@ -23,7 +24,7 @@ from a2lib.theory.buckets import (
     overhead_s,
     simulate,
 )
-from a2lib.theory.transformer import SIZES, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 MB = 1 << 20
 SENT, UPDATE, MATMUL, ATTENTION = "communication", "optimizer", "matmul", "attention"

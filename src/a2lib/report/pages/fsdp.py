@@ -9,10 +9,11 @@ from a2lib.report.page import one, pick
 from a2lib.report.plots import inside, label, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.report.units import count, digits, gb, ms
+from a2lib.shapes import SIZES
 from a2lib.theory import fsdp as theory
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.sharding import REST, Held
-from a2lib.theory.transformer import SIZES, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 MARK_MS = 0.01  # a wait of this length is the two events' own time
 PASSES = ("forward", "backward")

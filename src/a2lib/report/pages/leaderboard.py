@@ -6,25 +6,20 @@ import numpy as np
 import pandas as pd
 from matplotlib.patches import Patch
 
+from a2lib.activations import CHUNK, PRODUCTS
 from a2lib.lab.kernel_names import kind_of
 from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart, chart
 from a2lib.report.traces import pictures
 from a2lib.report.units import count, digits, ms, percent, tflops
+from a2lib.shapes import SIZES
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.keeping import (
-    CHUNK,
-    PRODUCTS,
-    block_always,
-    block_results,
-    choose,
-    working_bytes,
-)
+from a2lib.theory.memory.keeping import block_always, block_results, choose, working_bytes
 from a2lib.theory.products import matmul_flops
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import fused_step
-from a2lib.theory.transformer import SIZES, forward_flops_by_part, parameter_count, step_flops
+from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
 
 CONFIGURATIONS = {  # a way of the rows, and its name on the page
     "recomputed": "1 baseline",

@@ -13,12 +13,13 @@ from a2lib.report.pages import timeline
 from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.report.units import gb, mb
+from a2lib.shapes import SIZES
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.memory.step import GRADIENTS, SAVED, StepMemory, asked, peak
-from a2lib.theory.transformer import SIZES, block_parameter_count, parameter_count, state_bytes
+from a2lib.theory.transformer import block_parameter_count, parameter_count, state_bytes
 
 BATCH, MODEL = 4, "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)

@@ -9,8 +9,9 @@ from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.panels import name_ends
 from a2lib.report.plots import label, name_lanes
 from a2lib.report.style import COLOURS, INK, Look, Looks, chart
+from a2lib.shapes import SIZES
 from a2lib.theory.floating import FORMATS, Loop, decimal, handout_loops
-from a2lib.theory.transformer import SIZES, forward_flops, parameter_count
+from a2lib.theory.transformer import forward_flops, parameter_count
 
 MODELS = ("small", "medium", "large", "xl25", "2.7B", "10B")
 BATCH, CONTEXT = 4, 512

@@ -18,13 +18,13 @@ from a2lib.report.pages.parallelism_drawings import LEFT, STREAMS, clock
 from a2lib.report.plots import reference
 from a2lib.report.style import chart
 from a2lib.report.units import Number, count
+from a2lib.shapes import SIZES
 from a2lib.theory import parallelism, schedules
 from a2lib.theory.devices import DEVICES, Device
 from a2lib.theory.estimate import Estimate, evaluate
 from a2lib.theory.latency import Line, wire_share
 from a2lib.theory.layouts import ATTENTIONS, STRATEGIES, Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
-from a2lib.theory.transformer import SIZES
 
 NAMES = {"dp": "data parallel", "fsdp": "FSDP", "tp": "tensor parallel", "fsdp_tp": "FSDP x TP"}
 PASSES = ("forward", "backward")

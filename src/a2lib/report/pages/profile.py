@@ -14,9 +14,9 @@ from a2lib.report.page import one, pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.units import digits, percent
+from a2lib.shapes import SIZES
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
-from a2lib.theory.transformer import SIZES
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
 TRACE = [*SETTING, "profiler"]

@@ -9,10 +9,11 @@ from a2lib.report.pages import collectives
 from a2lib.report.plots import bars, name_lanes, stacks
 from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.report.units import digits, gb, ms
+from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.sharding import UPDATE_BYTES, Held, pipelined_s, sent
-from a2lib.theory.transformer import SIZES, parameter_count
+from a2lib.theory.transformer import parameter_count
 
 MODELS = {"xl25": "2.0B", "2.7B": "3.4B"}
 MOMENTS = {

@@ -42,23 +42,18 @@ halves recompute 1 + (log2(N) - 1) / 2, since each of the log2(N) - 1 levels bel
 its first half only. The chain recomputes N (N + 1) / 2 blocks, (N + 1) / 2 forwards.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from a2lib.activations import OPS, PLANS, parsed
+from a2lib.checks import check_name, check_sizes
 from a2lib.theory.memory.step import LOSS, StepMemory, block_peaks, head_saved
-from a2lib.theory.products import WIDE, check_name, check_sizes
+from a2lib.theory.products import WIDE
 from a2lib.theory.transformer import block_parameter_count
 
 BLOCK, ATTENTION, FFN = "block", "attention", "ffn"
 PARTS = {BLOCK: 1, ATTENTION: 0.5, FFN: 0.5}  # of a block
-# What a strategy takes after a colon: a number of blocks, or the operations whose results it saves.
-PLANS = {"none": "", "half": "", "block": "", "segments": "k", "nested": "k", "recursive": ""}
-PLANS |= {"chain": ""}
-STRATEGIES = PLANS | {"selective": "ops"}
 LINEAR = ("q", "k", "v", "output", "w1", "w3", "w2")
-# The operations whose results are saved: linear layers, every matmul, or attention if it is one
-# operation (eager attention is several).
-OPS = ("linear", "products", "attention")
 
 Plan = Sequence  # of BLOCK, ATTENTION, FFN, or a tuple: a checkpoint around a plan
 
@@ -97,33 +92,6 @@ class Cost:
     peak: int
     runs: float
     cut: float
-
-
-def parsed(
-    text: str, num_layers: int, known: Mapping[str, str] = STRATEGIES
-) -> tuple[str, int | str]:
-    """Return the name and the argument ("" for none) of a strategy for ``num_layers`` blocks.
-
-    Raises ValueError, in one line, for another name than of ``known``, and for an argument that is
-    missing, not asked for, outside 1 to num_layers (k) or not in ``OPS`` (ops).
-    """
-    name, colon, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
-    takes = known.get(name)
-    if takes is None or bool(takes) != bool(colon):
-        forms = [
-            f"{known_name}:{form}" if form else known_name for known_name, form in known.items()
-        ]
-        allowed = ", ".join(forms)
-        raise ValueError(f"checkpointing {text!r}: allowed are {allowed}")
-    if takes == "ops" and argument not in OPS:
-        raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(OPS)}")
-    if takes != "k":
-        return name, argument
-    # Python takes no number of thousands of digits.
-    k = int(argument[:20]) if argument.isascii() and argument.isdigit() else 0
-    if not 1 <= k <= num_layers:
-        raise ValueError(f"checkpointing {text!r}: allowed as k are 1 to {num_layers}")
-    return name, k
 
 
 def plan(strategy: str, num_layers: int) -> list:

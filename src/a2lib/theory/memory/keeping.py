@@ -18,14 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 
+from a2lib.activations import FFN_PRODUCTS, PRODUCTS, BlockPlan
+from a2lib.checks import check_sizes
+from a2lib.shapes import Shape
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import check_sizes, matmul_flops
-from a2lib.theory.transformer import Shape
+from a2lib.theory.products import matmul_flops
 
-ATTENTION_PRODUCTS, FFN_PRODUCTS = ("q_proj", "k_proj", "v_proj"), ("w1", "w3")
-PRODUCTS = ATTENTION_PRODUCTS + FFN_PRODUCTS
-# Tokens of a loss chunk; their logits of a vocabulary of 150,000 are 1.2 GB in 16 bits.
-CHUNK = 4096
 # Last blocks that offload nothing: the backward would need it back at once.
 STAY = 2
 
@@ -37,14 +35,6 @@ class Result:
     name: str
     bytes: int
     ms: float
-
-
-@dataclass(frozen=True)
-class BlockPlan:
-    """The matmul outputs that a block saves, by name, and the bytes that it offloads."""
-
-    kept: tuple[str, ...] = PRODUCTS
-    moved: int = 0
 
 
 def block_always(shape: Shape, tokens: int, element_bytes: int = 2) -> tuple[int, ...]:

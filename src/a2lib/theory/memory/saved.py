@@ -26,8 +26,9 @@ Eager attention's softmax runs in float32, and its output is copied for the matm
 bytes, where float32 has 4 s. So half the bytes per number does not halve the memory.
 """
 
-from a2lib.theory.products import NARROW, WIDE, check_name, check_sizes
-from a2lib.theory.transformer import Shape
+from a2lib.checks import check_name, check_sizes
+from a2lib.shapes import Shape
+from a2lib.theory.products import NARROW, WIDE
 
 ATTENTIONS = ("eager", "flash", "sdpa_flash")
 PRECISIONS = ("fp32", "bf16")

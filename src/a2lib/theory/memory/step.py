@@ -16,9 +16,11 @@ left out; ``a2lib.lab.tape`` counts every tensor of a step that PyTorch runs.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from a2lib.checks import check_name, check_sizes
+from a2lib.shapes import Shape
 from a2lib.theory.memory.saved import PRECISIONS, block_saved
-from a2lib.theory.products import INDEX, NARROW, WIDE, check_name, check_sizes
-from a2lib.theory.transformer import Shape, block_parameter_count
+from a2lib.theory.products import INDEX, NARROW, WIDE
+from a2lib.theory.transformer import block_parameter_count
 
 ATTENTIONS = ("eager", "flash")
 MODES = ("inference", "forward", "forward-backward", "train-step")

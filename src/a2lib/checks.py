@@ -1,0 +1,16 @@
+"""The checks of sizes and names that the library and its formulas share."""
+
+from collections.abc import Iterable
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise ValueError unless every size is a positive integer."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} is {size!r}; allowed are positive integers")
+
+
+def check_name(what: str, name: object, allowed: Iterable[str]) -> None:
+    """Raise ValueError for a name that is not ``allowed``; its message lists the allowed names."""
+    if name not in tuple(allowed):
+        raise ValueError(f"{what} {name!r}: allowed are {', '.join(allowed)}")

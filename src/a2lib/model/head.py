@@ -100,7 +100,9 @@ def _forward(x, weight, targets, chunk, gradients):
         _add_product(dweight, dlogits, rows)
         del dlogits
     # Behind the products: a 16-bit dlogits / tokens may be too small to have all its digits.
-    return losses / tokens, dx.div_(tokens), dweight.div_(tokens).to(weight.dtype)
+    # Without a token the mean is NaN, and its gradients are zero, as PyTorch has it.
+    divisor = tokens.clamp(min=1)
+    return losses / tokens, dx.div_(divisor), dweight.div_(divisor).to(weight.dtype)
 
 
 def _check_targets(targets: Tensor, vocabulary: int) -> None:

@@ -27,10 +27,14 @@ _CONTEXT.set_forkserver_preload(
 
 @dataclass
 class Done:
-    """What a script printed, all ranks one after the other, and its exit code, the largest."""
+    """What each rank of a script printed, and the largest of their exit codes."""
 
     returncode: int
-    printed: str
+    by_rank: list[str]
+
+    @property
+    def printed(self) -> str:
+        return "".join(self.by_rank)
 
 
 def run_script(
@@ -56,9 +60,9 @@ def run_script(
     for process in late:
         process.kill()
         process.join()
-    printed = "".join(log.read_text() for log in logs)
+    printed = [log.read_text() for log in logs]
     if late:
-        printed += f"not done within {seconds:g} s"
+        printed.append(f"not done within {seconds:g} s")
     return Done(max(abs(process.exitcode) for process in processes), printed)
 
 

@@ -2,6 +2,7 @@
 with an error that names it."""
 
 import pytest
+from forked import run_script
 
 TRAIN = """
 import sys
@@ -10,9 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from a2lib.parallel import FSDP, meeting
 
-rank, place, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+kind = sys.argv[1]
 meeting.LIMIT_S = 1
-dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
 fsdp = FSDP(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))))
 optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
 
@@ -43,14 +45,16 @@ print("trained to the end")
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
-def test_both_ranks_end_with_the_number_of_the_one_that_skipped(python, tmp_path, kind):
-    ranks = [python(TRAIN, rank, tmp_path / "store", kind) for rank in range(2)]
-    told = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1], told
-    assert [output for output, _ in told] == ["", "skips\n"]
-    for _, errors in told:
-        last = errors.strip().splitlines()[-1]
-        if kind == "backward" and errors is told[1][1]:
+def test_both_ranks_end_with_the_number_of_the_one_that_skipped(tmp_path, kind):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    done = run_script(script, kind, folder=tmp_path, ranks=2, seconds=240)
+    assert done.returncode == 1, done.printed
+    assert ["skips\n" in printed for printed in done.by_rank] == [False, True]
+    for rank, printed in enumerate(done.by_rank):
+        assert "trained to the end" not in printed
+        last = printed.strip().splitlines()[-1]
+        if kind == "backward" and rank == 1:
             assert "RuntimeError: a backward has not come to its end; call reset()" in last
         else:
-            assert "RuntimeError: rank 1 gave up a step" in last, errors
+            assert "RuntimeError: rank 1 gave up a step" in last, printed

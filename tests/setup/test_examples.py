@@ -31,13 +31,13 @@ def losses(printed):
 
 
 def test_a_model_learns_and_goes_on_from_its_checkpoint(run, tmp_path):
-    whole = losses(run(example("train.py"), "--steps", "10", "--folder", "whole"))
-    assert whole[-1] < 4.5  # a byte of 256 has 5.5 before it has learnt anything
-    run(example("train.py"), "--steps", "5", "--folder", "parts")
-    again = run(example("train.py"), "--steps", "10", "--folder", "parts", "--resume")
+    whole = losses(run(example("train.py"), "--steps", "6", "--folder", "whole"))
+    assert whole[-1] < 5  # a byte of 256 has 5.5 before it has learnt anything
+    run(example("train.py"), "--steps", "3", "--folder", "parts")
+    again = run(example("train.py"), "--steps", "6", "--folder", "parts", "--resume")
     assert losses(again) == whole
     table = (tmp_path / "parts" / "losses.csv").read_text().splitlines()
-    assert len(table) == 11 and (tmp_path / "parts" / "losses.png").stat().st_size > 1000
+    assert len(table) == 7 and (tmp_path / "parts" / "losses.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])

@@ -1,6 +1,10 @@
 """Numbered tables as Markdown, which MyST parses: cells may hold roles."""
 
+from collections.abc import Iterable
+
 import pandas as pd
+
+from a2lib.report.units import digits
 
 MISSING = "·"  # a cell nobody has measured yet
 
@@ -38,11 +42,17 @@ def pipe(frame: pd.DataFrame, left: int = 1) -> str:
     if not len(frame):
         frame = pd.DataFrame([["nothing measured yet"]], columns=[" "])
     alignments = [":--" if i < left else "--:" for i in range(frame.shape[1])]
-    cells = frame.astype(object).fillna(MISSING)
+    frame = frame.astype(object).fillna(MISSING)
     lines = [_line(frame.columns), "|" + "|".join(alignments) + "|"]
-    for row in cells.itertuples(index=False):
+    for row in frame.itertuples(index=False):
         lines.append(_line(_cell(value) for value in row))
     return "\n".join(lines)
+
+
+def cells(values: Iterable[float]) -> list[str | None]:
+    """Return the cells of a column of numbers: three figures each, None where there is no number,
+    which a table shows as MISSING."""
+    return [None if pd.isna(value) else digits(value, 3) for value in values]
 
 
 def folded(table: Table, longest: int) -> str:

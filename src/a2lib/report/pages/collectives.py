@@ -3,11 +3,13 @@
 import pandas as pd
 
 from a2lib.report import data
+from a2lib.report.metrics import stated
 from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import ROOM, lines, log_values, reference
 from a2lib.report.style import Look, Looks, chart
-from a2lib.report.units import count, digits
+from a2lib.report.tables import cells
+from a2lib.report.units import count, digits, span
 from a2lib.theory.latency import Line, fit, wire_share
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -27,10 +29,9 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     bus_queued: GB/s of calls back to back
     ranks: who took part, in words
     """
-    sent = [
-        int(row.size) * wire_share(row.operation, int(row.world_size)) / 1e6
-        for row in rows.itertuples()
-    ]
+    calls = zip(rows["operation"], rows["world_size"], strict=True)
+    shares = [wire_share(operation, int(ranks)) for operation, ranks in calls]
+    sent = rows["size"].astype(float) * shares / 1e6
     words = rows["backend"].map({"nccl": "NCCL, {} GPUs", "gloo": "gloo, {} processes"})
     ranks = [word.format(n) for word, n in zip(words, rows["world_size"], strict=True)]
     return rows.assign(bus=sent / rows["ms"], bus_queued=sent / rows["ms_queued"], ranks=ranks)
@@ -82,7 +83,7 @@ def misses(rows: pd.DataFrame) -> pd.Series:
 
 def link() -> float:
     """Return the data sheet's bandwidth of the published device's links, GB/s in one direction."""
-    return float(one(data.load_devices(), device=data.PUBLISHED, quantity="nvlink_egress").value)
+    return stated(data.PUBLISHED, "nvlink_egress")
 
 
 def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -105,16 +106,14 @@ def small_table(rows: pd.DataFrame) -> pd.DataFrame:
             continue
         size = f"{row.size // 1024} KiB" if row.size < MIB else f"{row.size // MIB} MiB"
         times = (1e3 * row.ms_queued, 1e6 * line.time_s(row.size), 1e3 * row.ms)
-        texts.append([size, *(digits(time, 3) for time in times)])
+        texts.append([size, *cells(times)])
     return pd.DataFrame(texts, columns=["tensor", "back to back", "fitted line", "synchronized"])
 
 
 def published(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what others published with ``ms`` and ``bus``, from the means where only they are."""
-    rows = columns(rows.assign(ms_queued=float("nan")))
-    rows["ms"] = rows["ms"].fillna(rows["ms_mean"])
-    sent = rows["size"] * 2 * (1 - 1 / rows["world_size"])
-    return rows.assign(bus=rows["bus"].fillna(sent / rows["ms"] / 1e6))
+    times = rows["ms"].fillna(rows["ms_mean"])
+    return columns(rows.assign(ms=times, ms_queued=float("nan")))
 
 
 def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -131,7 +130,7 @@ def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
 def published_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what others published, as text."""
     table = rows[["device", "backend", "world_size", "size"]]
-    table = table.assign(ms=[digits(time, 3) for time in rows["ms"]])
+    table = table.assign(ms=cells(rows["ms"]))
     return table.rename(columns={"world_size": "ranks", "size": "bytes"})
 
 
@@ -140,10 +139,10 @@ def every_call(rows: pd.DataFrame) -> pd.DataFrame:
     texts = []
     order = ["operation", "backend", "world_size", "dtype", "size"]
     for row in rows.sort_values(order).itertuples():
-        spread = f"{digits(row.ms_p20, 3)} to {digits(row.ms_p80, 3)}"
-        back_to_back = digits(row.ms_queued, 3) if row.ms_queued == row.ms_queued else "·"
-        times = [digits(row.ms, 3), spread, back_to_back, digits(row.bus, 3)]
-        texts.append([row.operation, row.ranks, row.dtype, count(row.size), *times])
+        spread = span((row.ms_p20, row.ms_p80), digits, 3)
+        synchronized, back_to_back, rate = cells((row.ms, row.ms_queued, row.bus))
+        words = [row.operation, row.ranks, row.dtype, count(row.size)]
+        texts.append([*words, synchronized, spread, back_to_back, rate])
     heads = ["operation", "ranks", "dtype", "bytes", "synchronized", "20 to 80 %", "back to back"]
     return pd.DataFrame(texts, columns=[*heads, "GB/s"])
 

@@ -10,10 +10,12 @@ from a2lib.lab import bulk
 from a2lib.report import traces
 from a2lib.report.page import one
 from a2lib.report.pages import collectives
+from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.panels import REFERENCE_LINE
 from a2lib.report.plots import HEAT, label, lying, name_lanes
 from a2lib.report.style import COLOURS, DIM, chart
-from a2lib.report.units import digits, ms, percent, us
+from a2lib.report.tables import cells
+from a2lib.report.units import digits, percent, span, us
 from a2lib.shapes import SIZES
 from a2lib.theory.buckets import (
     arrivals,
@@ -29,7 +31,6 @@ from a2lib.theory.transformer import parameter_count
 MB = 1 << 20
 SENT, UPDATE, MATMUL, ATTENTION = "communication", "optimizer", "matmul", "attention"
 CONFIGURATION = ["wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "precision"]
-MODELS = {"xl25": "2.0B", "2.7B": "3.4B"}
 WORDS = {  # a wrapper of the rows, in words
     "naive": "after backward, per parameter",
     "flat": "after backward, one all-reduce",
@@ -353,7 +354,7 @@ def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:
         expected = [formula_ms(row.bucket_mb, messages)]
         expected.append(simulated_ms(row.bucket_mb, backward_ms, messages))
         measured = [row.exposed, row.alone]
-        numbers = [digits(number, 3) for number in (*expected, *measured)]
+        numbers = cells((*expected, *measured))
         sent = buckets_sent(row.bucket_mb)
         lines.append([row.bucket_mb, sent, *numbers, digits(row.paid)])
     heads = ["MiB", "sent", "formula", "simulated", "measured", "alone", "share"]
@@ -371,8 +372,8 @@ def exposed_shares(rows: pd.DataFrame) -> pd.DataFrame:
     ):
         row = step(rows, "bucketed", 100, model=model, precision=precision, capture=capture)
         launch = "graph" if capture else "Python"
-        numbers = [digits(value, 3) for value in (row.base, row.exposed, row.alone)]
-        lines.append([f"{MODELS[model]}, {precision}, {launch}", *numbers, digits(row.paid)])
+        numbers = cells((row.base, row.exposed, row.alone))
+        lines.append([f"{TITLES[model]}, {precision}, {launch}", *numbers, digits(row.paid)])
     heads = ["model", "one GPU", "exposed", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
@@ -382,12 +383,12 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values(["model", "ms"], ascending=[False, False])
     return pd.DataFrame(
         {
-            "model": rows["model"].map(MODELS),
+            "model": rows["model"].map(TITLES),
             "communication": rows["way"],
-            "step": _numbers(rows["ms"]),
-            "exposed": _numbers(rows["exposed"]),
+            "step": cells(rows["ms"]),
+            "exposed": cells(rows["exposed"]),
             "of the step": (rows["exposed"] / rows["ms"]).map(percent),
-            "alone": _numbers(rows["alone"]),
+            "alone": cells(rows["alone"]),
         }
     )
 
@@ -401,7 +402,7 @@ def handout_buckets(rows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame({"bucket": list(lines)})
     for model, precision in settings:
         setting = {"model": model, "precision": precision, "capture": False}
-        table[f"{MODELS[model]}, {precision}"] = [
+        table[f"{TITLES[model]}, {precision}"] = [
             digits(step(rows, wrapper, size, **setting).ms, 3) for wrapper, size in lines.values()
         ]
     return table
@@ -410,18 +411,18 @@ def handout_buckets(rows: pd.DataFrame) -> pd.DataFrame:
 def every_step(rows: pd.DataFrame) -> pd.DataFrame:
     """Return every timed step as text."""
     rows = rows[rows["status"] == "ok"].sort_values(["model", "precision", "capture", "ms"])
-    low, high = (rows[name].map(lambda time: digits(time, 3)) for name in ("ms_p20", "ms_p80"))
+    ranges = zip(rows["ms_p20"], rows["ms_p80"], strict=True)
     return pd.DataFrame(
         {
-            "model": rows["model"].map(MODELS),
+            "model": rows["model"].map(TITLES),
             "mode": rows["precision"] + rows["capture"].map({True: ", graph", False: ", Python"}),
             "communication": rows["way"],
-            "step": _numbers(rows["ms"]),
-            "20 to 80 %": low + " to " + high,
-            "one GPU": _numbers(rows["base"]),
-            "exposed": _numbers(rows["exposed"]),
-            "alone": _numbers(rows["alone"]),
-            "launching": _numbers(rows["ms_host"]),
+            "step": cells(rows["ms"]),
+            "20 to 80 %": [span(pair, digits, 3) for pair in ranges],
+            "one GPU": cells(rows["base"]),
+            "exposed": cells(rows["exposed"]),
+            "alone": cells(rows["alone"]),
+            "launching": cells(rows["ms_host"]),
         }
     )
 
@@ -429,13 +430,13 @@ def every_step(rows: pd.DataFrame) -> pd.DataFrame:
 def published_table(others: pd.DataFrame) -> pd.DataFrame:
     """Return what others published, as text."""
     table = others[["device", "model", "wrapper", "bucket_mb", "context"]]
-    sent = [ms(time, 3) if time == time else "·" for time in others["ms_communication"]]
     return (
-        table.replace({"model": MODELS})
-        .assign(step=[ms(time, 3) for time in others["ms_mean"]], communication=sent)
+        table.replace({"model": TITLES})
+        .assign(
+            **{
+                "step, ms": cells(others["ms_mean"]),
+                "communication, ms": cells(others["ms_communication"]),
+            }
+        )
         .rename(columns={"bucket_mb": "bucket, MB"})
     )
-
-
-def _numbers(times: pd.Series) -> pd.Series:
-    return times.map(lambda time: digits(time, 3), na_action="ignore")

@@ -6,9 +6,11 @@ import pandas as pd
 
 from a2lib.lab import bulk
 from a2lib.report.page import one, pick
+from a2lib.report.pages.benchmark import FAST, TITLES
 from a2lib.report.plots import inside, label, stacks
 from a2lib.report.style import Chart, chart
-from a2lib.report.units import count, digits, gb, ms
+from a2lib.report.tables import cells
+from a2lib.report.units import count, digits, gb, ms, span
 from a2lib.shapes import SIZES
 from a2lib.theory import fsdp as theory
 from a2lib.theory.memory.step import StepMemory
@@ -17,7 +19,6 @@ from a2lib.theory.transformer import parameter_count
 
 MARK_MS = 0.01  # a wait of this length is the two events' own time
 PASSES = ("forward", "backward")
-MODELS = {"2.7B": "3.4B", "xl25": "2.0B"}  # a model's name in the rows, and on the page
 WRAPPERS = {"ddp": "data parallelism", "zero1": "sharded optimizer", "fsdp": "FSDP"}
 STATE_BYTES = {"ddp": 16, "zero1": 12, "fsdp": 8}  # per parameter, on each of two ranks
 SHARDS_OPTIMIZER = {"ddp": False, "zero1": True}
@@ -183,11 +184,9 @@ def benchmark_step(benchmark: pd.DataFrame, mode: str):
         mode=mode,
         context=512,
         batch=4,
-        precision="bf16",
-        attention="flash",
-        compile="blocks",
         capture=True,
         phase="step",
+        **FAST,
     )
 
 
@@ -195,7 +194,7 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
     """Return the step's time and peak by each kind of training on two GPUs."""
 
     def times(of_3b, of_3b_from_python, of_2b):
-        return [digits(time, 3) if time else "·" for time in (of_3b, of_3b_from_python, of_2b)]
+        return cells((of_3b, of_3b_from_python, of_2b))
 
     graph, python, small = step(steps), step(steps, capture=False), step(steps, model="xl25")
     torch_fsdp = step(steps, wrapper="fsdp2", capture=False)
@@ -211,7 +210,7 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
         ),
         "DDP, copy engines, update per bucket": [
             "OOM" if updating["2.7B"].status == "oom" else digits(updating["2.7B"].ms, 3),
-            "·",
+            None,
             digits(updating["xl25"].ms, 3),
         ],
         "DDP, NCCL, 100 MiB": times(
@@ -233,7 +232,7 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
         "PyTorch's FSDP2": digits(at_peak(memory, "fsdp2").whole / 1e9, 3),
     }
     return pd.DataFrame(
-        [[name, *cells, peaks.get(name, "·")] for name, cells in lines.items()],
+        [[name, *line, peaks.get(name)] for name, line in lines.items()],
         columns=["step", "3.4B, graph", "3.4B, Python", "2.0B, graph", "peak, GB"],
     )
 
@@ -247,9 +246,9 @@ def memory_table(memory: pd.DataFrame, model: str) -> pd.DataFrame:
         row = rows.loc[moment]
         parts = [row["parameter_bytes"], row["gradient_bytes"], row["optimizer_bytes"]]
         parts += [row["whole_bytes"] + row["travelling_bytes"], row["activations"]]
-        cells = [gigabytes(size) if size > 5e5 else "0" for size in parts]
+        texts = [gigabytes(size) if size > 5e5 else "0" for size in parts]
         totals = [gigabytes(size) for size in (row["whole"], row["counted"], torch[moment])]
-        lines.append([words, *cells, *totals])
+        lines.append([words, *texts, *totals])
     heads = ["moment", "weights", "grads", "moments", "gathered", "activations"]
     return pd.DataFrame(lines, columns=[*heads, "total", "count", "FSDP2"])
 
@@ -257,22 +256,17 @@ def memory_table(memory: pd.DataFrame, model: str) -> pd.DataFrame:
 def saved_table(memory: pd.DataFrame) -> pd.DataFrame:
     """Return state and peak in GB of three kinds of training, and what FSDP saves of each."""
     lines = []
-    for model, name in MODELS.items():
+    for model in ("2.7B", "xl25"):
         peak = at_peak(memory, "fsdp", model).whole
         parameters = parameter_count(SIZES[model])
         for wrapper, words in WRAPPERS.items():
             after = one(memory, wrapper=wrapper, model=model, moment="after", step_number=0).whole
             top = at_peak(memory, wrapper, model)
-            saved = [(STATE_BYTES[wrapper] - 8) * parameters, top.whole - peak]
-            lines.append(
-                [
-                    name,
-                    words,
-                    *(gigabytes(size) for size in (STATE_BYTES[wrapper] * parameters, after)),
-                    *(gigabytes(size) for size in (top.counted, top.whole)),
-                    *(gigabytes(size) if wrapper != "fsdp" else "·" for size in saved),
-                ]
-            )
+            state = STATE_BYTES[wrapper] * parameters
+            saved = [state - STATE_BYTES["fsdp"] * parameters, top.whole - peak]
+            texts = [gigabytes(size) for size in (state, after, top.counted, top.whole)]
+            texts += [None, None] if wrapper == "fsdp" else [gigabytes(size) for size in saved]
+            lines.append([TITLES[model], words, *texts])
     heads = ["model", "kind", "state, count", "state", "peak, count", "peak"]
     return pd.DataFrame(lines, columns=[*heads, "state saved", "peak saved"])
 
@@ -291,8 +285,8 @@ def gathers_table(steps: pd.DataFrame) -> pd.DataFrame:
     for row in rows.itertuples():
         times = [row.stood, row.gather_forward, row.block_forward]
         times += [row.gather_backward, row.block_backward]
-        numbers = [count(row.gathers), count(row.in_time), *(digits(time, 3) for time in times)]
-        lines.append([MODELS[row.model], launch_of(row), *numbers])
+        numbers = [count(row.gathers), count(row.in_time), *cells(times)]
+        lines.append([TITLES[row.model], launch_of(row), *numbers])
     return pd.DataFrame(lines, columns=["model", "launched", *heads])
 
 
@@ -309,14 +303,12 @@ def every_step(steps: pd.DataFrame) -> pd.DataFrame:
     """Return every row of the section as text, times in ms."""
     lines = []
     for row in steps.itertuples():
-        waited = digits(row.ms_waited, 3) if row.ms_waited == row.ms_waited else "·"
         name = {"fsdp": "a2lib", "fsdp2": "FSDP2"}[row.wrapper]
-        spread = f"{digits(row.ms_p20, 3)} to {digits(row.ms_p80, 3)}"
+        words = [TITLES[row.model], name, launch_of(row), digits(row.ms, 3)]
+        spread = span((row.ms_p20, row.ms_p80), digits, 3)
         ranks = f"{digits(row.ms_rank_min, 3)}, {digits(row.ms_rank_max, 3)}"
-        texts = [digits(row.ms, 3), spread, digits(row.ms_without, 3), waited]
-        lines.append(
-            [MODELS[row.model], name, launch_of(row), *texts, digits(row.ms_host, 3), ranks]
-        )
+        times = cells((row.ms_without, row.ms_waited, row.ms_host))
+        lines.append([*words, spread, *times, ranks])
     heads = ["model", "wrapper", "launched", "step", "20 to 80 %", "one GPU", "waits"]
     return pd.DataFrame(lines, columns=[*heads, "launching", "each rank"])
 

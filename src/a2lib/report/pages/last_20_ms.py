@@ -7,7 +7,8 @@ from a2lib.report.page import one
 from a2lib.report.pages import benchmark
 from a2lib.report.pages.benchmark import FAST, NARROW, STEP, TITLES, by_title
 from a2lib.report.style import COLOURS, chart
-from a2lib.report.units import digits, ms, percent
+from a2lib.report.tables import cells
+from a2lib.report.units import ms, percent
 
 # A sustained step's name -> its configuration and mode, in a CUDA graph.
 STEPS = {
@@ -99,11 +100,11 @@ def by_step(rows: pd.DataFrame) -> pd.DataFrame:
         {
             "model": rows["model"].map(TITLES),
             "step": rows["step"],
-            "ms": [digits(v, 3) for v in rows["ms_mean"]],
+            "ms": cells(rows["ms_mean"]),
             "MFU": rows["mfu"].map(percent),
-            "J": [digits(v, 3) for v in rows["joules"]],
-            "W": [digits(v, 3) for v in rows["watts"]],
-            "ms at the limit": [digits(v, 3) for v in rows["ms_limit"]],
+            "J": cells(rows["joules"]),
+            "W": cells(rows["watts"]),
+            "ms at the limit": cells(rows["ms_limit"]),
             "MHz": rows["sm_mhz"].map("{:,.0f}".format),
         }
     )

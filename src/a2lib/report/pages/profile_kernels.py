@@ -5,7 +5,8 @@ import re
 import pandas as pd
 
 from a2lib.report.page import pick
-from a2lib.report.units import digits, percent
+from a2lib.report.tables import cells
+from a2lib.report.units import percent
 
 LEAST_SHARE = 0.01  # of a step: smaller kernels are not listed
 # What a kernel does, by the first pattern that its name has.
@@ -82,9 +83,9 @@ def largest(kernels: pd.DataFrame, by: str) -> pd.DataFrame:
 def as_texts(sums: pd.DataFrame) -> pd.DataFrame:
     return sums.assign(
         **{
-            "ms": [digits(ms, 3) for ms in sums["ms"]],
+            "ms": cells(sums["ms"]),
             "share": [percent(share, 1) for share in sums["share"]],
-            "each, µs": [digits(us, 3) for us in 1e3 * sums["ms"] / sums["calls"]],
+            "each, µs": cells(1e3 * sums["ms"] / sums["calls"]),
         }
     ).rename(columns={"kind": "class"})
 

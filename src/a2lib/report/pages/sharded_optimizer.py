@@ -6,16 +6,17 @@ from a2lib.parallel.owners import CHUNKS
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives
+from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import bars, name_lanes, stacks
 from a2lib.report.style import COLOURS, Chart, chart
-from a2lib.report.units import digits, gb, ms
+from a2lib.report.tables import cells
+from a2lib.report.units import digits, gb, ms, span
 from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.sharding import UPDATE_BYTES, Held, pipelined_s, sent
 from a2lib.theory.transformer import parameter_count
 
-MODELS = {"xl25": "2.0B", "2.7B": "3.4B"}
 MOMENTS = {
     "init": "model made",
     "before": "before the update",
@@ -172,7 +173,7 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
             row = moment(memory, optimizer, when)
             parts = [getattr(row, column) for column in PARTS]
             totals = [digits(size / 1e9, 3) for size in (row.present_bytes, row.counted)]
-            texts = [digits(size / 1e9, 3) if size else "0" for size in parts]
+            texts = [digits(size / 1e9, 3) for size in parts]
             lines.append([f"{words}, {OPTIMIZERS[optimizer]}", *texts, *totals])
     return pd.DataFrame(lines, columns=["moment", *PARTS.values(), "total", "formula"])
 
@@ -184,9 +185,9 @@ def handout_memory(memory: pd.DataFrame) -> pd.DataFrame:
     for row in rows.sort_values(["model", "optimizer"]).itertuples():
         sizes = [getattr(row, column) for column in PARTS]
         sizes += [row.present_bytes, row.tensor_bytes, row.allocated_bytes]
-        texts = [digits(size / 1e9, 3) if size else "0" for size in sizes]
+        texts = [digits(size / 1e9, 3) for size in sizes]
         words = f"{MOMENTS[row.moment]}, {OPTIMIZERS[row.optimizer]}"
-        lines.append([MODELS[row.model], words, *texts])
+        lines.append([TITLES[row.model], words, *texts])
     heads = ["model", "moment", *PARTS.values(), "total", "peak", "allocated"]
     return pd.DataFrame(lines, columns=heads)
 
@@ -198,13 +199,13 @@ def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
         # Copy engines from Python were measured on another machine, which launches slowly.
         if plain.carrier == "backend" or plain.capture:
             mode = f"{plain.precision}, {plain.launched}, {plain.transport}"
-            by_mode[f"{MODELS[plain.model]}, {mode}"] = plain, sharded
+            by_mode[f"{TITLES[plain.model]}, {mode}"] = plain, sharded
     torch = [one(steps, optimizer=name, wrapper="torch_ddp") for name in ("plain", "zero")]
     by_mode["2.0B, bf16, Python, PyTorch's own"] = torch
     lines = []
     for mode, (plain, sharded) in by_mode.items():
         times = (plain.ms, sharded.ms, plain.ms_optimizer, sharded.ms_optimizer)
-        lines.append([mode, *(digits(time, 3) for time in times)])
+        lines.append([mode, *cells(times)])
     heads = ["model and mode", "step", "sharded step", "update", "sharded update"]
     return pd.DataFrame(lines, columns=heads)
 
@@ -219,10 +220,8 @@ def bytes_table() -> pd.DataFrame:
         ("ZeRO stage 1", "zero1"),
     ):
         bytes_sent = sent(scheme, size, 2)
-        weights = gb(bytes_sent["weights"], 3) if bytes_sent["weights"] else "0"
-        lines.append(
-            [words, gb(bytes_sent["gradients"], 3), weights, gb(sum(bytes_sent.values()), 3)]
-        )
+        sizes = [bytes_sent["gradients"], bytes_sent["weights"], sum(bytes_sent.values())]
+        lines.append([words, *(gb(size, 3) for size in sizes)])
     return pd.DataFrame(lines, columns=["scheme", "for gradients", "for weights", "total"])
 
 
@@ -231,10 +230,10 @@ def every_step(steps: pd.DataFrame) -> pd.DataFrame:
     rows = steps.sort_values(["model", "precision", "launched", "transport", "optimizer"])
     lines = []
     for row in rows.itertuples():
-        times = [digits(time, 3) for time in (row.ms_without, row.ms_optimizer, row.ms_host)]
-        spread = f"{digits(row.ms_p20, 3)} to {digits(row.ms_p80, 3)}"
+        times = cells((row.ms_without, row.ms_optimizer, row.ms_host))
+        spread = span((row.ms_p20, row.ms_p80), digits, 3)
         mode = f"{row.precision}, {row.launched}, {row.transport}"
-        words = [MODELS[row.model], mode, OPTIMIZERS[row.optimizer]]
+        words = [TITLES[row.model], mode, OPTIMIZERS[row.optimizer]]
         lines.append([*words, digits(row.ms, 3), spread, *times])
     heads = ["model", "mode", "optimizer", "step", "20 to 80 %", "one GPU"]
     return pd.DataFrame(lines, columns=[*heads, "update", "launching"])

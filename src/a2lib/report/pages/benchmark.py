@@ -5,10 +5,11 @@ import pandas as pd
 
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
-from a2lib.report.page import Missing, one, pick
+from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import ROOM, bars, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
+from a2lib.report.tables import cells
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.roofline import floor
@@ -23,13 +24,14 @@ BF16 = {**PLAIN, "precision": "bf16"}
 FAST = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
 PEER = {**FAST, "attention": "sdpa_flash"}
 NARROW = {**FAST, "precision": "bf16_weights"}
-RUNGS = {
-    "fp32": {**PLAIN, "capture": False},
-    "TF32": {**TF32, "capture": False},
-    "bf16": {**BF16, "capture": False},
-    "+ Flash, compiled": {**FAST, "capture": False},
-    "+ CUDA graph": {**FAST, "capture": True},
-    "+ 16-bit weights": {**NARROW, "capture": True},
+# A change -> the configuration it leads to, and whether that runs in a CUDA graph.
+LADDER = {
+    "fp32": (PLAIN, False),
+    "TF32": (TF32, False),
+    "bf16": (BF16, False),
+    "+ Flash, compiled": (FAST, False),
+    "+ CUDA graph": (FAST, True),
+    "+ 16-bit weights": (NARROW, True),
 }
 STEP = {"mode": "train-step", "phase": "wall", "warmup": 5}
 WAY = ["precision", "attention", "compile"]
@@ -40,7 +42,6 @@ PHASES = ("forward", "backward", "optimizer")
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add to each row what counting and other rows of the same step say.
 
-    flops: the model FLOPs of what the row times
     mfu: of a whole step: FLOPs over its time and the bf16 peak of the data sheet
     ms_gpu: the same step in a CUDA graph
     ms_issued: Python's time to launch the step
@@ -48,7 +49,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """
     rows = rows.copy()
     whole = rows["phase"] == "wall"
-    rows["flops"] = _flops(rows)
     rows["mfu"] = model_flops_utilization(rows, rows["ms"]).where(whole)
     replayed = rows[rows["capture"] & whole].set_index(CASE)["ms"].rename("ms_gpu")
     launched = rows[~rows["capture"] & (rows["phase"] == "step")].set_index(CASE)["ms_host"]
@@ -64,20 +64,20 @@ def by_title(column: pd.Series) -> pd.Series:
     return column.map({name: i for i, name in enumerate(TITLES)})
 
 
-def _flops(rows: pd.DataFrame) -> list[float]:
-    cases = zip(rows["model"], rows["batch"], rows["context"], rows["mode"], strict=True)
-    return [
-        (forward_flops if mode == "forward" else step_flops)(SIZES[model], int(batch), int(context))
-        if model in SIZES
-        else np.nan
-        for model, batch, context, mode in cases
-    ]
-
-
 def model_flops_utilization(rows: pd.DataFrame, times: pd.Series) -> pd.Series:
     """Return the MFU of each row: its model FLOPs over its time (ms) and over the bf16 peak of the
     device's data sheet; NaN where that is not noted."""
-    return pd.Series(_flops(rows), rows.index) / times / 1e9 / stated_peak(rows["device"].iloc[0])
+    cases = zip(rows["model"], rows["batch"], rows["context"], rows["mode"], strict=True)
+    flops = pd.Series([_model_flops(*case) for case in cases], rows.index)
+    return flops / times / 1e9 / stated_peak(rows["device"].iloc[0])
+
+
+def _model_flops(model: str, batch: int, context: int, mode: str) -> float:
+    """Return the model FLOPs of what a row times; NaN for a model that is not one of SIZES."""
+    if model not in SIZES:
+        return np.nan
+    flops_of = forward_flops if mode == "forward" else step_flops
+    return flops_of(SIZES[model], int(batch), int(context))
 
 
 def least(
@@ -90,9 +90,11 @@ def least(
 ) -> dict:
     """Return ``theory.roofline.floor`` of a step by the best measured rates; {} without these."""
     rate = ceilings(ceiling).get(precision.removesuffix("_weights"))
-    if not (rate and (bandwidth := copy_bandwidth(ceiling))):
+    bandwidth = copy_bandwidth(ceiling)
+    if not (rate and bandwidth):
         return {}
-    kernels = (fused_step if fused else eager_step)(SIZES[model], batch, context, precision)
+    kernels_of = fused_step if fused else eager_step
+    kernels = kernels_of(SIZES[model], batch, context, precision)
     return floor(kernels, rate * 1e12, bandwidth * 1e12)
 
 
@@ -107,7 +109,6 @@ def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
 
 
 CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
-KINDS = {"linear": "matmul", "attention": "attention", "adamw": "optimizer"}
 
 
 def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -137,23 +138,30 @@ def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 def sum_kernels(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[str, float]:
     """Return the columns of ``traced`` for the kernels of one step."""
     model, context, batch, _, precision, *_ = case
-    sums = {f"ms_{part}": ms_of(kernels, kernels["kind"] == kind) for part, kind in KINDS.items()}
-    total = kernels["ms"].sum()
-    sums |= {"ms_pointwise": total - sum(sums.values()), "ms_kernels": total}
-    sums["attention_calls"] = kernels.loc[kernels["kind"] == "attention", "calls"].sum()
-    in_forward, in_backward = (kernels["phase"] == phase for phase in ("forward", "backward"))
-    sums["ms_casts"] = ms_of(kernels, in_forward & kernels["kernel"].str.fullmatch(CAST))
-    # cuBLAS names a matmul by whether its operands are transposed. The head's is called once.
-    names, in_blocks = kernels["kernel"], kernels["calls"] > 1
+    names, kinds = kernels["kernel"], kernels["kind"]
+    in_forward, in_backward = kernels["phase"] == "forward", kernels["phase"] == "backward"
+    in_blocks = kernels["calls"] > 1  # the head's matmuls are called once
+    # cuBLAS names a matmul by whether its operands are transposed.
     weight_gradient = names.str.fullmatch(r"nvjet_sm90_\w+_NT[TN]")
-    sums["ms_gradients"] = ms_of(kernels, in_blocks & in_backward & weight_gradient)
     ahead = names.str.fullmatch(r"nvjet_sm90_\w+_TN[TN]")
-    sums["ms_ahead"] = ms_of(kernels, in_blocks & in_forward & ahead)
-    sums["ms_gate"] = ms_of(kernels, in_backward & names.str.contains("silu_backward"))
+    sums = {
+        "ms_linear": ms_of(kernels, kinds == "matmul"),
+        "ms_attention": ms_of(kernels, kinds == "attention"),
+        "ms_adamw": ms_of(kernels, kinds == "optimizer"),
+        "ms_kernels": kernels["ms"].sum(),
+        "attention_calls": kernels.loc[kinds == "attention", "calls"].sum(),
+        "ms_casts": ms_of(kernels, in_forward & names.str.fullmatch(CAST)),
+        "ms_gradients": ms_of(kernels, in_blocks & in_backward & weight_gradient),
+        "ms_ahead": ms_of(kernels, in_blocks & in_forward & ahead),
+        "ms_gate": ms_of(kernels, in_backward & names.str.contains("silu_backward")),
+    }
+    listed = sums["ms_linear"] + sums["ms_attention"] + sums["ms_adamw"]
+    sums["ms_pointwise"] = sums["ms_kernels"] - listed
     floors = least(ceiling, model, precision, int(context), int(batch))
     if floors:
-        parts = {"linear": "products", "attention": "attention", "adamw": "optimizer"}
-        sums |= {f"floor_{name}": floors[part].ms for name, part in parts.items()}
+        sums["floor_linear"] = floors["products"].ms
+        sums["floor_attention"] = floors["attention"].ms
+        sums["floor_adamw"] = floors["optimizer"].ms
         sums["floor_pointwise"] = floors["elementwise"].ms + floors["loss"].ms
         sums["floor_kernels"] = floors["total"].ms
     return sums
@@ -163,17 +171,38 @@ def ms_of(kernels: pd.DataFrame, where: pd.Series) -> float:
     return kernels.loc[where, "ms"].sum()
 
 
-def rungs(rows: pd.DataFrame, model: str, context: int = 512) -> pd.DataFrame:
-    """Return a line for each of RUNGS: GPU time, what launching from Python adds to it, and MFU.
+def step(
+    rows: pd.DataFrame,
+    model: str,
+    configuration: dict,
+    capture: bool = False,
+    context: int = 512,
+    mode: str = "train-step",
+):
+    """Return the row of a whole step, in a CUDA graph (``capture``) or launched from Python."""
+    case = {"model": model, "context": context, "capture": capture, **STEP, "mode": mode}
+    return one(rows, **case, **configuration)
 
-    A rung keeps all of the one above it, except that bf16 takes the place of TF32.
+
+def trace_of(rows: pd.DataFrame, configuration: dict):
+    """Return the traced 3.4B training step of 512 tokens."""
+    case = {"model": "2.7B", "context": 512, "mode": "train-step", "phase": "step"}
+    return one(rows, **case, **configuration)
+
+
+def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Return a line for each of LADDER, by its name: GPU time, what launching from Python adds to
+    it, and MFU.
+
+    A change keeps all of those above it, except that bf16 takes the place of TF32.
     """
-    lines = []
-    for name, way in RUNGS.items():
-        row = one(rows, model=model, context=context, **STEP, **way)
+    lines = {}
+    for name, (configuration, capture) in LADDER.items():
+        row = step(rows, model, configuration, capture)
         gpu = min(row.ms_gpu, row.ms)
-        lines.append((name, gpu, row.ms - gpu, row.ms, row.mfu))
-    return pd.DataFrame(lines, columns=["rung", "ms_gpu", "more", "ms", "mfu"])
+        lines[name] = (gpu, row.ms - gpu, row.ms, row.mfu)
+    columns = ["ms_gpu", "more", "ms", "mfu"]
+    return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 
 # A change of the step -> its configuration.
@@ -188,38 +217,65 @@ CHANGES = {
 }
 
 
-def changed(rows: pd.DataFrame, compiled: pd.DataFrame, model: str, way: dict) -> tuple:
-    """Return the row of a step of 512 tokens launched from Python and the row in a CUDA graph, None
-    where there is none.
+def launched_step(rows: pd.DataFrame, compiled: pd.DataFrame, model: str, configuration: dict):
+    """Return the row of a training step of 512 tokens launched from Python.
 
     ``compiled`` are the rows of compile_model, which alone has compiled eager attention.
     """
-    case = {"model": model, "context": 512, **way}
-    if way["attention"] == "eager" and way["compile"] == "blocks":
-        return row_or_none(compiled, mode="train-step", phase="wall", **case), None
-    case |= STEP | {"status": "ok"}
-    return tuple(row_or_none(rows, capture=is_captured, **case) for is_captured in (False, True))
+    if configuration["attention"] == "eager" and configuration["compile"] == "blocks":
+        case = {"model": model, "context": 512, "mode": "train-step", "phase": "wall"}
+        return one(compiled, **case, **configuration)
+    return step(rows, model, configuration)
 
 
-def row_or_none(rows: pd.DataFrame, **where):
-    try:
-        return one(rows, **where)
-    except Missing:
-        return None
+def changes_table(rows: pd.DataFrame, compiled: pd.DataFrame) -> pd.DataFrame:
+    """Return a line for each of CHANGES: the 3.4B and the small model's step of 512 tokens, from
+    Python (in the rows ``compiled`` if ``launched_step`` takes it there) and in a CUDA graph."""
+    only_there = {"attention": "eager", "compile": "blocks", "mode": "train-step", "phase": "wall"}
+    steps = [
+        pick(rows, context=512, **STEP),
+        pick(compiled, context=512, **only_there).assign(capture=False),
+    ]
+    values = ["ms", "mfu", "peak_bytes"]
+    steps = pd.concat(steps).set_index(["model", "capture", *WAY])[values].astype(float)
+
+    def of(model: str, capture: bool) -> pd.DataFrame:
+        cases = [(model, capture, *(way[name] for name in WAY)) for way in CHANGES.values()]
+        return steps.reindex(pd.MultiIndex.from_tuples(cases))
+
+    launched, in_graph = of("2.7B", False), of("2.7B", True)
+    peaks = launched["peak_bytes"].to_numpy()
+    peaks = np.where(np.isnan(peaks), in_graph["peak_bytes"], peaks)
+    return pd.DataFrame(
+        {
+            "": list(CHANGES),
+            "3.4B: Python": cells(launched["ms"]),
+            "graph": cells(in_graph["ms"]),
+            "MFU": in_graph["mfu"].map(percent, na_action="ignore").to_list(),
+            "peak memory, GB": cells(peaks / 1e9),
+            "small: Python": cells(of("small", False)["ms"]),
+            "graph ": cells(of("small", True)["ms"]),
+        }
+    )
 
 
 @chart(height=2.9)
 def ladder(figure, rows: pd.DataFrame, *models: str):
-    """Draw the rungs of each model side by side: GPU time solid, what launching from Python adds
+    """Draw LADDER for each model side by side: GPU time solid, what launching from Python adds
     hollow; at the end the step's time and its MFU."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
     colours = [COLOURS[1]] * 3 + [COLOURS[0]] * 3
     for ax, model in zip(axes, models, strict=True):
-        steps = rungs(rows, model)
-        text = [f"{ms(t)}, {percent(u)}" for t, u in zip(steps["ms"], steps["mfu"], strict=True)]
-        names = steps["rung"] if ax is axes[0] else [""] * len(steps)
-        looks = {"text": text, "colours": colours, "xlabel": "a step, ms"}
-        bars(ax, names, steps["ms_gpu"], hollow=steps["more"], **looks)
+        steps = ladder_steps(rows, model)
+        bars(
+            ax,
+            steps.index if ax is axes[0] else [""] * len(steps),
+            steps["ms_gpu"],
+            hollow=steps["more"],
+            text=[f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()],
+            colours=colours,
+            xlabel="a step, ms",
+        )
         longest = steps["ms"].max()
         ax.set_xlim(0, 2.25 * longest)
         ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]

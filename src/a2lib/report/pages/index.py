@@ -3,8 +3,8 @@
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth, stated
-from a2lib.report.page import one
-from a2lib.report.pages.benchmark import BF16, FAST, NARROW, PLAIN, STEP, TF32
+from a2lib.report.pages import benchmark
+from a2lib.report.pages.benchmark import BF16, FAST, NARROW, PLAIN, TF32
 from a2lib.report.plots import bars
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.tables import Table
@@ -26,7 +26,7 @@ CHANGES = {
 def step(rows: pd.DataFrame, change: str):
     """Return the row of the 3.4B model's training step at 512 tokens after one of CHANGES."""
     configuration, in_graph = CHANGES[change]
-    return one(rows, model=MODEL, context=512, capture=in_graph, **STEP, **configuration)
+    return benchmark.step(rows, MODEL, configuration, in_graph)
 
 
 @chart(height=2.7)

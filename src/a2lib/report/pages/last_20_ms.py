@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.page import one
 from a2lib.report.pages import benchmark
-from a2lib.report.pages.benchmark import FAST, NARROW, STEP, TITLES, by_title
+from a2lib.report.pages.benchmark import FAST, NARROW, TITLES, by_title
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import ms, percent
@@ -50,18 +50,13 @@ def energy(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 def captured(rows: pd.DataFrame, model: str, way: dict, mode: str = "train-step"):
     """Return the row of ten steps of 512 tokens in a CUDA graph."""
-    return one(rows, model=model, context=512, capture=True, **(STEP | {"mode": mode}), **way)
+    return benchmark.step(rows, model, way, capture=True, mode=mode)
 
 
 def saved_by_overlap(rows: pd.DataFrame, model: str, way: dict) -> float:
     """Return what overlapping AdamW takes off ten steps in a CUDA graph, as a share of the step."""
     after = captured(rows, model, way).ms
     return 1 - captured(rows, model, way, "overlapped-step").ms / after
-
-
-def trace_of(rows: pd.DataFrame, way: dict):
-    """Return the traced 3.4B step of 512 tokens."""
-    return one(rows, model="2.7B", context=512, phase="step", **way)
 
 
 @chart(height=2.2)

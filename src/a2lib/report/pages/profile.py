@@ -15,7 +15,7 @@ from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
-from a2lib.theory.roofline import floor
+from a2lib.theory.roofline import Kernel, floor
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
@@ -38,8 +38,6 @@ SHOWN = {
 }
 # Kernels that only add the parts of a split matmul, or clear its workspace.
 NO_CALL = re.compile(r"split_k_kernel|reduce")
-# Name and part of kernels that clear memory, and of those beside a matmul whose name is not stored.
-CLEARS = re.compile(r"^Memset|^rest (.*(_proj|ffn\.w|lm_head)|ln)")
 INSIDE = "attn.attention."
 # What a block does between its matmuls: the ranges that launch it, its name in
 # theory/step_floor.py, and what the names of Inductor's kernels have that hold it (the first of
@@ -67,7 +65,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     matmul, flash, copies, adamw, between: kernel time of the class (flash: fused attention)
     total, rest: of all kernels; of all except matmul and flash
     share: (matmul + flash) / total
-    kernels, matmuls, split, memsets: calls
+    kernels, matmuls: calls
     top, top_calls, top_share, top_parts: the kernel that takes most
     scores, values, softmax, masking, casts, softmax_ratio, those of BETWEEN: parts of a forward
     counted_matmuls, moved, floor, ...: by counting (``count_work``)
@@ -134,9 +132,7 @@ def sum_kernels(phase: str, kernels: list[dict]) -> dict:
     sums["rest"] = sums["total"] - sums["matmul"] - sums["flash"]
     sums["share"] = 1 - sums["rest"] / sums["total"]
     whole = [k for k in classes["matmul"] if not NO_CALL.search(k["kernel"])]
-    sums |= {"matmuls": total(whole, "calls"), "split": total(classes["matmul"], "calls")}
-    cleared = [k for k in classes["copies"] if CLEARS.search(f"{k['kernel']} {k['part']}")]
-    sums["memsets"] = total(cleared, "calls")
+    sums["matmuls"] = total(whole, "calls")
     names.pop("rest", None)
     if names:
         top, calls = max(names.items(), key=lambda named: total(named[1]))
@@ -188,7 +184,7 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
 
     counted_matmuls: calls
     moved, and masked_bytes, gate_bytes, ...: bytes between matmuls, in all and of BETWEEN
-    floor_matmul, floor_rest, floor: least times by what the GPU reaches, ms
+    floor_rest, floor: least time between matmuls, and in all, by the best measured rates, ms
     multiply_flops, multiply_bytes, softmax_flops, softmax_bytes: of eager attention in a forward
     """
     way = (row.precision, row.attention, row.compile)
@@ -202,29 +198,30 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     others = [kernel for kernel in kernels if not kernel.flops]
     counts = {
         "counted_matmuls": sum(kernel.count for kernel in matmuls),
-        "moved": sum(kernel.count * (kernel.read + kernel.written) for kernel in others),
+        "moved": moved_bytes(others),
     }
     rate = rates.get(row.precision.removesuffix("_weights"))
     if bandwidth and rate:
-        least = [
-            floor(part, rate * 1e12, bandwidth * 1e12)["total"].ms for part in (matmuls, others)
-        ]
-        counts |= {"floor_matmul": least[0], "floor_rest": least[1], "floor": sum(least)}
+        in_matmuls = floor(matmuls, rate * 1e12, bandwidth * 1e12)["total"].ms
+        counts["floor_rest"] = floor(others, rate * 1e12, bandwidth * 1e12)["total"].ms
+        counts["floor"] = in_matmuls + counts["floor_rest"]
     if row.phase == "forward":
         for name, (_, pattern, _) in BETWEEN.items():
-            mine = [
-                kernel
-                for kernel in others
-                if kernel.count >= shape.num_layers and re.fullmatch(pattern, kernel.name)
-            ]
-            counts[f"{name}_bytes"] = sum(k.count * (k.read + k.written) for k in mine)
+            in_blocks = [kernel for kernel in others if kernel.count >= shape.num_layers]
+            mine = [kernel for kernel in in_blocks if re.fullmatch(pattern, kernel.name)]
+            counts[f"{name}_bytes"] = moved_bytes(mine)
         eager = [kernel for kernel in kernels if kernel.name == "scores"]
-        counts["multiply_bytes"] = sum(k.count * (k.read + k.written) for k in eager)
-        counts["multiply_flops"] = sum(k.count * k.flops for k in eager)
+        counts["multiply_bytes"] = moved_bytes(eager)
+        counts["multiply_flops"] = sum(kernel.count * kernel.flops for kernel in eager)
         scores = shape.num_layers * batch * shape.num_heads * context**2 if eager else 0
         counts["softmax_bytes"] = SOFTMAX_BYTES * scores
         counts["softmax_flops"] = SOFTMAX_FLOPS * scores
     return counts
+
+
+def moved_bytes(kernels: list[Kernel]) -> int:
+    """Return the bytes that kernels read and write."""
+    return sum(kernel.count * (kernel.read + kernel.written) for kernel in kernels)
 
 
 def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:

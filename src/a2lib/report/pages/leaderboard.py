@@ -11,8 +11,9 @@ from a2lib.lab.kernel_names import kind_of
 from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart, chart
+from a2lib.report.tables import cells
 from a2lib.report.traces import pictures
-from a2lib.report.units import count, digits, ms, percent, tflops
+from a2lib.report.units import count, digits, ms, percent, span, tflops
 from a2lib.shapes import SIZES
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.keeping import block_always, block_results, choose, working_bytes
@@ -30,6 +31,7 @@ CONFIGURATIONS = {  # a way of the rows, and its name on the page
     "offloaded": "6 offload",
     "own_attention": "7 a2lib's attention",
 }
+NO_PREDICTION = ("recomputed", "own_fsdp")  # of what a configuration gains
 PIECES = {
     "matmuls": "#0072b2",
     "FlashAttention": "#d55e00",
@@ -38,15 +40,14 @@ PIECES = {
     "AdamW": "#444444",
     "unaccounted": "#808080",
 }
-COMPUTING = (
-    "matmuls",
-    "FlashAttention",
-    "elementwise",
-    "AdamW",
-)  # pieces that a trace shows
-# The piece that a kernel of a trace belongs to, by its class, and what runs beside the pieces.
-CLASSES = {"matmul": "matmuls", "attention": "FlashAttention"}
-BESIDE = {"communication": "collectives", "copy": "copies"}
+COMPUTING = ("matmuls", "FlashAttention", "elementwise", "AdamW")  # pieces that a trace shows
+# The piece that a kernel of a trace belongs to, by its class; the last two overlap with the others.
+CLASSES = {
+    "matmul": "matmuls",
+    "attention": "FlashAttention",
+    "communication": "collectives",
+    "copy": "copies",
+}
 SAVED, RECOMPUTED, OFFLOADED = "saved", "recomputed", "offloaded"
 STATES = {SAVED: "#a86f00", RECOMPUTED: "#b0558a", OFFLOADED: "#2a86bf"}
 HELD = {"state": "#0072b2", "saved by blocks": "#a86f00", "all else": "#808080"}
@@ -85,9 +86,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     attention = attention_rates(rows_of("flash"))
-    counts = [
-        _counted(row, rates.get(row.dtype), bandwidth, attention) for row in rows.itertuples()
-    ]
+    counts = []
+    for row in rows.itertuples():
+        counts.append(_counted(row, rates.get(row.dtype), bandwidth, attention))
     rows = rows.join(pd.DataFrame(counts, rows.index)).assign(AdamW=rows["ms_optimizer"])
     explained = rows.reindex(columns=list(PIECES)[:-1]).sum(axis=1, skipna=False)
     peak = stated_peak(rows["device"].iloc[0])
@@ -109,12 +110,11 @@ def attention_rates(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
     implementation and pass."""
     same = (rows["heads"] == 16) & (rows["head_dim"] == 128) & (rows["seq_len"] == 16384)
     rows = by_graph(rows[same & (rows["dtype"] == "bf16") & rows["causal"]])
-    sizes = 16, 16384, 16384, 128, True
-    return {
-        (row["implementation"], row["pass"]): attention_flops(row["batch"], *sizes, row["pass"])
-        / row["ms"]
-        for row in rows.to_dict("records")
-    }
+    rates = {}
+    for row in rows.to_dict("records"):
+        flops = attention_flops(row["batch"], 16, 16384, 16384, 128, True, row["pass"])
+        rates[row["implementation"], row["pass"]] = flops / row["ms"]
+    return rates
 
 
 def _counted(row, rate: float | None, bandwidth: float | None, attention: dict) -> dict:
@@ -174,7 +174,7 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
         name = kernels["kernel"]
         # Classes of today: the rows have those of when they were measured.
         kind = name.map(kind_of).where(name != "rest", kernels["kind"])
-        piece = kind.map(CLASSES | BESIDE)
+        piece = kind.map(CLASSES)
         piece = piece.fillna("elementwise").mask(kernels["phase"] == "optimizer", "AdamW")
         times = kernels["ms"].groupby("in " + piece).sum().to_dict()
         in_blocks = (kind == "matmul") & (kernels["calls"] >= int(picture.about["layers"]))
@@ -249,16 +249,17 @@ def block_table(rate: float, attention_ms: float) -> pd.DataFrame:
     always, outputs = block_always(shape, tokens), block_results(shape, tokens, rate * 1e12)
     attention_bytes = always[1] + always[3]  # with the log-sum-exp
     ffn_ms = matmul_flops(tokens, shape.d_model, shape.d_model) / rate / 1e9
+
+    def both(results):
+        return sum(output.bytes for output in results), sum(output.ms for output in results)
+
     spared = {
         "attention's output, log-sum-exp": (attention_bytes, attention_ms),
         "FFN's input": (always[2], ffn_ms),
-        "q, k, v": (sum(o.bytes for o in outputs[:3]), sum(o.ms for o in outputs[:3])),
-        "w1's and w3's outputs": (
-            sum(o.bytes for o in outputs[3:]),
-            sum(o.ms for o in outputs[3:]),
-        ),
+        "q, k, v": both(outputs[:3]),
+        "w1's and w3's outputs": both(outputs[3:]),
     }
-    lines = [["block's input", digits(always[0] / 1e9, 3), "·", "·"]]
+    lines = [["block's input", digits(always[0] / 1e9, 3), None, None]]
     for name, (size, time) in spared.items():
         gigabytes = size / 1e9
         lines.append([name, digits(gigabytes, 3), digits(time, 3), digits(time / gigabytes)])
@@ -269,11 +270,10 @@ def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return step, gain, prediction, MFU and HFU of each configuration."""
     lines = []
     for row in rows.itertuples():
-        gained = "·" if row.gained != row.gained else digits(row.gained, 3)
-        has_prediction = row.way not in ("recomputed", "own_fsdp")
-        predicted = digits(row.predicted, 3) if has_prediction else "·"
+        predicted = None if row.way in NO_PREDICTION else row.predicted
         shares = [percent(row.mfu), percent(row.hfu)]
-        lines.append([CONFIGURATIONS[row.way], count(row.ms), gained, predicted, *shares])
+        gains = cells((row.gained, predicted))
+        lines.append([CONFIGURATIONS[row.way], count(row.ms), *gains, *shares])
     heads = ["configuration", "step", "gained", "predicted", "MFU", "HFU"]
     return pd.DataFrame(lines, columns=heads)
 
@@ -289,11 +289,11 @@ def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
                 digits(row.allocated_bytes / 1e9, 3),
                 percent(row.counted / row.allocated_bytes - 1, 1),
                 digits(row.kept_bytes / 1e9, 3),
-                digits(row.host_bytes / 1e9, 3) if row.host_bytes else "0",
+                digits(row.host_bytes / 1e9, 3),
                 again,
             ]
         )
-    heads = ["configuration", "peak", "count", "saved", "offloaded", "matmuls again"]
+    heads = ["configuration", "peak", "prediction", "saved", "offloaded", "recomputed"]
     return pd.DataFrame(lines, columns=heads)
 
 
@@ -302,11 +302,9 @@ def trace_table(step: pd.Series, rates: dict[str, float]) -> pd.DataFrame:
     lines = []
     for piece in COMPUTING:
         traced = step[f"in {piece}"]
-        rate = tflops(rates[piece], 3) if piece in rates else "·"
+        rate = tflops(rates[piece], 3) if piece in rates else None
         lines.append([piece, ms(step[piece], 4), ms(traced, 4), percent(traced / step["ms"]), rate])
-    return pd.DataFrame(
-        lines, columns=["piece", "predicted", "in the trace", "of the step", "rate"]
-    )
+    return pd.DataFrame(lines, columns=["part", "predicted", "in the trace", "of the step", "rate"])
 
 
 def every_step(rows: pd.DataFrame) -> pd.DataFrame:
@@ -317,7 +315,7 @@ def every_step(rows: pd.DataFrame) -> pd.DataFrame:
             [
                 CONFIGURATIONS[row.way],
                 count(row.ms),
-                f"{count(row.ms_p20)} to {count(row.ms_p80)}",
+                span((row.ms_p20, row.ms_p80), count),
                 count(row.n),
                 *(count(time) for time in (row.ms_forward, row.ms_backward, row.ms_optimizer)),
                 count(row.tflops),

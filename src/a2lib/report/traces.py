@@ -106,7 +106,18 @@ def kernels(rows: pd.DataFrame) -> pd.DataFrame:
 
 def union(rows: Iterable[dict]) -> list[tuple[float, float]]:
     """Return the intervals, in µs and in order, in which at least one of a strip's rows runs."""
-    return covered((row["start_us"], row["start_us"] + row["duration_us"]) for row in rows)
+    return covered((row["start_us"], end_us(row)) for row in rows)
+
+
+def end_us(row: dict) -> float:
+    """Return when a strip's row ends, in µs."""
+    return row["start_us"] + row["duration_us"]
+
+
+def cropped(rows: Iterable[dict], start: float, end: float) -> list[dict]:
+    """Return the rows that start between two times, cut off at the second one."""
+    inside = [row for row in rows if start < row["start_us"] < end]
+    return [row | {"duration_us": min(row["duration_us"], end - row["start_us"])} for row in inside]
 
 
 def overlap_us(rows: Iterable[dict], others: Iterable[dict]) -> float:

@@ -4,7 +4,6 @@ import statistics
 
 import numpy as np
 import pandas as pd
-from matplotlib.patches import Patch
 
 from a2lib.lab import bulk
 from a2lib.report import traces
@@ -154,7 +153,7 @@ def stretched(traced: list[dict], plain: list[dict], kinds: list[str]) -> dict[s
         slow = [block[i]["duration_us"] for block in blocks if _all_along(block[i], sent)]
         if kind == MATMUL and slow:
             factors.append(statistics.mean(slow) / usual[i])
-    last = kernels[-1]["start_us"] + kernels[-1]["duration_us"]
+    last = traces.end_us(kernels[-1])
     update = min((row["start_us"] for row in traced if row["kind"] == UPDATE), default=last)
     window = {"start_us": last, "duration_us": max(0.0, update - last)}
     busy = traces.overlap_us([window], _before_update(traced))
@@ -295,7 +294,7 @@ def lanes(figure, shown: dict[str, list[dict]], before_us: float, after_us: floa
     axes = figure.subplots(len(shown), 1, sharex=True, sharey=True)
     for ax, (title, rows) in zip(axes, shown.items(), strict=True):
         kernels = around_the_end(rows, before_us, after_us)
-        origin = max(_end(row) for row in kernels if row["kind"] == MATMUL)
+        origin = max(traces.end_us(row) for row in kernels if row["kind"] == MATMUL)
         for row in kernels:
             y, colour = _lane_of(row["kind"])
             bar = [((row["start_us"] - origin) / 1e3, row["duration_us"] / 1e3)]
@@ -311,8 +310,7 @@ def lanes(figure, shown: dict[str, list[dict]], before_us: float, after_us: floa
         ax.set_title(title, loc="left", fontsize=10.5)
         ax.set(ylim=(0, 2.75 if block is not None else 2.05))
     axes[-1].set_xlabel("ms from the end of the backward")
-    handles = [Patch(color=colour, label=name) for name, colour in KERNEL_COLOURS.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False)
+    traces.legend(figure, KERNEL_COLOURS, columns=4)
 
 
 def _lane_of(kind: str) -> tuple[float, str]:
@@ -333,18 +331,11 @@ def _middle_block(kernels: list[dict]) -> tuple[float, float] | None:
     return begins[middle - 1], begins[middle]
 
 
-def _end(row: dict) -> float:
-    return row["start_us"] + row["duration_us"]
-
-
 def around_the_end(rows: list[dict], before: float, after: float) -> list[dict]:
     """Return a strip's kernels around the end of the backward's last matmul, in microseconds."""
-    end = max(_end(row) for row in rows if row["kind"] == MATMUL)
-    few = [row for row in rows if end - before < row["start_us"] < end + after]
-    few = [row for row in few if row["stream"] != traces.HOST]
-    return [
-        row | {"duration_us": min(row["duration_us"], end + after - row["start_us"])} for row in few
-    ]
+    end = max(traces.end_us(row) for row in rows if row["kind"] == MATMUL)
+    on_gpu = [row for row in rows if row["stream"] != traces.HOST]
+    return traces.cropped(on_gpu, end - before, end + after)
 
 
 def sweep(rows, backward_ms: float, messages: pd.DataFrame) -> pd.DataFrame:

@@ -7,6 +7,7 @@ import pandas as pd
 from a2lib.lab import bulk
 from a2lib.report.page import one, pick
 from a2lib.report.pages.benchmark import FAST, TITLES
+from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, stacks
 from a2lib.report.style import Chart, chart
 from a2lib.report.tables import cells
@@ -148,16 +149,8 @@ def data_parallel(
 ):
     """Return the row of a2lib's bucketed data parallelism, fp32 gradients, in bf16; ``updating``:
     with an update per bucket."""
-    return one(
-        ddp,
-        wrapper="updating" if updating else "bucketed",
-        model=model,
-        carrier=carrier,
-        bucket_mb=bucket_mb,
-        capture=capture,
-        sent_dtype="fp32",
-        precision="bf16",
-    )
+    wrapper = "updating" if updating else "bucketed"
+    return ddp_step(ddp, wrapper, bucket_mb, model=model, carrier=carrier, capture=capture)
 
 
 def at_peak(memory: pd.DataFrame, wrapper: str = "fsdp", model: str = "2.7B"):

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pandas as pd
-from matplotlib.patches import Patch
 
 from a2lib.activations import CHUNK, PRODUCTS
 from a2lib.lab.kernel_names import kind_of
@@ -12,7 +11,7 @@ from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart, chart
 from a2lib.report.tables import cells
-from a2lib.report.traces import pictures
+from a2lib.report.traces import legend, pictures
 from a2lib.report.units import count, digits, ms, percent, span, tflops
 from a2lib.shapes import SIZES
 from a2lib.theory.attention import attention_flops
@@ -381,8 +380,7 @@ def plans(figure, rows: pd.DataFrame):
         ax.grid(False)
     for ax in grid[1]:
         ax.set_xlabel("block")
-    handles = [Patch(color=colour, label=state) for state, colour in STATES.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
+    legend(figure, STATES)
 
 
 def _row_of(rows: pd.DataFrame, way: str):

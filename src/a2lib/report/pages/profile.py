@@ -285,18 +285,10 @@ def backward_over_forward(rows: pd.DataFrame) -> pd.DataFrame:
 
 def until_last_kernel(*strips: list[dict]) -> list[list[dict]]:
     """Cut strips to one length: that of the one whose last kernel ends first."""
-    lasts = [max(ends(row) for row in strip if row["stream"] != HOST) for strip in strips]
-    return [
-        [cut(row, min(lasts)) for row in strip if row["start_us"] < min(lasts)] for strip in strips
-    ]
-
-
-def ends(row: dict) -> float:
-    return row["start_us"] + row["duration_us"]
-
-
-def cut(row: dict, last_us: float) -> dict:
-    return row | {"duration_us": min(row["duration_us"], last_us - row["start_us"])}
+    lasts = []
+    for strip in strips:
+        lasts.append(max(traces.end_us(row) for row in strip if row["stream"] != HOST))
+    return [traces.cropped(strip, -np.inf, min(lasts)) for strip in strips]
 
 
 @chart(height=5.0)

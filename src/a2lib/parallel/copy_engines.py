@@ -147,7 +147,7 @@ class _Place:
 
 @dataclass
 class _Piece:
-    """What one rank owns of a parameter, from ``begin`` to ``end`` of the flat one: ``here`` in
+    """One rank's part of a parameter, from ``begin`` to ``end`` of the flat one: ``here`` in
     this rank's memory, and ``there``, its slot at the owner. Where that is this rank ``there`` is
     its slots, a row for each other rank."""
 
@@ -165,7 +165,7 @@ class _Piece:
 
 @dataclass
 class _Part:
-    """What one rank owns of a bucket; ``here`` and ``there`` as of a piece, of all of them."""
+    """One rank's part of a bucket; ``here`` and ``there`` as of a piece, of all of them."""
 
     pieces: list[_Piece]
     here: Tensor

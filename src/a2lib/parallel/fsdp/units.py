@@ -1,5 +1,5 @@
-"""What travels together: a unit is a module whose parameters are gathered before it runs and freed
-after it."""
+"""Units, of which each travels as a whole: a module whose parameters are gathered before it runs
+and freed after it."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class Unit:
                     p.take_reduced(room)
             self.tell("reduce ends")
 
-        return self._lane.run(reduce_scatter) if prepared else None
+        return self._lane.run(reduce_scatter)
 
 
 @dataclass(frozen=True)

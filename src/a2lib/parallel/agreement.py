@@ -37,7 +37,7 @@ class Members:
         self._before = self._identities()
 
     def _identities(self) -> list[int]:
-        return [id(member) for table in self._tables for member in table.values()]
+        return [id(entry) for table in self._tables for entry in table.values()]
 
 
 class Agreement:

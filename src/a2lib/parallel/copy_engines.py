@@ -311,7 +311,9 @@ class CopyEngines:
                 if sent[piece.index] is not summed[piece.index]:
                     staged.append((piece.here, piece.cut(summed[piece.index])))
         back = [(grad, here) for here, grad in staged if here.dtype != grad.dtype]
-        messages = [message for part in to.others for message in part.messages(sent)]
+        messages = []
+        for part in to.others:
+            messages.extend(part.messages(sent))
         sums = to.own.messages(summed)
 
         @torch.no_grad()

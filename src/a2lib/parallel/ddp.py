@@ -402,7 +402,8 @@ class _Overlapped(_Replica):
         dist.broadcast_object_list(orders, group=self.group, device=self.device, group_src=0)
         (first,) = orders
         if first:
-            rest = [i for i in reversed(range(len(self._trained))) if i not in set(first)]
+            arrived_first = set(first)
+            rest = [i for i in reversed(range(len(self._trained))) if i not in arrived_first]
             self._make_buckets([*first, *rest], len(first))
             self._order_known = True
 

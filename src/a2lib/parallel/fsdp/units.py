@@ -43,7 +43,6 @@ class Unit:
         self.name, self.module = name, parts.module
         self.sharded, self.cast = sharded, cast
         self.parameters = [*sharded, *cast]
-        self.trained = [p for p in sharded if p.master.requires_grad]
         self.gathered = False
         self.shown = True  # the modules have the whole parameters
         self.in_backward = False  # its backward has begun, and its gradients have not left
@@ -74,7 +73,8 @@ class Unit:
             if p.own_rows.numel():
                 self._rows.append(_copyable(p.own_rows))
                 self._masters.append(_copyable(p.master))
-        self._trained_alike = by_dtype(self.trained, lambda p: p.master.dtype)
+        trained = [p for p in sharded if p.master.requires_grad]
+        self._trained_alike = by_dtype(trained, lambda p: p.master.dtype)
         self._guards = self._guard_calls()
         self.show(False)
 

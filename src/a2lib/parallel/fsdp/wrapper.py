@@ -101,7 +101,7 @@ class FSDP(nn.Module):
         if any(m in _wrapped for m in module.modules()):
             raise RuntimeError("this module, or a part of it, is in an FSDP already")
         self.device = make_alike(module, group)
-        self.module, self.group, self.compute_dtype = module, group, compute_dtype
+        self.module, self.group = module, group
         division = divide(module, compute_dtype, self.rank, self.world_size)
         self._parameters_in_order = division.parameters
         self._sharded = [p for p in division.parameters if isinstance(p, Sharded)]

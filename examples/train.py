@@ -4,8 +4,7 @@
     torchrun --standalone --nproc-per-node 2 examples/train.py --wrapper fsdp
     python examples/train.py --steps 400 --resume     # go on where the last run ended
 
-The text is Python's own documentation. Losses, weights and moments go to the folder.
-"""
+The text is Python's own documentation. Losses, weights and moments go to the folder."""
 
 import argparse
 import os

@@ -1,7 +1,6 @@
 """Read the traces of a training step: kernel time by phase and class, and its least time."""
 
 import re
-from collections import defaultdict
 from functools import cache
 
 import numpy as np
@@ -20,6 +19,7 @@ from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
 TRACE = [*SETTING, "profiler"]
+CASE = [*TRACE, "phase"]
 # Precision, attention, compile -> the configuration's name, and the step whose least time it has.
 WAYS = {
     ("fp32", "eager", "none"): ("fp32", eager_step),
@@ -37,7 +37,7 @@ SHOWN = {
     "AdamW": "#444444",
 }
 # Kernels that only add the parts of a split matmul, or clear its workspace.
-NO_CALL = re.compile(r"split_k_kernel|reduce")
+NO_CALL = r"split_k_kernel|reduce"
 INSIDE = "attn.attention."
 # What a block does between its matmuls: the ranges that launch it, its name in
 # theory/step_floor.py, and what the names of Inductor's kernels have that hold it (the first of
@@ -66,7 +66,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     total, rest: of all kernels; of all except matmul and flash
     share: (matmul + flash) / total
     kernels, matmuls: calls
-    top, top_calls, top_share, top_parts: the kernel that takes most
+    top, top_calls, top_ms, top_share, top_parts: the kernel that takes most
     scores, values, softmax, masking, casts, softmax_ratio, those of BETWEEN: parts of a forward
     counted_matmuls, moved, floor, ...: by counting (``count_work``)
     depth: launches queued ahead of the GPU
@@ -80,7 +80,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     sums = trace_sums(rows)
     if len(sums):
         types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
-        rows = rows.merge(sums.astype(types), on=[*TRACE, "phase"], how="left")
+        rows = rows.merge(sums.astype(types), on=CASE, how="left")
     bandwidth, rates = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
     counted = [count_work(row, rates, bandwidth) for row in rows.itertuples()]
     rows = rows.join(pd.DataFrame(counted))
@@ -91,15 +91,59 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each phase of each trace, and for its step, with the sums of its kernels."""
-    kernels_of = defaultdict(list)
-    for kernel in traces.kernels(rows).to_dict("records"):
-        for phase in (kernel["phase"], "step"):
-            kernels_of[*(kernel[c] for c in TRACE), phase].append(kernel)
-    sums = []
-    for case, kernels in kernels_of.items():
-        key = dict(zip([*TRACE, "phase"], case, strict=True))
-        sums.append(key | sum_kernels(case[-1], kernels))
-    return pd.DataFrame(sums)
+    kernels = traces.kernels(rows)
+    if kernels.empty:
+        return kernels
+    kernels = pd.concat([kernels, kernels.assign(phase="step")], ignore_index=True)
+    kernels["class"] = kernels["kind"].map(GROUPS).fillna("between")
+    sums = kernels.pivot_table("ms", CASE, "class", aggfunc="sum")
+    sums = sums.reindex(columns=[*GROUPS.values(), "between"]).fillna(0.0)
+    sums["total"] = sums.sum(axis=1)
+    sums["rest"] = sums["total"] - sums["matmul"] - sums["flash"]
+    sums["share"] = 1 - sums["rest"] / sums["total"]
+    sums["kernels"] = kernels.groupby(CASE)["calls"].sum()
+    adds_parts = kernels["kernel"].str.contains(NO_CALL)
+    whole = kernels[(kernels["class"] == "matmul") & ~adds_parts]
+    sums["matmuls"] = whole.groupby(CASE)["calls"].sum().reindex(sums.index, fill_value=0)
+    sums = sums.join(top_kernels(kernels)).join(forward_parts(kernels))
+    sums["top_share"] = sums["top_ms"] / sums["total"]
+    return sums.reset_index()
+
+
+def top_kernels(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return each phase's longest kernel: its name, ms, calls, and what launches it."""
+    named = kernels[kernels["kernel"] != "rest"].groupby([*CASE, "kernel"])
+    names = named.agg(top_ms=("ms", "sum"), top_calls=("calls", "sum"), top_parts=("part", _listed))
+    names = names.sort_values("top_ms", ascending=False).reset_index("kernel")
+    return names[~names.index.duplicated()].rename(columns={"kernel": "top"})
+
+
+def _listed(parts: pd.Series) -> str:
+    return ", ".join(sorted(set(parts) - {""}))
+
+
+def forward_parts(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return the kernel time of each forward's parts: those of BETWEEN, and of eager attention."""
+    kernels = kernels[kernels["phase"] == "forward"]
+    is_matmul, is_copy = kernels["kind"] == "matmul", kernels["kind"] == "copy"
+    fused = kernels["kernel"].map(fused_work)
+    sums = pd.DataFrame(index=kernels.groupby(CASE).size().index)
+    for name, (ranges, *_) in BETWEEN.items():
+        is_eager = kernels["part"].isin(ranges) & ~is_matmul
+        mine = kernels[is_eager | (fused == name)].groupby(CASE)
+        sums[name], sums[f"{name}_kernels"] = mine["ms"].sum(), mine["calls"].sum()
+    sums = sums.fillna(0)
+
+    def ms_in(part: str, where: pd.Series) -> pd.Series:
+        return kernels[(kernels["part"] == INSIDE + part) & where].groupby(CASE)["ms"].sum()
+
+    sums["scores"], sums["values"] = ms_in("scores", is_matmul), ms_in("values", is_matmul)
+    sums["masking"] = ms_in("scores", ~is_matmul)
+    sums["softmax"] = ms_in("softmax", ~is_copy)
+    sums["casts"] = ms_in("softmax", is_copy)
+    sums["casts"] = sums["casts"].fillna(0).where(sums["softmax"].notna())
+    sums["softmax_ratio"] = sums["softmax"] / (sums["scores"] + sums["values"])
+    return sums
 
 
 def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) -> pd.DataFrame:
@@ -114,58 +158,6 @@ def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) 
     rows["idle_least"] = (1 - rows["ms_busy"] / rows["quick"]).clip(lower=0)
     rows["idle_most"] = (1 - rows["ms_busy"] / rows["slow"]).clip(lower=0)
     return rows
-
-
-def total(kernels: list[dict], column: str = "ms") -> float:
-    return sum(kernel[column] for kernel in kernels)
-
-
-def sum_kernels(phase: str, kernels: list[dict]) -> dict:
-    """Return what the kernels of a phase add up to (``columns``); by Python, as pandas is slow on
-    so few."""
-    classes, names = defaultdict(list), defaultdict(list)
-    for kernel in kernels:
-        classes[GROUPS.get(kernel["kind"], "between")].append(kernel)
-        names[kernel["kernel"]].append(kernel)
-    sums = {name: total(classes[name]) for name in (*GROUPS.values(), "between")}
-    sums |= {"total": total(kernels), "kernels": total(kernels, "calls")}
-    sums["rest"] = sums["total"] - sums["matmul"] - sums["flash"]
-    sums["share"] = 1 - sums["rest"] / sums["total"]
-    whole = [k for k in classes["matmul"] if not NO_CALL.search(k["kernel"])]
-    sums["matmuls"] = total(whole, "calls")
-    names.pop("rest", None)
-    if names:
-        top, calls = max(names.items(), key=lambda named: total(named[1]))
-        sums |= {"top": top, "top_calls": total(calls, "calls")}
-        sums["top_share"] = total(calls) / sums["total"]
-        sums["top_parts"] = ", ".join(sorted({call["part"] for call in calls} - {""}))
-    return sums | sum_forward(kernels) if phase == "forward" else sums
-
-
-def sum_forward(kernels: list[dict]) -> dict:
-    """Return the kernel time of a forward's parts: those of BETWEEN, and of eager attention."""
-    sums = {}
-    for name, (parts, *_) in BETWEEN.items():
-        mine = [k for k in kernels if belongs(k, name, parts)]
-        sums |= {name: total(mine), f"{name}_kernels": total(mine, "calls")}
-    inside = {part: defaultdict(float) for part in ("scores", "values", "softmax")}
-    for kernel in kernels:
-        part = kernel["part"].removeprefix(INSIDE)
-        if part in inside:
-            inside[part][kernel["kind"]] += kernel["ms"]
-    if all(inside.values()):
-        sums |= {part: inside[part]["matmul"] for part in ("scores", "values")}
-        sums["masking"] = sum(inside["scores"].values()) - sums["scores"]
-        sums["casts"] = inside["softmax"].pop("copy", 0.0)
-        sums["softmax"] = sum(inside["softmax"].values())
-        sums["softmax_ratio"] = sums["softmax"] / (sums["scores"] + sums["values"])
-    return sums
-
-
-def belongs(kernel: dict, name: str, parts: tuple[str, ...]) -> bool:
-    """Return whether a kernel does the work ``name`` of BETWEEN."""
-    is_eager = kernel["part"] in parts and kernel["kind"] != "matmul"
-    return is_eager or fused_work(kernel["kernel"]) == name
 
 
 @cache

@@ -61,16 +61,21 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     alone = rows[~rows["capture"]].set_index(CONFIGURATION)["ms_communication"]
     rows["alone"] = rows[CONFIGURATION].join(alone, on=CONFIGURATION)["ms_communication"]
     rows["paid"] = rows["exposed"] / rows["alone"]
-    rows["way"] = [
-        WORDS.get(row.wrapper, row.wrapper).format(row.bucket_mb)
-        + {"copy_engines": ", copy engines"}.get(row.carrier, "")
-        + {"bf16": ", sent in bf16"}.get(row.sent_dtype, "")
-        for row in rows.itertuples()
-    ]
+    rows["way"] = [in_words(row) for row in rows.itertuples()]
     strips = traces.pictures("strip", rows)
     windows = {row.Index: strip_of(row, strips) for row in rows.itertuples()}
     rows["overlapped"] = [_overlapped(window) for window in windows.values()]
     return rows.join(pd.DataFrame(_stretches(rows, windows)).T.astype(float))
+
+
+def in_words(row) -> str:
+    """Return a row's wrapper, and its transport and sent dtype where they are not the usual."""
+    words = WORDS.get(row.wrapper, row.wrapper).format(row.bucket_mb)
+    if row.carrier == "copy_engines":
+        words += ", copy engines"
+    if row.sent_dtype == "bf16":
+        words += ", sent in bf16"
+    return words
 
 
 def step(
@@ -236,9 +241,9 @@ def ladder(figure, steps: dict[str, float], marks: dict[str, float]):
     ax.set_ylim(top=-1.3)
     for words, value in marks.items():
         ax.axvline(value, **REFERENCE_LINE, zorder=3)
-        left = value == min(marks.values())  # room for the words of the next
-        side = {"by": (-4, 0), "ha": "right"} if left else {"by": (4, 0)}
-        label(ax, words, (value, -0.85), color=DIM, **side)
+        is_left = value == min(marks.values())  # its words leave room for those of the next
+        by, side = ((-4, 0), "right") if is_left else ((4, 0), "left")
+        label(ax, words, (value, -0.85), by, color=DIM, ha=side)
 
 
 @chart(height=3.2)

@@ -24,15 +24,18 @@ LOSS_SCALE = 2**16  # with which torch.amp.GradScaler begins
 def loop(total: str, addend: str, terms: int = 1000) -> Loop:
     """Return the handout's loop of these formats."""
     formats = total, addend, terms, False
-    return next(x for x in handout_loops() if (x.sum, x.addend, x.terms, x.cast) == formats)
+    for each in handout_loops():
+        if (each.sum, each.addend, each.terms, each.cast) == formats:
+            return each
+    raise ValueError(f"the handout has no loop of {formats}")
 
 
 def sums(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """Add to each loop ``predicted``, its result by exact arithmetic, with every digit."""
-    predicted = {
-        (one.sum, one.addend, one.cast, one.terms, one.step): decimal(one.result())
-        for one in handout_loops()
-    }
+    predicted = {}
+    for each in handout_loops():
+        key = each.sum, each.addend, each.cast, each.terms, each.step
+        predicted[key] = decimal(each.result())
     keys = rows[["sum_dtype", "addend_dtype", "cast", "terms", "addend"]]
     keys = keys.itertuples(index=False, name=None)
     return rows.assign(predicted=[predicted.get(key) for key in keys])
@@ -103,7 +106,7 @@ def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
 @chart(height=3.0, room=0.12)
 def running(figure):
     """Draw 10,000 times 0.001 added up in three formats, as exact arithmetic predicts them."""
-    colours = dict(zip(("fp32", "fp16", "bf16"), (COLOURS[1], COLOURS[2], COLOURS[0]), strict=True))
+    colours = {"fp32": COLOURS[1], "fp16": COLOURS[2], "bf16": COLOURS[0]}
     ax, terms = figure.subplots(), 10_000
     for name, colour in colours.items():
         partial = loop(name, name, terms).partial_sums()
@@ -121,18 +124,23 @@ def ranges(figure):
     """Draw the powers of two that each format holds, and those that fp16 holds of a gradient whose
     loss is scaled."""
     scaled = -int(math.log2(LOSS_SCALE))
-    lanes = [("fp32", "fp32", 0), ("bf16", "bf16", 0), ("fp16", "fp16", 0)]
-    lanes.append(("fp16, loss scaled", "fp16", scaled))
+    lanes = {  # from the lowest: a format, and by how many powers of two its range is moved
+        "fp16, loss scaled": ("fp16", scaled),
+        "fp16": ("fp16", 0),
+        "bf16": ("bf16", 0),
+        "fp32": ("fp32", 0),
+    }
     ax = figure.subplots()
-    for y, (_, name, moved) in enumerate(reversed(lanes)):
+    for y, (name, moved) in enumerate(lanes.values()):
         held = FORMATS[name]
         low, normal = math.log2(held.smallest) + moved, math.log2(held.smallest_normal) + moved
         high = math.log2(held.largest) + moved
         colour = COLOURS[1] if name == "fp16" else COLOURS[4]
         ax.broken_barh([(normal, high - normal)], (y - 0.3, 0.6), color=colour)
         ax.broken_barh([(low, normal - low)], (y - 0.3, 0.6), color=colour, alpha=0.4)
-    name_lanes(ax, range(len(lanes)), [words for words, *_ in reversed(lanes)])
-    ax.set_xticks([-126, -64, 0, 64, 127], [f"$2^{{{n}}}$" for n in (-126, -64, 0, 64, 127)])
+    name_lanes(ax, range(len(lanes)), list(lanes))
+    powers = [-126, -64, 0, 64, 127]
+    ax.set_xticks(powers, [f"$2^{{{n}}}$" for n in powers])
     ax.set_xlabel("size of a number (pale: with fewer bits)")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from a2lib.lab import Section
 from a2lib.lab.sections import SECTIONS
-from a2lib.report import data, provenance, units
+from a2lib.report import data, provenance, tables, units
 from a2lib.report.page import ClaimError, Missing, Page, faster, level, one, pick
 
 SORTING = Section("sorting", ("operation", "size"), ("peak_bytes", "note"), notebook="flash")
@@ -130,6 +130,12 @@ def test_many_rows_of_a_reader_are_a_link(page, monkeypatch):
 ])  # fmt: skip
 def test_a_number_as_text(written, text):
     assert written == text and written._repr_markdown_() == text
+
+
+def test_a_cell_without_a_number_is_blank():
+    assert tables.cells([0.012345, math.nan, None, 1234.4]) == ["0.0123", None, None, "1,234"]
+    text = tables.pipe(pd.DataFrame({"time": tables.cells([1.5, None])}))
+    assert text.splitlines()[2:] == ["| 1.50 |", f"| {tables.MISSING} |"]
 
 
 def test_what_is_no_number_is_not_printed():

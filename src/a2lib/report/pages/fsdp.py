@@ -285,8 +285,8 @@ def gathers_table(steps: pd.DataFrame) -> pd.DataFrame:
 
 def published_table(others: pd.DataFrame) -> pd.DataFrame:
     """Return what others published, as text."""
-    table = others[["device", "wrapper"]].assign(**{"sequences per GPU": others["batch"]})
-    return table.assign(
+    table = others[["device", "wrapper", "batch"]]
+    return table.rename(columns={"batch": "sequences per GPU"}).assign(
         step=[ms(time, 3) for time in others["ms_mean"]],
         peak=[gb(size, 3) for size in others["peak_bytes"]],
     )

@@ -81,13 +81,11 @@ def largest(kernels: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def as_texts(sums: pd.DataFrame) -> pd.DataFrame:
-    return sums.assign(
-        **{
-            "ms": cells(sums["ms"]),
-            "share": [percent(share, 1) for share in sums["share"]],
-            "each, µs": cells(1e3 * sums["ms"] / sums["calls"]),
-        }
-    ).rename(columns={"kind": "class"})
+    table = sums.rename(columns={"kind": "class"})
+    table["ms"] = cells(sums["ms"])
+    table["share"] = [percent(share, 1) for share in sums["share"]]
+    table["each, µs"] = cells(1e3 * sums["ms"] / sums["calls"])
+    return table
 
 
 def shares_by_mode(rows: pd.DataFrame) -> pd.DataFrame:

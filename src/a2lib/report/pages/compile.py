@@ -19,8 +19,6 @@ from a2lib.theory.step_floor import compiled_step, eager_step
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 MODELS = ("small", "medium", "large", "xl25", "2.7B")
 HEAD_SIZES = (16, 32, 64, 128)
-# Sizes by their parameters; the handout's 2.7B has 3.4 billion.
-SIZE_NAMES = {**TITLES, "xl25": "2.0B", "2.7B": "3.4B"}
 BATCH, TOKENS = 4, 512  # of the models' training steps
 LOOKS = palette(HEAD_SIZES)
 STEP = {"mode": "train-step", "context": TOKENS, "phase": "wall"}
@@ -161,7 +159,7 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     label(ax, "measured", (last["gain"], len(table) - 1), (-62, 0), color=COLOURS[0], **below)
     label(ax, "predicted", (last["predicted"], len(table) - 1), (7, 0), **below)
     names = [
-        f"{SIZE_NAMES[model]}, {precision}: {percent(share)}"
+        f"{TITLES[model]}, {precision}: {percent(share)}"
         for model, precision, share in zip(
             table["model"], table["precision"], table["share"], strict=True
         )

@@ -23,8 +23,6 @@ from a2lib.theory.transformer import block_parameter_count, parameter_count, sta
 
 BATCH, MODEL = 4, "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)
-# Sizes by their parameters; the handout's 2.7B has 3.4 billion.
-SIZE_NAMES = {**TITLES, "xl25": "2.0B", "2.7B": "3.4B"}
 UNIT = {"MiB": 2**20, "GiB": 2**30, "GB": 1e9, "G": 1e9, "B": 1}
 MATRIX = "softmax's output"
 KINDS = {
@@ -442,7 +440,7 @@ def other_sizes(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
     few = few.assign(cell=peak_cells(few))
     wide = few.pivot(index=["model", "precision"], columns="context", values="cell")
     wide = wide.reindex(["small", "medium", "large", "xl25", "10B"], level=0).reset_index()
-    return wide.replace({"model": SIZE_NAMES}).rename(columns={c: f"{c:,}" for c in CONTEXTS})
+    return wide.replace({"model": TITLES}).rename(columns={c: f"{c:,}" for c in CONTEXTS})
 
 
 def saved_by_kind() -> pd.DataFrame:

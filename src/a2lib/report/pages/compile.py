@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from a2lib.report.data import load_reference
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.page import one, pick
@@ -10,7 +11,7 @@ from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import label, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.traces import kernels
-from a2lib.report.units import percent
+from a2lib.report.units import count, digits, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.eager import attention_kernels, moves
 from a2lib.theory.roofline import Kernel, floor
@@ -238,3 +239,22 @@ def gains_most_at(rows: pd.DataFrame, tokens: int) -> bool:
     forward = compiled[compiled["pass"] == "forward"]
     grid = forward.pivot(index="head_dim", columns="seq_len", values="gain").astype(float)
     return bool(compiled["gain"].min() > 1 and (grid.idxmax(axis=1) == tokens).all())
+
+
+def published() -> pd.DataFrame:
+    """Return the times that others printed, eager and compiled, and the gain; a line per case."""
+    rows = load_reference("compile")
+    is_attention = rows["part"] == "attention"
+    rows = rows.assign(
+        what=rows["model"].map(TITLES).where(~is_attention, "attention"),
+        passes=rows["phase"].mask(rows["phase"] == "wall", rows["mode"]),
+        tokens=rows["seq_len"].fillna(rows["context"]),
+    )
+    case = ["device", "what", "passes", "tokens", "head_dim"]
+    wide = rows.pivot(index=case, columns="implementation", values="ms").astype(float)
+    wide = wide.assign(gain=wide["eager"] / wide["compile"])
+    cells = wide.map(lambda value: digits(value, 3), na_action="ignore").reset_index()
+    for size in ("tokens", "head_dim"):
+        cells[size] = cells[size].map(count, na_action="ignore")
+    cells = cells[[*case, "eager", "compile", "gain"]]
+    return cells.rename(columns={"passes": "pass", "head_dim": "d", "compile": "compiled"})

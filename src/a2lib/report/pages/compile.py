@@ -245,16 +245,15 @@ def published() -> pd.DataFrame:
     """Return the times that others printed, eager and compiled, and the gain; a line per case."""
     rows = load_reference("compile")
     is_attention = rows["part"] == "attention"
-    rows = rows.assign(
-        what=rows["model"].map(TITLES).where(~is_attention, "attention"),
-        passes=rows["phase"].mask(rows["phase"] == "wall", rows["mode"]),
-        tokens=rows["seq_len"].fillna(rows["context"]),
-    )
-    case = ["device", "what", "passes", "tokens", "head_dim"]
+    name = rows["model"].map(TITLES).mask(is_attention, "attention")
+    phase = rows["phase"].mask(rows["phase"] == "wall", rows["mode"])
+    tokens = rows["seq_len"].fillna(rows["context"])
+    rows = rows.assign(what=name + ", " + phase, tokens=tokens)
+    case = ["device", "what", "tokens", "head_dim"]
     wide = rows.pivot(index=case, columns="implementation", values="ms").astype(float)
     wide = wide.assign(gain=wide["eager"] / wide["compile"])
     cells = wide.map(lambda value: digits(value, 3), na_action="ignore").reset_index()
     for size in ("tokens", "head_dim"):
         cells[size] = cells[size].map(count, na_action="ignore")
     cells = cells[[*case, "eager", "compile", "gain"]]
-    return cells.rename(columns={"passes": "pass", "head_dim": "d", "compile": "compiled"})
+    return cells.rename(columns={"what": "", "head_dim": "d", "compile": "compiled"})

@@ -195,7 +195,6 @@ class Trick:
 
     name: str
     formula: str
-    tokens_per_device: float
     overall: float
     price: str
 
@@ -223,6 +222,6 @@ def tricks() -> list[Trick]:
         ("half of the devices", "α / (M_X Y)", base, n / 2, "half the speed"),
     ]
     return [
-        Trick(name, formula, per_device, per_device * devices, price)
+        Trick(name, formula, per_device * devices, price)
         for name, formula, per_device, devices, price in ways
     ]

@@ -20,9 +20,8 @@ from a2lib.report.style import chart
 from a2lib.report.units import Number, count
 from a2lib.shapes import SIZES
 from a2lib.theory import parallelism, schedules
-from a2lib.theory.devices import DEVICES, Device
+from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import Estimate, evaluate
-from a2lib.theory.latency import Line, wire_share
 from a2lib.theory.layouts import ATTENTIONS, STRATEGIES, Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
 
@@ -383,8 +382,3 @@ def memory_error(fsdp_memory: pd.DataFrame, model: str, activations: str) -> flo
     """Return the estimate of an FSDP rank's peak over the measured peak, less 1."""
     measured = one(fsdp_memory, wrapper="fsdp", model=model, moment="peak").tensor_bytes
     return estimated_fsdp(model, 1.0, activations).memory_bytes / measured - 1
-
-
-def linked(line: Line) -> Device:
-    """Return the H200 with the latency and bandwidth of a line through two ranks' all-reduces."""
-    return replace(H200, link=line.bandwidth * wire_share("all_reduce", 2), latency=line.overhead_s)

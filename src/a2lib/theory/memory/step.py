@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from a2lib.checks import check_name, check_sizes
 from a2lib.shapes import Shape
+from a2lib.theory.devices import WORKSPACE
 from a2lib.theory.memory.saved import PRECISIONS, block_saved
 from a2lib.theory.products import INDEX, NARROW, WIDE
 from a2lib.theory.transformer import block_parameter_count
@@ -27,7 +28,6 @@ MODES = ("inference", "forward", "forward-backward", "train-step")
 PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
 SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
 CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
-WORKSPACE = 32 * 2**20  # of cuBLAS for one thread and stream, on Hopper
 LOSS = 2 * WIDE  # the loss and its gradient
 
 

@@ -58,8 +58,11 @@ class Format:
         return rounded
 
 
-FORMATS = {"fp32": Format("fp32", 24, -126, 127), "fp16": Format("fp16", 11, -14, 15)}
-FORMATS |= {"bf16": Format("bf16", 8, -126, 127)}
+FORMATS = {
+    "fp32": Format("fp32", 24, -126, 127),
+    "fp16": Format("fp16", 11, -14, 15),
+    "bf16": Format("bf16", 8, -126, 127),
+}
 PLACES = 60
 
 

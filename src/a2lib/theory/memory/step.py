@@ -298,9 +298,9 @@ def block_peaks(step: StepMemory) -> list[Half]:
     w2 = WIDE * s.d_model * s.d_ff
     # While w2's gradient is computed its 16-bit copies are there, and are freed after it.
     copy = w2 // 2 if step.precision == "bf16" else 0
-    made = w2 if step.precision == "bf16" else w2 + hidden
+    gradients_of_w2 = w2 if step.precision == "bf16" else w2 + hidden
     halves = [
-        Half("ffn", attention + ffn, stream + made - fresh * w2, fresh * w2),
+        Half("ffn", attention + ffn, stream + gradients_of_w2 - fresh * w2, fresh * w2),
         Half("ffn", attention + ffn - hidden - copy, stream + 3 * hidden, fresh * w2),
     ]
     output = WIDE * s.d_model * s.q_width

@@ -3,7 +3,8 @@
 Five rules, read from the source without importing any of it:
 
 - an import goes to the same part or to a lower floor; parts of the library's floor may use each
-  other, but what can be lifted out of here (LIFTED) uses nothing of lab, theory or report;
+  other;
+- what other projects take as it is (LIFTED) uses nothing of lab, theory or report;
 - inside a part, what serves every section (a room of ROOMS) imports nothing that serves one;
 - no two modules import each other, directly or through others, not even inside a function;
 - the parts that a reader without a GPU needs reach no torch and no triton when they are imported.
@@ -37,7 +38,7 @@ FLOORS = {
     "errors": -2,  # whose words command says too
     "": 0,  # a2lib/__init__.py
 }
-# Rooms that other projects take as they are, and what these do without.
+# Parts that other projects take as they are, and what these do without.
 LIFTED = ("model", "optim", "parallel")
 BOOK = ("lab", "theory", "report")
 # Within a part: the modules that serve every section, and those that serve one. The longest prefix

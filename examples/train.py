@@ -4,9 +4,7 @@
     torchrun --standalone --nproc-per-node 2 examples/train.py --wrapper fsdp
     python examples/train.py --steps 400 --resume     # go on where the last run ended
 
-The text is Python's own documentation, which every Python has. The losses go to losses.csv and
-losses.png in the folder, weights and moments to step-N.
-"""
+The text is Python's own documentation. Losses, weights and moments go to the folder."""
 
 import argparse
 import os
@@ -39,6 +37,13 @@ parser.add_argument("--resume", action="store_true", help="go on where the last 
 options = parser.parse_args()
 if (WORLD > 1) != (options.wrapper != "none"):
     parser.error(f"--wrapper {options.wrapper} with {WORLD} process(es): torchrun with ddp or fsdp")
+losses = options.folder / "losses.csv"
+if options.resume != losses.exists():
+    state = "has a run: --resume, or another --folder" if losses.exists() else "has no run"
+    parser.error(f"{options.folder} {state}")
+lines = pd.read_csv(losses).to_dict("records") if options.resume else []
+if options.steps <= len(lines):
+    parser.error(f"--steps {options.steps}: the run has {len(lines)} steps already")
 if DEVICE == "cuda":
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
 if WORLD > 1:
@@ -48,10 +53,8 @@ attention = "flash" if DEVICE == "cuda" else "eager"
 plain = TransformerLM.from_size(SHAPE, CONTEXT, attention=attention, device=DEVICE, seed=0)
 model = WRAPPERS[options.wrapper](plain)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-lines = []  # of losses.csv
-if options.resume:
-    lines = pd.read_csv(options.folder / "losses.csv").to_dict("records")
-    folder = options.folder / f"step-{lines[-1]['step']}"
+if lines:
+    folder = options.folder / f"step-{len(lines)}"
     if options.wrapper == "fsdp":
         load_sharded(folder, model, optimizer)
     else:
@@ -86,11 +89,11 @@ folder = options.folder / f"step-{options.steps}"
 if options.wrapper == "fsdp":
     save_sharded(folder, model, optimizer)
 elif RANK == 0:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     torch.save([plain.state_dict(), optimizer.state_dict()], folder / "state.pt")
 if RANK == 0:
     table = pd.DataFrame(lines)
-    table.to_csv(options.folder / "losses.csv", index=False)
+    table.to_csv(losses, index=False)
     table.plot(x="step", y="loss").figure.savefig(options.folder / "losses.png")
 if WORLD > 1:
     dist.destroy_process_group()

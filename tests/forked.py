@@ -3,14 +3,15 @@
 To start Python and import PyTorch takes longer than most of the scripts that the tests run.
 """
 
-import contextlib
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch.distributed import TCPStore
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -40,22 +41,26 @@ class Done:
 def run_script(
     script: Path, *arguments: str, folder: Path, ranks: int = 1, seconds: float = 300
 ) -> Done:
-    """Run `python SCRIPT ARGUMENTS` in a folder, without a GPU; with several ranks as torchrun
-    does, each with its environment."""
+    """Run `python SCRIPT ARGUMENTS` in a folder, without a GPU; several ranks as torchrun's, each
+    with its environment, the store being this process's."""
     settings = {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
     if ranks > 1:
-        settings |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-        settings["MASTER_PORT"] = str(_free_port())
+        # A port that is chosen here and bound in a rank may be another's by then.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        settings |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+        settings["WORLD_SIZE"] = str(ranks)
     logs = [folder / f"printed-{rank}.txt" for rank in range(ranks)]
     processes = []
     for rank, log in enumerate(logs):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        values = str(script), arguments, str(folder), {**settings, **own}, str(log)
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+        values = str(script), arguments, str(folder), settings | place, str(log)
         processes.append(_CONTEXT.Process(target=_run, args=values))
     for process in processes:
         process.start()
+    end = time.monotonic() + seconds
     for process in processes:
-        process.join(seconds)
+        process.join(max(0, end - time.monotonic()))
     late = [process for process in processes if process.is_alive()]
     for process in late:
         process.kill()
@@ -79,12 +84,4 @@ def _run(script: str, arguments: tuple[str, ...], folder: str, settings: dict, l
     torch.set_num_threads(1)
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(script))
-    with contextlib.ExitStack() as end:
-        end.callback(sys.stdout.flush)
-        runpy.run_path(script, run_name="__main__")
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    runpy.run_path(script, run_name="__main__")

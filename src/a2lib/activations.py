@@ -1,4 +1,4 @@
-"""What a block may save for its backward, by name: the strategies of activation checkpointing, and
+"""Names of what a block may save for its backward: the strategies of activation checkpointing, and
 the matmul outputs of a plan. ``a2lib.model`` carries them out, ``a2lib.theory.memory`` counts them.
 """
 
@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # What a strategy takes after a colon: a number of blocks, or the operations whose results it saves.
-PLANS = {"none": "", "half": "", "block": "", "segments": "k", "nested": "k", "recursive": ""}
-PLANS |= {"chain": ""}
-STRATEGIES = PLANS | {"selective": "ops"}
+PLANS = {
+    "none": "",
+    "half": "",
+    "block": "",
+    "segments": "k",
+    "nested": "k",
+    "recursive": "",
+    "chain": "",
+}
+STRATEGIES = {**PLANS, "selective": "ops"}
 # The operations whose results are saved: linear layers, every matmul, or attention if it is one
 # operation (eager attention is several).
 OPS = ("linear", "products", "attention")
@@ -27,21 +34,18 @@ class BlockPlan:
 
 
 def parsed(
-    text: str, num_layers: int, known: Mapping[str, str] = STRATEGIES
+    text: str, num_layers: int, strategies: Mapping[str, str] = STRATEGIES
 ) -> tuple[str, int | str]:
     """Return the name and the argument ("" for none) of a strategy for ``num_layers`` blocks.
 
-    Raises ValueError, in one line, for another name than of ``known``, and for an argument that is
-    missing, not asked for, outside 1 to num_layers (k) or not in ``OPS`` (ops).
+    Raises ValueError, in one line, for a name that is not in ``strategies``, and for an argument
+    that is missing, not asked for, outside 1 to num_layers (k) or not in ``OPS`` (ops).
     """
     name, colon, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
-    takes = known.get(name)
+    takes = strategies.get(name)
     if takes is None or bool(takes) != bool(colon):
-        forms = [
-            f"{known_name}:{form}" if form else known_name for known_name, form in known.items()
-        ]
-        allowed = ", ".join(forms)
-        raise ValueError(f"checkpointing {text!r}: allowed are {allowed}")
+        forms = [f"{name}:{form}" if form else name for name, form in strategies.items()]
+        raise ValueError(f"checkpointing {text!r}: allowed are {', '.join(forms)}")
     if takes == "ops" and argument not in OPS:
         raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(OPS)}")
     if takes != "k":

@@ -1,6 +1,6 @@
 """The checks of sizes and names that the library and its formulas share."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 
 def check_sizes(**sizes: int) -> None:
@@ -10,7 +10,7 @@ def check_sizes(**sizes: int) -> None:
             raise ValueError(f"{name} is {size!r}; allowed are positive integers")
 
 
-def check_name(what: str, name: object, allowed: Iterable[str]) -> None:
+def check_name(what: str, name: object, allowed: Collection[str]) -> None:
     """Raise ValueError for a name that is not ``allowed``; its message lists the allowed names."""
     if name not in tuple(allowed):
         raise ValueError(f"{what} {name!r}: allowed are {', '.join(allowed)}")

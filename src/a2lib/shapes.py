@@ -209,9 +209,9 @@ PUBLISHED = {
 PRESETS = SIZES | PUBLISHED
 
 
-def named_size(name: str, known: dict[str, Shape] = SIZES) -> Shape:
-    """Return ``known[name]``. Raises ValueError, which lists the sizes, for another name."""
-    if not isinstance(name, str) or name not in known:
+def named_size(name: str, shapes: dict[str, Shape] = SIZES) -> Shape:
+    """Return ``shapes[name]``. Raises ValueError, which lists the sizes, for another name."""
+    if not isinstance(name, str) or name not in shapes:
         hint = "; 'xl' is xl25 in the 2025 handout, 2.7B in that of 2026" if name == "xl" else ""
-        raise ValueError(f"size {name!r}: allowed are {', '.join(known)}{hint}")
-    return known[name]
+        raise ValueError(f"size {name!r}: allowed are {', '.join(shapes)}{hint}")
+    return shapes[name]

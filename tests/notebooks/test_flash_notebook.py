@@ -43,6 +43,15 @@ def test_every_notebook_declares_its_parameters(path):
     assert not LOCAL_PATH.search("\n".join(texts(notebook)))
 
 
+def test_a_notebook_names_chapters_as_the_sidebar_does():
+    topics = set(re.findall(r"^ +title: \"?(.+?)\"?$", (ROOT / "_toc.yml").read_text(), re.M))
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        text = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        named = re.findall(r'[Cc]hapters?\s+"([^"]+)"', text)
+        assert named and set(named) <= topics, path.name
+
+
 def test_help_notebook_documents_every_parameter():
     done = run(ROOT, [PAPERMILL, "--help-notebook", str(FLASH)])
     (cell,) = tagged(nbformat.read(FLASH, as_version=4), "parameters")

@@ -155,8 +155,8 @@ def a_step_before_the_finish_is_refused():
 
 @check(2)
 def gradients_of_other_things_leave_the_means():
-    """What ``torch.autograd.grad`` or ``backward(inputs=...)`` takes between the finish and the
-    step is in no ``.grad`` of a parameter: saliency, penalties. The weights are those without."""
+    """``torch.autograd.grad`` and ``backward(inputs=...)`` between the finish and the step leave no
+    ``.grad`` of a parameter: saliency, penalties. The weights are those without."""
 
     def saliency(wrapper, x):
         (gradient,) = torch.autograd.grad(wrapper(x).sum(), x)

@@ -1,4 +1,4 @@
-"""What FSDP hands over under PyTorch's own names is whole, or refused."""
+"""FSDP under PyTorch's own names: state dicts, calls and weights are whole, or refused."""
 
 import copy
 
@@ -32,7 +32,7 @@ def step_both(fsdp, reference, optimizers, number):
 
 @check(2, 4)
 def state_dicts_of_an_fsdp_are_whole():
-    """Of the module, of the wrapper and of a part, saved and loaded, at any number of rows."""
+    """Those of the module, the wrapper and a part, saved and loaded, at any number of rows."""
     rank, size = world()
     first = Tied(width=5)
     for dtype in (None, torch.bfloat16):

@@ -48,8 +48,16 @@ def test_two_processes_go_on_from_their_checkpoint(run, wrapper):
     assert "step 2, loss" in printed and printed.count("loss") == 1
 
 
-def test_wrappers_need_several_processes(run):
-    assert "torchrun" in run(example("train.py"), "--wrapper", "ddp", code=2).splitlines()[-1]
+def test_what_cannot_be_trained_is_one_line_before_a_step(run, tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "losses.csv").write_text("step,loss\n1,5.5\n")
+    for words, *options in (
+        ("torchrun", "--wrapper", "ddp"),
+        ("old has a run: --resume", "--folder", "old"),
+        ("new has no run", "--folder", "new", "--resume"),
+        ("the run has 1 steps already", "--folder", "old", "--resume", "--steps", "1"),
+    ):
+        assert words in run(example("train.py"), *options, code=2).splitlines()[-1]
 
 
 def test_an_own_attention_is_checked_and_timed(run, tmp_path):

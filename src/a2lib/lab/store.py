@@ -120,12 +120,12 @@ class Table(CsvFile):
             return frame
         everything = self.frame()
         if len(everything):
-            print(f"Nothing of {self.section.name} was asked for; shown are all stored rows.")
+            print(f"{self.section.name}: no row asked for is stored; shown are all stored rows.")
             return everything
         published = Table(self.section, PUBLISHED, paths.ROOT / "data")
         if published.rows():
             print(
-                f"No row of {self.section.name} is stored for {self.device}; shown are the"
+                f"{self.section.name}: no row is stored for {self.device}; shown are the"
                 f" published rows of {PUBLISHED}."
             )
         return published.frame()

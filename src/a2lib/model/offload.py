@@ -1,4 +1,4 @@
-"""What blocks leave for their backward, kept, computed again or sent to the host, block by block.
+"""Blocks whose results for the backward are kept, computed again or sent to the host, as planned.
 
     plans = choose(always, results, blocks, room, ...)     # a2lib.theory.memory.keeping
     run = PlannedBlocks(plans, Mover(device))
@@ -149,20 +149,22 @@ class Mover:
             )
 
     def _send(self, group: object, x: Tensor) -> _Moved:
-        known = self._groups[group]
-        key = group, len(known)
+        sent_of_group = self._groups[group]
+        key = group, len(sent_of_group)
         if key not in self._places or self._places[key].nbytes != x.nbytes:
-            given = {"dtype": torch.uint8, "device": "cpu"}
-            given["pin_memory"] = self.device.type == "cuda"
-            self._places[key] = torch.empty(x.nbytes, **given)
+            pinned = self.device.type == "cuda"
+            self._places[key] = torch.empty(
+                x.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned
+            )
         host, flat = self._places[key], _bytes_of(x.detach())
         self.settle(max(0, self.in_flight - x.nbytes))
         end = self._out.run(lambda: host.copy_(flat, non_blocking=True))
         self._sent.append((flat, end))
         self._sent_bytes += x.nbytes
         self.moved_bytes += x.nbytes
-        known.append(_Moved(group, self._forward, x.size(), x.stride(), x.dtype, host))
-        return known[-1]
+        moved = _Moved(group, self._forward, x.size(), x.stride(), x.dtype, host)
+        sent_of_group.append(moved)
+        return moved
 
     def _unpack(self, x: _Moved | _Kept) -> Tensor:
         if isinstance(x, _Moved) and (x.used or x.forward != self._forward):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from a2lib.optim.updates import update
+from a2lib.parallel.group import is_shard
+from a2lib.parallel.lane import Ended, Lane
 
 WORKING = (torch.float32, torch.bfloat16)
 MASTER, MOMENTS, NORMALISER = "master", ("exp_avg", "exp_avg_sq"), "normaliser"
@@ -55,8 +57,8 @@ class MasterAdamW(torch.optim.Optimizer):
         super().__init__(params, {**numbers, "working_dtype": working_dtype})
 
     def _forget(self) -> None:
-        self._lanes: dict[torch.device, Any] = {}
-        self._events: dict[torch.device, Any] = {}
+        self._lanes: dict[torch.device, Lane] = {}
+        self._events: dict[torch.device, Ended | None] = {}
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
         self._captured = False  # whether that was in the capture of a CUDA graph
         self._ends: dict[tuple, tuple[Tensor, Tensor]] = {}
@@ -141,7 +143,7 @@ class MasterAdamW(torch.optim.Optimizer):
     @staticmethod
     def _refuse_others(params: Iterable[Tensor]) -> None:
         for p in params:
-            if getattr(p, "_is_shard", False) or hasattr(p, "device_mesh"):
+            if is_shard(p):
                 raise RuntimeError(
                     "a parameter is a shard, whose gradient is complete after backward alone: FSDP "
                     "has no overlapping()"
@@ -160,15 +162,13 @@ class MasterAdamW(torch.optim.Optimizer):
         self._captured = p.is_cuda and torch.cuda.is_current_stream_capturing()
         self._start(p)
         if p.device not in self._lanes:
-            from a2lib.parallel.lane import Lane  # which needs Triton, and this class does not
-
             # Behind the backward's own kernels where both wait: those are what all else waits for.
             self._lanes[p.device] = Lane(p.device, priority=0)
         self._events[p.device] = self._lanes[p.device].run(lambda: self._update(group, p))
         self._ahead[p] = None
 
     def _drop_cut_off(self) -> None:
-        """What was updated in a capture that failed has not been."""
+        """Forget what was updated in a capture that failed: it has not been."""
         if self._captured and not torch.cuda.is_current_stream_capturing():
             self._captured = False
             self._ahead.clear()

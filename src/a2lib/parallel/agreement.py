@@ -1,8 +1,7 @@
-"""What a wrapper asks at the end of a step: of its module, and of the other ranks."""
+"""Checks of a wrapper at the end of a step: its module and the other ranks are where it is."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -38,24 +37,12 @@ class Members:
         self._before = self._identities()
 
     def _identities(self) -> list[int]:
-        return [id(member) for table in self._tables for member in table.values()]
-
-
-@dataclass(slots=True)
-class Step:
-    """What has happened since the last finish. Not attributes of a wrapper, which is a module: to
-    set one of those costs the host as much as a message."""
-
-    forwards: int = 0  # of the wrapper, whose backward is to be averaged
-    accumulated: bool = False  # a backward has added to a gradient
-
-    def clear(self) -> None:
-        self.forwards, self.accumulated = 0, False
+        return [id(entry) for table in self._tables for entry in table.values()]
 
 
 class Agreement:
-    """What the ranks tell each other at the end of a step, in one sum over them: which parameters
-    have a gradient on no rank, and whether all of them end the same step.
+    """One sum over the ranks at the end of a step, which tells each of them which parameters have a
+    gradient on no rank, and whether all of them end the same step.
 
     The sum has a one for each parameter from each rank that has a gradient for it, and for each
     rank, in a place of its own, how many forwards it began since the last step. On the CPU all of

@@ -29,8 +29,8 @@ from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 
 
 class CapturedStep:
-    """What ``capture_step`` returns. ``output`` is what the step returned, detached; each replay
-    writes it anew. ``steps_taken`` counts the steps that the weights have taken so far."""
+    """A step that ``capture_step`` has captured. ``output`` is what the step returned, detached;
+    each replay writes it anew. ``steps_taken`` counts the steps that the weights have taken."""
 
     def __init__(self, graph: CapturedGraph, output: object, steps_taken: int) -> None:
         self._graph, self.output, self.steps_taken = graph, output, steps_taken

@@ -147,7 +147,7 @@ class _Place:
 
 @dataclass
 class _Piece:
-    """What one rank owns of a parameter, from ``begin`` to ``end`` of the flat one: ``here`` in
+    """One rank's part of a parameter, from ``begin`` to ``end`` of the flat one: ``here`` in
     this rank's memory, and ``there``, its slot at the owner. Where that is this rank ``there`` is
     its slots, a row for each other rank."""
 
@@ -165,7 +165,7 @@ class _Piece:
 
 @dataclass
 class _Part:
-    """What one rank owns of a bucket; ``here`` and ``there`` as of a piece, of all of them."""
+    """One rank's part of a bucket; ``here`` and ``there`` as of a piece, of all of them."""
 
     pieces: list[_Piece]
     here: Tensor
@@ -311,7 +311,9 @@ class CopyEngines:
                 if sent[piece.index] is not summed[piece.index]:
                     staged.append((piece.here, piece.cut(summed[piece.index])))
         back = [(grad, here) for here, grad in staged if here.dtype != grad.dtype]
-        messages = [message for part in to.others for message in part.messages(sent)]
+        messages = []
+        for part in to.others:
+            messages.extend(part.messages(sent))
         sums = to.own.messages(summed)
 
         @torch.no_grad()

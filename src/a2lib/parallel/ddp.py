@@ -45,7 +45,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from a2lib.parallel.agreement import Agreement, Members, Step
+from a2lib.parallel.agreement import Agreement, Members
 from a2lib.parallel.carriers import Backend, choose
 from a2lib.parallel.copy_engines import CopyEngines, Then
 from a2lib.parallel.finish import watch_steps
@@ -54,6 +54,18 @@ from a2lib.parallel.group import capturing, make_alike, mean_operator, member, o
 MB = 2**20
 
 _wrappers: weakref.WeakSet[_Replica] = weakref.WeakSet()
+
+
+@dataclass(slots=True)
+class _Step:
+    """The counts of a wrapper since the last finish. Not attributes of the wrapper, which is a
+    module: to set one of those costs the host as much as a message."""
+
+    forwards: int = 0  # of the wrapper, whose backward is to be averaged
+    accumulated: bool = False  # a backward has added to a gradient
+
+    def clear(self) -> None:
+        self.forwards, self.accumulated = 0, False
 
 
 class _Replica(nn.Module):
@@ -83,7 +95,7 @@ class _Replica(nn.Module):
         self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
         self._members = Members(module)
         self._synchronizing = True
-        self._step = Step()
+        self._step = _Step()
         self._agreement = Agreement(self._names, self.device, group)
         me = weakref.ref(self)
         hooks = []
@@ -188,9 +200,6 @@ class _Replica(nn.Module):
         Return why they are not the means, "" where they are."""
         raise NotImplementedError
 
-    def _mean_of(self, tensor: Tensor) -> dist.ReduceOp.RedOpType:
-        return mean_operator([tensor], self.group or dist.group.WORLD)
-
     def _check_dense(self, i: int) -> None:
         if self._trained[i].grad.is_sparse:
             raise ValueError(f"{self._names[i]} has a sparse gradient; only dense ones travel")
@@ -211,7 +220,7 @@ class NaiveDDP(_Replica):
     def _average(self) -> str:
         for i, p in enumerate(self._trained):
             dense = self._dense(i)
-            dist.all_reduce(dense, self._mean_of(dense), group=self.group)
+            dist.all_reduce(dense, mean_operator([dense], self.group), group=self.group)
             if dense is not p.grad:
                 p.grad.copy_(dense)
         return ""
@@ -227,7 +236,7 @@ class FlatDDP(_Replica):
         for dtype in dict.fromkeys(p.dtype for p in self._trained):
             alike = [i for i, p in enumerate(self._trained) if p.dtype == dtype]
             flat = torch.cat([self._dense(i).view(-1) for i in alike])
-            dist.all_reduce(flat, self._mean_of(flat), group=self.group)
+            dist.all_reduce(flat, mean_operator([flat], self.group), group=self.group)
             begin = 0
             for i in alike:
                 grad = self._trained[i].grad
@@ -238,7 +247,7 @@ class FlatDDP(_Replica):
 
 @dataclass(slots=True)
 class _UnderWay:
-    """What has been sent since the last finish."""
+    """The buckets that were sent since the last finish, and what the next ones wait for."""
 
     waits_for: list[int]  # gradients that each bucket has not yet
     next: int = 0  # the bucket to send
@@ -393,7 +402,8 @@ class _Overlapped(_Replica):
         dist.broadcast_object_list(orders, group=self.group, device=self.device, group_src=0)
         (first,) = orders
         if first:
-            rest = [i for i in reversed(range(len(self._trained))) if i not in set(first)]
+            arrived_first = set(first)
+            rest = [i for i in reversed(range(len(self._trained))) if i not in arrived_first]
             self._make_buckets([*first, *rest], len(first))
             self._order_known = True
 

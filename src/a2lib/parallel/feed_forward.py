@@ -127,7 +127,7 @@ class FeedForwardStack:
     """
 
     def __init__(self, mesh: DeviceMesh, layers: Iterable[Layer], sharded: bool) -> None:
-        self._mesh, self.wire = mesh, Wire(mesh)
+        self.wire = Wire(mesh)
         along_data = mesh[DATA].size()
         self._sharded = sharded and along_data > 1
         self._parts = PARTS if mesh[TENSOR].size() > 1 else 1

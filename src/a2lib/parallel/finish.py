@@ -40,15 +40,16 @@ def _refuse(optimizer: Optimizer, *_: object) -> None:
         return
     for wrapper in _wrappers:
         waiting = {id(p) for p in wrapper.unfinished() if p.grad is not None}
-        if waiting and _has_any(optimizer, waiting):
+        if waiting and any(id(p) in waiting for p in parameters_of(optimizer.param_groups)):
             raise RuntimeError(
                 f"the gradients of this {type(wrapper).__name__} are still each rank's own: call "
                 "finish_gradient_synchronization() between backward and the optimizer's step"
             )
 
 
-def _has_any(optimizer: Optimizer, ids: set[int]) -> bool:
-    for group in optimizer.param_groups:
-        if any(id(p) in ids for p in group["params"]):
-            return True
-    return False
+def parameters_of(groups: list[dict]) -> list:
+    """Return the parameters of an optimizer's groups, in order; of saved groups their names."""
+    parameters = []
+    for group in groups:
+        parameters.extend(group["params"])
+    return parameters

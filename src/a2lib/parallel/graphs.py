@@ -11,8 +11,7 @@ import traceback
 from collections.abc import Callable
 
 Call = Callable[[], object]
-# One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each
-# it has seen.
+# One stream per device for the life of the process: cuBLAS keeps a workspace for each it has seen.
 _streams: dict = {}
 # Graphs whose capture was cut off: PyTorch's allocators may still ask them whether they capture.
 _cut_off: list = []
@@ -25,40 +24,31 @@ class Unusable(RuntimeError):
 class CudaGraphs:
     """CUDA graphs captured on one side stream of the current device.
 
-    ``error_mode`` is that of torch.cuda.graph: what other threads may do meanwhile. ``priority`` is
-    that of the stream, and a graph keeps it for each kernel: -1 stands before what a call queues
-    on streams of priority 0.
+    ``error_mode`` is that of torch.cuda.graph: what other threads may do meanwhile.
     """
 
-    def __init__(self, error_mode: str = "global", priority: int = 0) -> None:
+    def __init__(self, error_mode: str = "global") -> None:
         import torch
 
         self._error_mode = error_mode
         self._torch, self._cuda = torch, torch.cuda
         self._device = torch.cuda.current_device()
-        place = (self._device, priority)
-        if place not in _streams:
-            _streams[place] = torch.cuda.Stream(priority=priority)
-        self._stream = _streams[place]
+        if self._device not in _streams:
+            _streams[self._device] = torch.cuda.Stream()
+        self._stream = _streams[self._device]
 
     def on_stream(self):
         """Return the context in which the side stream is current, after all that was queued."""
         self._stream.wait_stream(self._cuda.current_stream())
         return self._cuda.stream(self._stream)
 
-    def capture(
-        self,
-        make: Callable[[], Call],
-        calls: int,
-        first_replay: Callable[[Call], object] | None = None,
-    ) -> CapturedGraph:
+    def capture(self, make: Callable[[], Call], calls: int) -> CapturedGraph:
         """Return a graph of the call that ``make`` returns, run ``calls`` times before.
 
         Both happen on one stream that is not the default one: autograd runs a backward on the
         stream of its forward, and only one's own work can be captured. Raises what the capture
         raised first, everything it had taken given back. The outputs of the call, a tensor or a
-        tuple of tensors, are filled with NaN and must come back finite from a first replay, which
-        ``first_replay(replay)`` runs.
+        tuple of tensors, are filled with NaN and must come back finite from a first replay.
         """
         cuda = self._cuda
         with self.on_stream():
@@ -83,7 +73,7 @@ class CudaGraphs:
                 except Exception as error:
                     first = error
                     raise
-            self._check(graph, outputs, first_replay or (lambda replay: replay()))
+            self._check(graph, outputs)
         except Exception as error:
             outputs.clear()
             # What the failed call held (a loss, and with it autograd's nodes, which keep to this
@@ -103,12 +93,12 @@ class CudaGraphs:
         tensors = [x for x in results if isinstance(x, self._torch.Tensor)]
         return [x.detach() for x in tensors if x.is_floating_point()]
 
-    def _check(self, graph, outputs: list, first_replay: Callable[[Call], object]) -> None:
+    def _check(self, graph, outputs: list) -> None:
         """Raise where a replay leaves an output as it was: then not all of the call is captured."""
         with self._cuda.stream(self._stream):
             for output in outputs:
                 output.fill_(float("nan"))
-            first_replay(graph.replay)
+            graph.replay()
             self._stream.synchronize()
             if not all(output.isfinite().all().item() for output in outputs):
                 raise RuntimeError("its replay does not write all of its outputs")

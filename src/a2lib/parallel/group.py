@@ -1,4 +1,4 @@
-"""What every class of this package asks of its process group."""
+"""Collectives and agreements over a process group, for every class of this package."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -195,13 +195,16 @@ def one_device(module: nn.Module) -> torch.device:
     return devices.pop() if devices else torch.device("cpu")
 
 
-def mean_operator(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.ReduceOp.RedOpType:
+def mean_operator(
+    tensors: list[Tensor], group: dist.ProcessGroup | None
+) -> dist.ReduceOp.RedOpType:
     """Return the operator that makes each of `tensors`, all of one dtype, the mean of the ranks'.
 
     gloo adds before it divides, and a sum of float16 may be infinite where the mean is not. Those
     are divided here, in place, and the operator is a sum. So it is for a single rank: a mean of one
     has come out wrong in NCCL's reduce-scatter.
     """
+    group = group or dist.group.WORLD
     if tensors[0].dtype == torch.float16 and dist.get_backend(group) == "gloo":
         torch._foreach_div_(tensors, group.size())
         return dist.ReduceOp.SUM

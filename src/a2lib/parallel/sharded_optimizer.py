@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from a2lib.parallel.exchange import Chunk, lay_out
+from a2lib.parallel.finish import parameters_of
 from a2lib.parallel.group import check_alike, describe, everyone, is_shard, member
 from a2lib.parallel.owners import assign
 
@@ -139,7 +140,7 @@ class ShardedOptimizer(Optimizer):
         alone calls it waits for the others.
         """
         whole = super().state_dict()
-        params = self._all()
+        params = parameters_of(self.param_groups)
         # `state` is a defaultdict: who reads another rank's parameter there leaves an empty entry.
         mine = {}
         for i, values in whole["state"].items():
@@ -177,9 +178,6 @@ class ShardedOptimizer(Optimizer):
     def __getstate__(self):
         raise TypeError("a ShardedOptimizer cannot be copied or pickled; use state_dict()")
 
-    def _all(self) -> list[Tensor]:
-        return _parameters_of(self.param_groups)
-
     def _ids(self) -> list[list[int]]:
         return [[id(p) for p in group["params"]] for group in self.param_groups]
 
@@ -189,21 +187,21 @@ class ShardedOptimizer(Optimizer):
 
     def _check(self, groups: list[dict]) -> None:
         """Raise ValueError, on every rank, for new groups that cannot be sharded."""
-        new = _parameters_of(groups)
+        new = parameters_of(groups)
         numbered = [(f"{n}:", p) for n, p in enumerate(new)]
         check_alike("parameters", describe(numbered), self._group)
         if any(p.is_meta for p in new):
             raise ValueError("a parameter is on the device meta, without memory; fill it before")
         if any(map(is_shard, new)):
             raise ValueError("a parameter is a shard of FSDP; give it to the optimizer's own class")
-        places = [p.data_ptr() for p in self._all() if p.numel()]
+        places = [p.data_ptr() for p in parameters_of(self.param_groups) if p.numel()]
         if len(set(places)) < len(places):
             # With owners of their own, one's update would be overwritten by the other's weights.
             raise ValueError("two parameters are the same memory; give one Parameter for both")
 
     def _take(self, groups: list[dict]) -> None:
         """Give the parameters of new groups to ranks and lay out the exchange."""
-        new = _parameters_of(groups)
+        new = parameters_of(groups)
         for trained in (True, False):  # those with a state are balanced by themselves
             alike = [p for p in new if p.requires_grad is trained]
             ranks = assign([p.nbytes for p in alike], self._loads)
@@ -279,13 +277,6 @@ def _outline(x: object) -> object:
     if not isinstance(x, Tensor):
         return x
     return torch.empty_like(x, device="meta") if x.dim() and x.numel() else x.to("cpu", copy=True)
-
-
-def _parameters_of(groups: list[dict]) -> list[Tensor]:
-    params = []
-    for group in groups:
-        params.extend(group["params"])
-    return params
 
 
 def _settings(group: dict) -> dict:

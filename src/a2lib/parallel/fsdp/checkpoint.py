@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
+from a2lib.parallel.finish import parameters_of
 from a2lib.parallel.fsdp.division import clean
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.state_dicts import check_rows
@@ -70,7 +71,8 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         _raise_first(everyone(problem, fsdp.group))
         planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
         dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
-        names = _from_first(fsdp, sorted(path.name for path in part.iterdir() if path.name != LOCK))
+        names = sorted(path.name for path in part.iterdir() if path.name != LOCK)
+        names = everyone(names, fsdp.group)[0]  # those that rank 0 sees
         own_sums = {name: _checksum(part / name) for name in names[fsdp.rank :: fsdp.world_size]}
         lines = []
         for sums in everyone(own_sums, fsdp.group):
@@ -150,7 +152,7 @@ def _check_files(folder: Path, fsdp: FSDP) -> None:
     sums = None
     if fsdp.rank == 0 and (folder / CHECKSUMS).is_file():
         sums = (folder / CHECKSUMS).read_bytes()
-    sums = _from_first(fsdp, sums)
+    sums = everyone(sums, fsdp.group)[0]
     if sums is None:
         raise FileNotFoundError(f"{folder} is no checkpoint of save_sharded")
     lines = sums.decode(errors="replace").splitlines()
@@ -167,11 +169,6 @@ def _check_files(folder: Path, fsdp: FSDP) -> None:
             raise ValueError(
                 f"{names[0]} in {folder} is not what was saved: its checksum is another"
             )
-
-
-def _from_first(fsdp: FSDP, value: object) -> object:
-    """Return rank 0's value on every rank; collective."""
-    return everyone(value if fsdp.rank == 0 else None, fsdp.group)[0]
 
 
 def _raise_first(errors: list[Exception | None]) -> None:
@@ -239,12 +236,8 @@ def _check_model(folder: Path, metadata: Metadata, ours: dict[str, Tensor]) -> N
 def _by_master(fsdp: FSDP, optimizer: Optimizer) -> dict[nn.Parameter, Sharded | Replicated]:
     fsdp._optimizers.meet(optimizer)
     by_master = {p.master: p for p in fsdp._parameters_in_order}
-    for group in optimizer.param_groups:
-        for master in group["params"]:
-            if master not in by_master:
-                raise ValueError(
-                    "the optimizer has parameters that the FSDP has not; it is of another one"
-                )
+    if not by_master.keys() >= set(parameters_of(optimizer.param_groups)):
+        raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")
     return by_master
 
 
@@ -276,7 +269,9 @@ def _places(fsdp: FSDP, optimizer: Optimizer, metadata: Metadata, folder: Path) 
     stored = metadata.state_dict_metadata
     groups = _groups(fsdp, optimizer)
     theirs = {key.removeprefix(GROUPS) for key in stored if key.startswith(GROUPS)}
-    ours = {f"{n}.{key}" for n, group in enumerate(groups) for key in group}
+    ours = set()
+    for n, group in enumerate(groups):
+        ours.update(f"{n}.{key}" for key in group)
     if theirs != ours:
         other = f"other settings ({', '.join(sorted(theirs ^ ours))})" if theirs else "no optimizer"
         raise ValueError(f"{folder} has {other}; load it into an optimizer as it was")

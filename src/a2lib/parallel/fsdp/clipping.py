@@ -1,4 +1,4 @@
-"""Of gradients of which each rank has rows torch takes the norm of one rank's: that is refused.
+"""PyTorch's norm of gradients is refused where each rank has rows: it would be of one rank's.
 
 With torch.nn.utils.clip_grad_norm_ each rank would scale by a norm of its own, and nothing would
 look wrong. What is replaced is the function within it, which it looks up at each call: callers may

@@ -51,6 +51,7 @@ class Schedule:
         # The backward that was seen last, and whether it adds to gradients of parameters.
         self._backward, self._accumulates = -1, True
         # Of the root, and of the calls since the last finish.
+        self.forwards = 0  # whose backward is to be averaged
         self.waits_for_backward = False
         self.accumulated = False
 
@@ -58,6 +59,8 @@ class Schedule:
 
     def begin_forward(self, gradients: bool) -> None:
         """Begin a forward of the whole: what is gathered may be of an earlier step."""
+        if gradients:
+            self.forwards += 1
         self._accumulates = True
         self.send_begun()
         for unit in self.units:
@@ -226,6 +229,7 @@ class Schedule:
 
     def end(self) -> None:
         """End the step: nothing is gathered any more."""
+        self.forwards = 0
         self.waits_for_backward = self.accumulated = False
         self.leave_forward()
 

@@ -50,10 +50,9 @@ class Replicated:
     @torch.no_grad()
     def refresh(self) -> None:
         """Write the master's value into the cast copy."""
-        if self.shown is not self.master:
-            # Not a change: backward may have saved the same value.
-            with torch.autograd._unsafe_preserve_version_counter(self.shown):
-                self.shown.copy_(self.master)
+        # Not a change: backward may have saved the same value.
+        with torch.autograd._unsafe_preserve_version_counter(self.shown):
+            self.shown.copy_(self.master)
 
     @torch.no_grad()
     def take_gradient(self) -> None:
@@ -64,8 +63,8 @@ class Replicated:
         add_gradient(self.master, gradient)
 
     def forget(self) -> None:
-        if self.shown is not self.master:
-            self.shown.grad = None
+        """Drop the cast copy's gradient."""
+        self.shown.grad = None
 
     def has_gradient(self) -> bool:
         """Return whether this rank has one since the last finish."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from a2lib.parallel.finish import parameters_of
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.group import check_alike
 
@@ -85,7 +86,7 @@ class Optimizers:
         """Have the state dict of ``optimizer`` whole from now on, if it has parameters of these.
         Raises ValueError where it needs whole matrices."""
         if optimizer not in self._met:
-            if not any(p in self._sharded for p in _parameters(optimizer)):
+            if not any(p in self._sharded for p in parameters_of(optimizer.param_groups)):
                 return
             self._refuse(optimizer)
             self._met.add(optimizer)
@@ -114,7 +115,7 @@ class Optimizers:
         self.meet(optimizer)
         self._check_ranks(state_dict)
         state = {}
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer.param_groups)
         for i in sorted(state_dict["state"]):
             values = state_dict["state"][i]
             p = self._sharded.get(parameters[i])
@@ -142,10 +143,8 @@ class Optimizers:
     def _divide(self, optimizer: Optimizer, state_dict: dict) -> dict:
         """Return the state dict with this rank's rows."""
         # A saved group may call its parameters anything: they count in order.
-        names = []
-        for group in state_dict["param_groups"]:
-            names.extend(group["params"])
-        parameters = dict(zip(names, _parameters(optimizer), strict=False))
+        names = parameters_of(state_dict["param_groups"])
+        parameters = dict(zip(names, parameters_of(optimizer.param_groups), strict=False))
         state = {}
         for name, values in state_dict["state"].items():
             p = self._sharded.get(parameters.get(name))
@@ -179,13 +178,6 @@ def _rows(p: Sharded, key: str, x: object) -> object:
         return x.to_local()
     check_whole(p, f"{key} of {p.names[0]}", x)
     return p.rows_of(x)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    parameters = []
-    for group in optimizer.param_groups:
-        parameters.extend(group["params"])
-    return parameters
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""What travels together: a unit is a module whose parameters are gathered before it runs and freed
-after it."""
+"""Units, of which each travels as a whole: a module whose parameters are gathered before it runs
+and freed after it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Unit:
         self.name, self.module = name, parts.module
         self.sharded, self.cast = sharded, cast
         self.parameters = [*sharded, *cast]
-        self.trained = [p for p in sharded if p.master.requires_grad]
         self.gathered = False
         self.shown = True  # the modules have the whole parameters
         self.in_backward = False  # its backward has begun, and its gradients have not left
@@ -74,7 +73,8 @@ class Unit:
             if p.own_rows.numel():
                 self._rows.append(_copyable(p.own_rows))
                 self._masters.append(_copyable(p.master))
-        self._trained_alike = by_dtype(self.trained, lambda p: p.master.dtype)
+        trained = [p for p in sharded if p.master.requires_grad]
+        self._trained_alike = by_dtype(trained, lambda p: p.master.dtype)
         self._guards = self._guard_calls()
         self.show(False)
 
@@ -227,7 +227,7 @@ class Unit:
                     p.take_reduced(room)
             self.tell("reduce ends")
 
-        return self._lane.run(reduce_scatter) if prepared else None
+        return self._lane.run(reduce_scatter)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from a2lib.parallel.agreement import Agreement, Members, Step
+from a2lib.parallel.agreement import Agreement, Members
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.division import divide
@@ -101,7 +101,7 @@ class FSDP(nn.Module):
         if any(m in _wrapped for m in module.modules()):
             raise RuntimeError("this module, or a part of it, is in an FSDP already")
         self.device = make_alike(module, group)
-        self.module, self.group, self.compute_dtype = module, group, compute_dtype
+        self.module, self.group = module, group
         division = divide(module, compute_dtype, self.rank, self.world_size)
         self._parameters_in_order = division.parameters
         self._sharded = [p for p in division.parameters if isinstance(p, Sharded)]
@@ -118,7 +118,6 @@ class FSDP(nn.Module):
         self._optimizers = Optimizers(self._sharded, group)
         self._agreement = Agreement([p.names[0] for p in self._trained], self.device, group)
         self._meeting = Meeting(group)
-        self._step = Step()
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_units()
         self._hook_parts(division.owners)
@@ -152,8 +151,7 @@ class FSDP(nn.Module):
             for p in self._replicated:
                 p.take_gradient()
             self._schedule.wait_for_sent()
-            forwards = self._step.forwards
-            self._step.clear()
+            forwards = self._schedule.forwards
             self._schedule.end()
             self._average_replicated_and_drop_unused(forwards)
 
@@ -166,7 +164,6 @@ class FSDP(nn.Module):
         half way or for a step that is not to be taken; ``zero_grad`` does the rest. Every rank
         calls it: RuntimeError where others do not within ``meeting.LIMIT_S``."""
         self._schedule.forget()
-        self._step.clear()
         self._meeting.meet()
 
     @contextlib.contextmanager
@@ -304,8 +301,6 @@ class FSDP(nn.Module):
         if self._schedule.waits_for_backward:
             self._meeting.meet()  # the last forward was left, which the others may be in
         gradients = torch.is_grad_enabled() and not capturing(self.device)
-        if gradients:
-            self._step.forwards += 1
         self._schedule.begin_forward(gradients)
 
     def _before_backward(self, unit: Unit, mark: object) -> None:

@@ -209,7 +209,12 @@ def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_by
     programs = -(-n_keys // 128) * n_heads
     if element_bytes == 4:
         return head_dim <= 64 and n_keys >= 256 and (programs <= 128 or n_keys >= 4096)
-    most = 128 if head_dim <= 32 else 64 if head_dim <= 64 or causal else 32
+    if head_dim <= 32:
+        most = 128
+    elif head_dim <= 64 or causal:
+        most = 64
+    else:
+        most = 32
     if causal and n_keys > 16384 and head_dim <= 32:
         most = 256
     elif causal and long_for_hopper(n_keys, head_dim, element_bytes):

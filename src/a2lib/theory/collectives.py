@@ -10,6 +10,7 @@ The formulas are arithmetic alone, so that they take sympy's symbols as well as 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def positive(**numbers) -> None:
@@ -97,7 +98,9 @@ def run_all_reduce(tensors: Sequence[Sequence]) -> RingRun:
     n = _equal_tensors(tensors)
     ring, length = RingRun(n), len(tensors[0])
     bounds = [length * k // n for k in range(n + 1)]
-    chunks = [[list(t[bounds[k] : bounds[k + 1]]) for k in range(n)] for t in tensors]
+    chunks = []
+    for tensor in tensors:
+        chunks.append([list(tensor[start:end]) for start, end in pairwise(bounds)])
     # The reduce-scatter: device i ends with the sum of chunk i + 1.
     for step in range(n - 1):
         received = ring.pass_on([chunks[i][(i - step) % n] for i in range(n)])

@@ -2,8 +2,8 @@
 
 1. No page asks another site for anything. Jupyter Book always loads sphinx-thebe, whose script on
    every page names a CDN; its hooks are taken out. Scripts that two extensions add are kept once.
-2. A page whose cells read data/ is stale when data/ or the report's code changes, although its own
-   text does not; Sphinx is told so.
+2. A page whose cells read data/ is stale when data/ or the code of report or theory changes,
+   although its own text does not; Sphinx is told so.
 3. Jupyter Book puts every script and style sheet below _static on every page. What only some pages
    need lies in _ext/pages, which becomes a static folder after that scan: MathJax comes with the
    pages that hold equations, the search with search.html.
@@ -101,7 +101,8 @@ def stale_pages(app, env, _added, _changed, _removed) -> list[str]:
     """Return every page that runs code, if the files that cells read have changed."""
     digest = hashlib.sha256()
     files = [file for root in [*data_roots(), ROOT / "data"] for file in root.rglob("*.csv")]
-    files += (ROOT / "src" / "a2lib" / "report").rglob("*.py")
+    for part in ("report", "theory"):
+        files += (ROOT / "src" / "a2lib" / part).rglob("*.py")
     for file in sorted(set(files)):
         digest.update(str(file).encode() + b"\0" + file.read_bytes())
     before, env.a2lib_digest = getattr(env, "a2lib_digest", None), digest.hexdigest()

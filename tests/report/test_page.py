@@ -63,7 +63,7 @@ def test_times_tie_within_two_per_cent_or_where_their_spreads_meet(page):
     assert level(100, 101.9) and not level(100, 102.1)
 
 
-def test_a_claim_that_the_rows_do_not_bear_stops_the_page_with_its_words_and_rows(page):
+def test_a_claim_that_the_rows_do_not_support_stops_the_page_with_its_words_and_rows(page):
     made = page()
 
     @made.claim("Quicksort is faster")
@@ -71,7 +71,9 @@ def test_a_claim_that_the_rows_do_not_bear_stops_the_page_with_its_words_and_row
         quick, merge = (one(t, operation=name, size=1024) for name in ("quick", "merge"))
         return faster(quick, merge)
 
-    with pytest.raises(ClaimError, match=r"sorting: .*not bear: Mergesort is.*'merge'.*: ms 2.0"):
+    with pytest.raises(
+        ClaimError, match=r"sorting: .*not support: Mergesort is.*'merge'.*: ms 2.0"
+    ):
 
         @made.claim("Mergesort is")
         def mergesort_takes_less_than_1_ms(t):

@@ -54,7 +54,7 @@ class Claim:
     holds: Callable[..., bool]
     sections: tuple[str, ...]
 
-    def bears(self, tables: dict[str, pd.DataFrame]) -> bool:
+    def is_supported(self, tables: dict[str, pd.DataFrame]) -> bool:
         """Return whether the rows in ``tables`` support the sentence."""
         return bool(self.holds(*(tables[name] for name in self.sections)))
 
@@ -63,7 +63,7 @@ class Claim:
         if not all(len(tables[name]) for name in self.sections):
             return "not measured"
         try:
-            return "yes" if self.bears(tables) else "no"
+            return "yes" if self.is_supported(tables) else "no"
         except LACKING:
             return "not measured"
 
@@ -193,10 +193,10 @@ class Page:
             _asked.clear()
             claim = Claim(words, holds, sections or (self.section,))
             self.claims.append(claim)
-            if self.strict and not claim.bears(self.tables):
+            if self.strict and not claim.is_supported(self.tables):
                 asked = [f"{where}: ms {getattr(row, 'ms', None)}" for where, row in _asked[:8]]
                 rows = "; ".join(asked)
-                raise ClaimError(f"{self.section}: the rows do not bear: {words}. Asked: {rows}")
+                raise ClaimError(f"{self.section}: the rows do not support: {words}. Asked: {rows}")
             return holds
 
         return check

@@ -18,6 +18,11 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "a2lib"
 SECONDS = 100  # what runs longer hangs
 RANKS = 2
@@ -32,294 +37,237 @@ WRAPPER = "parallel/fsdp/wrapper.py"
 class Bug:
     """A mistake: the check that runs with it, and its edits, (file, text, replacement)."""
 
-    name: str
     check: str
+    name: str
     edits: tuple[tuple[str, str, str], ...]
 
+    def __str__(self) -> str:
+        return f"{self.check}: {self.name}"
 
-def bug(name: str, check: str, *edits: tuple[str, str, str]) -> Bug:
-    return Bug(name, check, edits)
-
-
-ATTENTION_BUGS = [
-    bug("nothing", "attention"),
-    bug(
-        "forward: scores are not scaled",
-        "attention",
-        (TILED, ".transpose(-1, -2) * scale\n", ".transpose(-1, -2)\n"),
-    ),
-    bug(
-        "forward: the accumulator is not rescaled when the maximum changes",
-        "attention",
-        (TILED, "acc = acc * alpha[..., None] + p", "acc = acc + p"),
-    ),
-    bug(
-        "forward: the sum of exponentials is not rescaled",
-        "attention",
-        (TILED, "l_sum = l_sum * alpha + p.sum(-1)", "l_sum = l_sum + p.sum(-1)"),
-    ),
-    bug(
-        "forward: no division by the sum at the end",
-        "attention",
-        (TILED, "(acc / l_safe[..., None])", "acc"),
-    ),
-    bug(
-        "forward: the log-sum-exp is saved without the maximum",
-        "attention",
-        (TILED, "= m + torch.log(l_safe)", "= torch.log(l_safe)"),
-    ),
-    bug(
-        "forward: the log-sum-exp is saved in base 2",
-        "attention",
-        (TILED, "= m + torch.log(l_safe)", "= (m + torch.log(l_safe)) * 1.4427"),
-    ),
-    bug(
-        "causal: the mask hides the diagonal too",
-        "attention",
-        (TILED, "masked_fill(j > i,", "masked_fill(j >= i,"),
-    ),
-    bug(
-        "causal: the diagonal is hidden, and rows that see nothing are not guarded",
-        "attention",
-        (TILED, "masked_fill(j > i,", "masked_fill(j >= i,"),
-        (TILED, 'm_new.masked_fill(m_new == float("-inf"), 0.0)', "m_new"),
-        (TILED, "l_sum.masked_fill(l_sum == 0, 1.0)", "l_sum"),
-    ),
-    bug(
-        "causal: the mask compares places within the tile",
-        "attention",
-        (TILED, "cols.stop - 1 > rows.start", "True"),
-        (TILED, "arange(rows.start, rows.stop,", "arange(0, rows.stop - rows.start,"),
-        (TILED, "arange(cols.start, cols.stop,", "arange(0, cols.stop - cols.start,"),
-    ),
-    bug(
-        "causal: the backward forgets the mask",
-        "attention",
-        (TILED, ", scale, ctx.is_causal)", ", scale, False)"),
-        (TILED, "k.shape[-2], ctx.is_causal)", "k.shape[-2], False)"),
-    ),
-    bug(
-        "backward: D is left out",
-        "attention",
-        (TILED, "p * (dp - delta[..., rows, None]) * scale", "p * dp * scale"),
-    ),
-    bug(
-        "backward: the gradient of the scores is not scaled",
-        "attention",
-        (TILED, "p * (dp - delta[..., rows, None]) * scale", "p * (dp - delta[..., rows, None])"),
-    ),
-    bug(
-        "backward: P is not transposed in dV",
-        "attention",
-        (TILED, "p.transpose(-1, -2) @ do_rows", "p @ do_rows"),
-    ),
-    bug(
-        "backward: dK and dV of the last query tile only",
-        "attention",
-        (TILED, "dv[..., cols, :] += p", "dv[..., cols, :] = p"),
-        (TILED, "dk[..., cols, :] += ds", "dk[..., cols, :] = ds"),
-    ),
-    bug(
-        "backward: dK and dV are returned in the wrong order",
-        "attention",
-        (TILED, "dk.to(k.dtype), dv.to(v.dtype), None", "dv.to(k.dtype), dk.to(v.dtype), None"),
-    ),
-    bug(
-        "backward: no None for is_causal",
-        "attention",
-        (TILED, "dv.to(v.dtype), None", "dv.to(v.dtype)"),
-    ),
-    bug("triton: nothing", "triton"),
-    bug(
-        "triton: the offset of K's batch and head is left out",
-        "triton",
-        (KERNELS, "K += b * stride_kb + (h // GROUP) * stride_kh\n    V +=", "V +="),
-    ),
-    bug(
-        "triton: exp2 of scores that are not in base 2",
-        "triton",
-        (KERNELS, "exp2(s * (scale * LOG2E) - shift)", "exp2(s * scale - shift)"),
-    ),
-    bug(
-        "triton: keys beyond the end are not masked",
-        "triton",
-        (
-            KERNELS,
-            "True)\n        if MASK:\n            offs_n = n0 + tl.arange(0, Bk)\n"
-            "            visible = (offs_n < Nk)",
-            "True)\n        if MASK:\n            offs_n = n0 + tl.arange(0, Bk)\n"
-            "            visible = (offs_n >= 0)",
-        ),
-    ),
-    bug(
-        "triton: the causal mask forgets where the query tile begins",
-        "triton",
-        (
-            KERNELS,
-            "(m0 + tl.arange(0, Bq))[:, None])\n            s = tl.where",
-            "(tl.arange(0, Bq))[:, None])\n            s = tl.where",
-        ),
-    ),
-]
 
 BROADCAST = "    broadcast_from_first([*module.parameters(), *module.buffers()], group)\n"
-PARALLEL_BUGS = [
-    bug("nothing", "ddp"),
-    bug("ddp: weights of rank 0 are not broadcast", "ddp", (GROUP, BROADCAST, "")),
-    bug(
-        "ddp: gradients are summed, not averaged",
-        "ddp",
-        (GROUP, "dist.ReduceOp.AVG if group.size() > 1 else dist", "dist"),
-    ),
-    bug(
-        "ddp: the optimizer steps before the all-reduces have ended",
-        "ddp",
-        (CARRIERS, "self.works:\n            work.wait()", "self.works:\n            pass"),
-    ),
-    bug(
-        "ddp: frozen parameters get a hook",
-        "ddp",
-        (DDP, "for p in named.values() if p.requires_grad]", "for p in named.values()]"),
-        (DDP, "in named.items() if p.requires_grad]", "in named.items()]"),
-    ),
-    bug(
-        "ddp: the hook runs before the gradient is in .grad",
-        "ddp",
-        (DDP, "p.register_post_accumulate_grad_hook(", "p.register_hook("),
-    ),
-    bug("bucketed: nothing", "bucketed"),
-    bug(
-        "bucketed: the last bucket is never sent",
-        "bucketed",
-        (DDP, "now.next < len(now.waits_for) and", "now.next < len(now.waits_for) - 1 and"),
-        (DDP, "while now.next < len(self._buckets):", "while False:"),
-    ),
-    bug(
-        "bucketed: counters are not set back for the next step",
-        "bucketed",
-        (
-            DDP,
-            "        self._forget()\n        if not self._order_known",
-            "        if not self._order_known",
-        ),
-        (DDP, "        if i in now.arrived:", "        if False:"),
-        (DDP, "        if replaced:", "        if False:"),
-    ),
-    bug(
-        "bucketed: ranks send buckets in different orders",
-        "bucketed",
-        (
-            DDP,
-            "range(len(self._trained))[::-1])",
-            "range(len(self._trained))[:: 1 if self.rank else -1])",
-        ),
-        (DDP, "        if not self._order_known:", "        if False:"),
-    ),
-    bug(
-        "bucketed: one rank leaves out its last all-reduce",
-        "bucketed",
-        (DDP, "now.next < len(now.waits_for) and", "now.next < len(now.waits_for) - self.rank and"),
-        (DDP, "now.next < len(self._buckets):", "now.next < len(self._buckets) - self.rank:"),
-    ),
-    bug("flat: nothing", "flat"),
-    bug(
-        "flat: the averaged buffer is not copied back into the gradients",
-        "flat",
-        (DDP, "grad.copy_(flat[begin", "(flat[begin"),
-    ),
-    bug("sharded: nothing", "sharded"),
-    bug(
-        "sharded: weights are not exchanged after the step",
-        "sharded",
-        (SHARDED, "chunk.start(self._rank, self._group)", "pass"),
-        (SHARDED, "chunk.finish(self._rank)", "pass"),
-    ),
-    bug(
-        "sharded: each parameter is broadcast from the wrong rank",
-        "sharded",
-        (EXCHANGE, "rows[rank], group", "rows[1 - rank], group"),
-    ),
-    bug(
-        "sharded: add_param_group works before the constructor is done",
-        "sharded",
-        (SHARDED, "        if self._local is None:", "        if False:"),
-    ),
-    bug(
-        "sharded: learning rate and weight decay do not reach the inner optimizer",
-        "sharded",
-        (
-            SHARDED,
-            "[self._own_part(g) for g in self.param_groups], **kwargs)",
-            "[{'params': self._own_part(g)['params']} for g in self.param_groups])",
-        ),
-        (SHARDED, "        _copy_settings(self.param_groups, self._local.param_groups)\n", ""),
-    ),
-    bug("fsdp: nothing", "fsdp"),
-    bug(
-        "fsdp: reduce-scatter sums, and nothing divides",
-        "fsdp",
-        (GROUP, "mean_operator(wholes, group)", "dist.ReduceOp.SUM"),
-    ),
-    bug(
-        "fsdp: gradients of replicated parameters are not averaged",
-        "fsdp",
-        (WRAPPER, "mean_coalesced([p.master.grad for p in same], self.group)", "pass"),
-    ),
-    bug(
-        "fsdp: freed weights are used in the backward without a gather",
-        "fsdp",
-        (
-            UNITS,
-            "            copy_all(self._rows, self._masters)\n",
-            "            if not hasattr(self, 'once'):\n"
-            "                copy_all(self._rows, self._masters)\n"
-            "            self.once = True\n",
-        ),
-    ),
-    bug(
-        "fsdp: later steps gather the weights of the first step",
-        "fsdp",
-        (
-            UNITS,
-            "            copy_all(self._rows, self._masters)\n",
-            "            if not hasattr(self, 'once'):\n"
-            "                self.once = [p.clone() for p in self._masters]\n"
-            "            copy_all(self._rows, self.once)\n",
-        ),
-    ),
-    bug(
-        "fsdp: a rank keeps the rows of the other rank",
-        "fsdp",
-        (SHARDS, "min(self.rank * self.rows,", "min((1 - self.rank) * self.rows,"),
-    ),
-    bug(
-        "fsdp: the module keeps the gathered weights after the backward",
-        "fsdp",
-        (
-            UNITS,
-            "        if self.shown == whole:\n            return\n",
-            "        if self.shown == whole or (hasattr(self, 'once') and not whole):\n"
-            "            return\n        if whole:\n            self.once = True\n",
-        ),
-    ),
-    bug(
-        "fsdp: gradients stay in the compute dtype",
-        "fsdp_half",
-        (UNITS, "dtype, device = same[0].master.dtype,", "dtype, device = same[0].shown_dtype,"),
-        (SHARDS, "gradient.dtype == self.master.dtype", "gradient.dtype == self.shown_dtype"),
-    ),
-    bug(
-        "fsdp: only rank 0 gathers the full weights",
-        "fsdp",
-        (
-            SHARDS,
-            "        all_gather_single(buffer",
-            "        self.rank or all_gather_single(buffer",
-        ),
-    ),
-    bug("fsdp: nothing, fp16", "fsdp_half"),
+# By check: the name of each bug and its edits.
+PLANTED = {
+    "attention": {
+        "nothing": [],
+        "forward: scores are not scaled": [
+            (TILED, ".transpose(-1, -2) * scale\n", ".transpose(-1, -2)\n")
+        ],
+        "forward: the accumulator is not rescaled when the maximum changes": [
+            (TILED, "acc = acc * alpha[..., None] + p", "acc = acc + p")
+        ],
+        "forward: the sum of exponentials is not rescaled": [
+            (TILED, "l_sum = l_sum * alpha + p.sum(-1)", "l_sum = l_sum + p.sum(-1)")
+        ],
+        "forward: no division by the sum at the end": [(TILED, "(acc / l_safe[..., None])", "acc")],
+        "forward: the log-sum-exp is saved without the maximum": [
+            (TILED, "= m + torch.log(l_safe)", "= torch.log(l_safe)")
+        ],
+        "forward: the log-sum-exp is saved in base 2": [
+            (TILED, "= m + torch.log(l_safe)", "= (m + torch.log(l_safe)) * 1.4427")
+        ],
+        "causal: the mask hides the diagonal too": [
+            (TILED, "masked_fill(j > i,", "masked_fill(j >= i,")
+        ],
+        "causal: the diagonal is hidden, and rows that see nothing are not guarded": [
+            (TILED, "masked_fill(j > i,", "masked_fill(j >= i,"),
+            (TILED, 'm_new.masked_fill(m_new == float("-inf"), 0.0)', "m_new"),
+            (TILED, "l_sum.masked_fill(l_sum == 0, 1.0)", "l_sum"),
+        ],
+        "causal: the mask compares places within the tile": [
+            (TILED, "cols.stop - 1 > rows.start", "True"),
+            (TILED, "arange(rows.start, rows.stop,", "arange(0, rows.stop - rows.start,"),
+            (TILED, "arange(cols.start, cols.stop,", "arange(0, cols.stop - cols.start,"),
+        ],
+        "causal: the backward forgets the mask": [
+            (TILED, ", scale, ctx.is_causal)", ", scale, False)"),
+            (TILED, "k.shape[-2], ctx.is_causal)", "k.shape[-2], False)"),
+        ],
+        "backward: D is left out": [
+            (TILED, "p * (dp - delta[..., rows, None]) * scale", "p * dp * scale")
+        ],
+        "backward: the gradient of the scores is not scaled": [
+            (
+                TILED,
+                "p * (dp - delta[..., rows, None]) * scale",
+                "p * (dp - delta[..., rows, None])",
+            )
+        ],
+        "backward: P is not transposed in dV": [
+            (TILED, "p.transpose(-1, -2) @ do_rows", "p @ do_rows")
+        ],
+        "backward: dK and dV of the last query tile only": [
+            (TILED, "dv[..., cols, :] += p", "dv[..., cols, :] = p"),
+            (TILED, "dk[..., cols, :] += ds", "dk[..., cols, :] = ds"),
+        ],
+        "backward: dK and dV are returned in the wrong order": [
+            (TILED, "dk.to(k.dtype), dv.to(v.dtype), None", "dv.to(k.dtype), dk.to(v.dtype), None")
+        ],
+        "backward: no None for is_causal": [(TILED, "dv.to(v.dtype), None", "dv.to(v.dtype)")],
+    },
+    "triton": {
+        "nothing": [],
+        "the offset of K's batch and head is left out": [
+            (KERNELS, "K += b * stride_kb + (h // GROUP) * stride_kh\n    V +=", "V +=")
+        ],
+        "exp2 of scores that are not in base 2": [
+            (KERNELS, "exp2(s * (scale * LOG2E) - shift)", "exp2(s * scale - shift)")
+        ],
+        "keys beyond the end are not masked": [
+            (
+                KERNELS,
+                "True)\n        if MASK:\n            offs_n = n0 + tl.arange(0, Bk)\n"
+                "            visible = (offs_n < Nk)",
+                "True)\n        if MASK:\n            offs_n = n0 + tl.arange(0, Bk)\n"
+                "            visible = (offs_n >= 0)",
+            )
+        ],
+        "the causal mask forgets where the query tile begins": [
+            (
+                KERNELS,
+                "(m0 + tl.arange(0, Bq))[:, None])\n            s = tl.where",
+                "(tl.arange(0, Bq))[:, None])\n            s = tl.where",
+            )
+        ],
+    },
+    "ddp": {
+        "nothing": [],
+        "weights of rank 0 are not broadcast": [(GROUP, BROADCAST, "")],
+        "gradients are summed, not averaged": [
+            (GROUP, "dist.ReduceOp.AVG if group.size() > 1 else dist", "dist")
+        ],
+        "the optimizer steps before the all-reduces have ended": [
+            (CARRIERS, "self.works:\n            work.wait()", "self.works:\n            pass")
+        ],
+        "frozen parameters get a hook": [
+            (DDP, "for p in named.values() if p.requires_grad]", "for p in named.values()]"),
+            (DDP, "in named.items() if p.requires_grad]", "in named.items()]"),
+        ],
+        "the hook runs before the gradient is in .grad": [
+            (DDP, "p.register_post_accumulate_grad_hook(", "p.register_hook(")
+        ],
+    },
+    "bucketed": {
+        "nothing": [],
+        "the last bucket is never sent": [
+            (DDP, "now.next < len(now.waits_for) and", "now.next < len(now.waits_for) - 1 and"),
+            (DDP, "while now.next < len(self._buckets):", "while False:"),
+        ],
+        "counters are not set back for the next step": [
+            (
+                DDP,
+                "        self._forget()\n        if not self._order_known",
+                "        if not self._order_known",
+            ),
+            (DDP, "        if i in now.arrived:", "        if False:"),
+            (DDP, "        if replaced:", "        if False:"),
+        ],
+        "ranks send buckets in different orders": [
+            (
+                DDP,
+                "range(len(self._trained))[::-1])",
+                "range(len(self._trained))[:: 1 if self.rank else -1])",
+            ),
+            (DDP, "        if not self._order_known:", "        if False:"),
+        ],
+        "one rank leaves out its last all-reduce": [
+            (
+                DDP,
+                "now.next < len(now.waits_for) and",
+                "now.next < len(now.waits_for) - self.rank and",
+            ),
+            (DDP, "now.next < len(self._buckets):", "now.next < len(self._buckets) - self.rank:"),
+        ],
+    },
+    "flat": {
+        "nothing": [],
+        "the averaged buffer is not copied back into the gradients": [
+            (DDP, "grad.copy_(flat[begin", "(flat[begin")
+        ],
+    },
+    "sharded": {
+        "nothing": [],
+        "weights are not exchanged after the step": [
+            (SHARDED, "chunk.start(self._rank, self._group)", "pass"),
+            (SHARDED, "chunk.finish(self._rank)", "pass"),
+        ],
+        "each parameter is broadcast from the wrong rank": [
+            (EXCHANGE, "rows[rank], group", "rows[1 - rank], group")
+        ],
+        "add_param_group works before the constructor is done": [
+            (SHARDED, "        if self._local is None:", "        if False:")
+        ],
+        "learning rate and weight decay do not reach the inner optimizer": [
+            (
+                SHARDED,
+                "[self._own_part(g) for g in self.param_groups], **kwargs)",
+                "[{'params': self._own_part(g)['params']} for g in self.param_groups])",
+            ),
+            (SHARDED, "        _copy_settings(self.param_groups, self._local.param_groups)\n", ""),
+        ],
+    },
+    "fsdp": {
+        "nothing": [],
+        "reduce-scatter sums, and nothing divides": [
+            (GROUP, "mean_operator(wholes, group)", "dist.ReduceOp.SUM")
+        ],
+        "gradients of replicated parameters are not averaged": [
+            (WRAPPER, "mean_coalesced([p.master.grad for p in same], self.group)", "pass")
+        ],
+        "freed weights are used in the backward without a gather": [
+            (
+                UNITS,
+                "            copy_all(self._rows, self._masters)\n",
+                "            if not hasattr(self, 'once'):\n"
+                "                copy_all(self._rows, self._masters)\n"
+                "            self.once = True\n",
+            )
+        ],
+        "later steps gather the weights of the first step": [
+            (
+                UNITS,
+                "            copy_all(self._rows, self._masters)\n",
+                "            if not hasattr(self, 'once'):\n"
+                "                self.once = [p.clone() for p in self._masters]\n"
+                "            copy_all(self._rows, self.once)\n",
+            )
+        ],
+        "a rank keeps the rows of the other rank": [
+            (SHARDS, "min(self.rank * self.rows,", "min((1 - self.rank) * self.rows,")
+        ],
+        "the module keeps the gathered weights after the backward": [
+            (
+                UNITS,
+                "        if self.shown == whole:\n            return\n",
+                "        if self.shown == whole or (hasattr(self, 'once') and not whole):\n"
+                "            return\n        if whole:\n            self.once = True\n",
+            )
+        ],
+        "only rank 0 gathers the full weights": [
+            (
+                SHARDS,
+                "        all_gather_single(buffer",
+                "        self.rank or all_gather_single(buffer",
+            )
+        ],
+    },
+    "fsdp_half": {
+        "nothing": [],
+        "gradients stay in the compute dtype": [
+            (
+                UNITS,
+                "dtype, device = same[0].master.dtype,",
+                "dtype, device = same[0].shown_dtype,",
+            ),
+            (SHARDS, "gradient.dtype == self.master.dtype", "gradient.dtype == self.shown_dtype"),
+        ],
+    },
+}
+BUGS = [
+    Bug(check, name, tuple(edits))
+    for check, bugs in PLANTED.items()
+    for name, edits in bugs.items()
 ]
-BUGS = [*ATTENTION_BUGS, *PARALLEL_BUGS]
 
 
 # What is checked. Each check prints one line per finding.
@@ -358,8 +306,6 @@ def compare_attention(attend, n, batch, cast=lambda x: x):
 
 
 def attention_results(attend, n, batch, is_causal, cast):
-    import torch
-
     torch.manual_seed(0)
     q, k, v, do = (cast(torch.randn(batch, n, 64)) for _ in range(4))
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -373,8 +319,6 @@ def attention_results(attend, n, batch, is_causal, cast):
 
 
 def definition(q, k, v, is_causal):
-    import torch
-
     q, k, v = q.float(), k.float(), v.float()
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if is_causal:
@@ -414,8 +358,6 @@ def first_line(error):
 
 def on_ranks(work):
     """Run ``work(rank)`` on two ranks by gloo, and print what each says and how it ends."""
-    import torch.multiprocessing as mp
-
     folder = tempfile.mkdtemp()
     context = mp.start_processes(run_rank, (work, folder), RANKS, join=False, start_method="fork")
     try:
@@ -429,9 +371,6 @@ def on_ranks(work):
 
 
 def run_rank(rank, work, folder):
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
@@ -471,9 +410,6 @@ def check_bucketed():
 
 def toy_model(seed):
     """Return the handout's kind of model: a frozen bias, and a parameter that nothing uses."""
-    import torch
-    from torch import nn
-
     torch.manual_seed(seed)
     layers = [nn.Linear(10, 10, bias=False), nn.ReLU(), nn.Linear(10, 50), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(50, 5, bias=False))
@@ -484,9 +420,6 @@ def toy_model(seed):
 
 def tied_model(seed):
     """Return a model of which two layers share a weight."""
-    import torch
-    from torch import nn
-
     torch.manual_seed(seed)
     sizes = [(10, 10), (10, 50), (50, 10), (10, 50), (50, 5)]
     layers = [nn.Linear(*size, bias=False) for size in sizes]
@@ -497,8 +430,6 @@ def tied_model(seed):
 
 def train_alike(wrap, rank, say):
     """Train a wrapped model on halves of batches, and one model on the whole, and compare."""
-    import torch
-
     for words, make in (("toy", toy_model), ("tied", tied_model)):
         alone = make(rank)
         wrapped = wrap(deepcopy(alone))
@@ -524,8 +455,6 @@ def train_alike(wrap, rank, say):
 
 def compare_weights(words, actual, expected, say):
     """Say which weights differ by more than the tests allow, and by how much."""
-    import torch
-
     wrong = []
     for (name, a), b in zip(actual.named_parameters(), expected.parameters(), strict=True):
         if a.shape != b.shape:
@@ -540,8 +469,6 @@ def check_sharded():
 
 
 def train_sharded(rank, say):
-    import torch
-
     from a2lib.parallel import ShardedOptimizer
 
     settings = {"lr": 0.1, "weight_decay": 0.1, "betas": (0.9, 0.999), "eps": 1e-8}
@@ -568,16 +495,11 @@ def check_fsdp():
 
 
 def check_fsdp_half():
-    import torch
-
     on_ranks(lambda rank, say: train_fsdp(rank, say, torch.float16))
 
 
 def embedding_model(seed):
     """Return the handout's kind of model for FSDP: embedding, norms and linear layers."""
-    import torch
-    from torch import nn
-
     from a2lib.model import Embedding, Linear, RMSNorm
 
     torch.manual_seed(seed)
@@ -588,10 +510,7 @@ def embedding_model(seed):
 
 
 def train_fsdp(rank, say, compute_dtype):
-    """Both tests of FSDP: weights beside one process, and gradients after the finish."""
-    import torch
-    import torch.distributed as dist
-
+    """Compare weights with those of one process, and check gradients, after each step of FSDP."""
     from a2lib.parallel import FSDP
 
     alone = embedding_model(42)
@@ -607,13 +526,13 @@ def train_fsdp(rank, say, compute_dtype):
         mine = slice(rank * 10, rank * 10 + 10)
         entropy(fsdp(tokens[mine])[:, -1].float(), labels[mine]).backward()
         fsdp.finish_gradient_synchronization()
-        compare_gradients(f"step {step}", fsdp, say, dist, torch)
+        compare_gradients(f"step {step}", fsdp, say)
         for optimizer in optimizers:
             optimizer.step()
-        compare_gathered(f"step {step}", fsdp, alone, say, compute_dtype, torch)
+        compare_gathered(f"step {step}", fsdp, alone, say, compute_dtype)
 
 
-def compare_gradients(words, fsdp, say, dist, torch):
+def compare_gradients(words, fsdp, say):
     """Say of which parameter the gradient is missing, of another shape or dtype, or another on each
     rank though the parameter is replicated."""
     wrong = []
@@ -630,7 +549,7 @@ def compare_gradients(words, fsdp, say, dist, torch):
     say(f"{words}, gradients: {'right' if not wrong else 'wrong ' + ', '.join(wrong)}")
 
 
-def compare_gathered(words, fsdp, alone, say, compute_dtype, torch):
+def compare_gathered(words, fsdp, alone, say, compute_dtype):
     full, wrong = fsdp.gather_full_params(), []
     bound = {"rtol": 1e-4, "atol": 1e-3 if compute_dtype else 1e-6}
     for name, p in alone.named_parameters():
@@ -649,7 +568,7 @@ def edited(planted: Bug) -> dict[str, str]:
     for file, text, replacement in planted.edits:
         source = sources.get(file) or (PACKAGE / file).read_text(encoding="utf-8")
         if source.count(text) != 1:
-            raise SystemExit(f"{planted.name}: not once in {file}: {text!r}")
+            raise SystemExit(f"{planted}: not once in {file}: {text!r}")
         sources[file] = source.replace(text, replacement)
     return sources
 
@@ -686,9 +605,8 @@ def main():
         globals()[f"check_{words[1]}"]()
         return
     for planted in BUGS:
-        name = f"{planted.check}: {planted.name}"
-        if not words or any(word in name for word in words):
-            print(f"== {name}\n{run(planted)}", flush=True)
+        if not words or any(word in str(planted) for word in words):
+            print(f"== {planted}\n{run(planted)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_the_tiles_of_the_estimate_are_those_of_the_kernels():
 
 def test_the_estimate_in_round_numbers():
     # 2 matmuls of 16 x 16384^2 x 64, half of the pairs, at 989.4 TFLOP/s: 0.556 ms; 5: 1.39 ms.
-    forward, backward = flash.floors("forward"), flash.floors("backward")
+    forward, backward = flash.least_times("forward"), flash.least_times("backward")
     assert forward["tensor cores"] == pytest.approx(0.5556, abs=1e-4)
     assert backward["tensor cores"] == pytest.approx(2.5 * forward["tensor cores"])
     # An SM does 4,096 operations of bf16 in a clock and 16 exponentials; 256 a score at d = 64.

@@ -12,7 +12,7 @@ plant_bugs = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(plant_bugs)
 
 
-@pytest.mark.parametrize("planted", plant_bugs.BUGS, ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", plant_bugs.BUGS, ids=str)
 def test_a_bug_can_be_planted(planted):
     for source in plant_bugs.edited(planted).values():
         ast.parse(source)

@@ -271,7 +271,8 @@ def published() -> pd.DataFrame:
     lines, unit = [], {"MB": MIB, "MiB": MIB, "B": 1}
     for row in load_reference("attention").query("unit != ''").itertuples():
         for what, size in accounted(row.device, int(row.seq_len), int(row.head_dim)).items():
-            if words := getattr(row, what):
+            words = getattr(row, what)
+            if words:
                 half = 0.5 * 10.0 ** -len(words.partition(".")[2]) + 1e-9
                 same = abs(float(words) - size / unit[row.unit]) <= half
                 where = int(row.seq_len), int(row.head_dim)

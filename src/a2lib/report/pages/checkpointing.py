@@ -75,17 +75,17 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """
     rows = rows[rows["model"].isin(SIZES) & rows["strategy"].isin(NAMES)]
     rate = copy_bandwidth(rows_of("ceiling"))
-    found = rows.join(pd.DataFrame([_theory(r) for r in rows.itertuples()], index=rows.index))
-    found["name"] = found["strategy"].map(NAMES)
-    found["whole"] = found["held"] + found["peak_bytes"]
+    derived = rows.join(pd.DataFrame([_theory(r) for r in rows.itertuples()], index=rows.index))
+    derived["name"] = derived["strategy"].map(NAMES)
+    derived["whole"] = derived["held"] + derived["peak_bytes"]
     key = ["model", "layers", "precision", "attention", "gradients"]
-    base = found[found["strategy"] == "block"].set_index(key)[["ms", "ms_forward"]]
-    base = found[key].join(base, on=key)
-    found["ms_expected"] = [
+    base = derived[derived["strategy"] == "block"].set_index(key)[["ms", "ms_forward"]]
+    base = derived[key].join(base, on=key)
+    derived["ms_expected"] = [
         row.ms + _beyond_one_block(r, row.ms_forward, rate * 1e12) if rate else None
-        for r, row in zip(found.itertuples(), base.itertuples(), strict=True)
+        for r, row in zip(derived.itertuples(), base.itertuples(), strict=True)
     ]
-    return found
+    return derived
 
 
 def _step(row) -> StepMemory:

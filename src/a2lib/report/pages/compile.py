@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from a2lib.report.data import load_reference
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.page import one, pick
@@ -10,7 +11,7 @@ from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import label, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.traces import kernels
-from a2lib.report.units import percent
+from a2lib.report.units import count, digits, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.eager import attention_kernels, moves
 from a2lib.theory.roofline import Kernel, floor
@@ -19,8 +20,6 @@ from a2lib.theory.step_floor import compiled_step, eager_step
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 MODELS = ("small", "medium", "large", "xl25", "2.7B")
 HEAD_SIZES = (16, 32, 64, 128)
-# Sizes by their parameters; the handout's 2.7B has 3.4 billion.
-SIZE_NAMES = {**TITLES, "xl25": "2.0B", "2.7B": "3.4B"}
 BATCH, TOKENS = 4, 512  # of the models' training steps
 LOOKS = palette(HEAD_SIZES)
 STEP = {"mode": "train-step", "context": TOKENS, "phase": "wall"}
@@ -161,7 +160,7 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     label(ax, "measured", (last["gain"], len(table) - 1), (-62, 0), color=COLOURS[0], **below)
     label(ax, "predicted", (last["predicted"], len(table) - 1), (7, 0), **below)
     names = [
-        f"{SIZE_NAMES[model]}, {precision}: {percent(share)}"
+        f"{TITLES[model]}, {precision}: {percent(share)}"
         for model, precision, share in zip(
             table["model"], table["precision"], table["share"], strict=True
         )
@@ -240,3 +239,21 @@ def gains_most_at(rows: pd.DataFrame, tokens: int) -> bool:
     forward = compiled[compiled["pass"] == "forward"]
     grid = forward.pivot(index="head_dim", columns="seq_len", values="gain").astype(float)
     return bool(compiled["gain"].min() > 1 and (grid.idxmax(axis=1) == tokens).all())
+
+
+def published() -> pd.DataFrame:
+    """Return the times that others printed, eager and compiled, and the gain; a line per case."""
+    rows = load_reference("compile")
+    is_attention = rows["part"] == "attention"
+    name = rows["model"].map(TITLES).mask(is_attention, "attention")
+    phase = rows["phase"].mask(rows["phase"] == "wall", rows["mode"])
+    tokens = rows["seq_len"].fillna(rows["context"])
+    rows = rows.assign(what=name + ", " + phase, tokens=tokens)
+    case = ["device", "what", "tokens", "head_dim"]
+    wide = rows.pivot(index=case, columns="implementation", values="ms").astype(float)
+    wide = wide.assign(gain=wide["eager"] / wide["compile"])
+    cells = wide.map(lambda value: digits(value, 3), na_action="ignore").reset_index()
+    for size in ("tokens", "head_dim"):
+        cells[size] = cells[size].map(count, na_action="ignore")
+    cells = cells[[*case, "eager", "compile", "gain"]]
+    return cells.rename(columns={"what": "", "head_dim": "d", "compile": "compiled"})

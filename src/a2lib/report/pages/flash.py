@@ -178,7 +178,7 @@ def rates() -> dict[str, float]:
     }
 
 
-def floors(pass_: str) -> dict[str, float]:
+def least_times(pass_: str) -> dict[str, float]:
     """Return the least ms of each unit by itself at BOARD: for the matmuls that a pass needs, an
     exponential for each score below the diagonal, and each tensor once."""
     amounts = {
@@ -186,7 +186,7 @@ def floors(pass_: str) -> dict[str, float]:
         "exponentials": BOARD["heads"] * BOARD["n_queries"] ** 2 / 2,
         "device memory": attention.attention_bytes(**BOARD, element_bytes=2, pass_=pass_),
     }
-    return {limit: amounts[limit] / rate for limit, rate in rates().items()}
+    return {unit: amounts[unit] / rate for unit, rate in rates().items()}
 
 
 def tile_times(tiles) -> np.ndarray:
@@ -216,13 +216,13 @@ def _two(figure, parts: pd.DataFrame, **looks):
 
 @chart(height=3.3)
 def bars(figure, rows: pd.DataFrame):
-    """Draw forward and backward at BOARD, a bar for each implementation, below the tensor-core
-    limit; the three that would need a longer axis are named beside the bars."""
+    """Draw forward and backward at BOARD, a bar for each implementation, below the least time of
+    the tensor cores; the three that would need a longer axis are named beside the bars."""
     time = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
     shown = [FA4, OURS, "sdpa_cudnn", "flex", "sdpa_flash"]
     parts = time.loc[shown, ["forward", "backward"]].rename(index=LOOKS.label)
-    least = {p: [floors(p)["tensor cores"]] for p in parts}
-    parts = pd.concat([pd.DataFrame(least, index=["tensor-core limit"]), parts])
+    least = {p: [least_times(p)["tensor cores"]] for p in parts}
+    parts = pd.concat([pd.DataFrame(least, index=["least time"]), parts])
     far = {LOOKS.label(n): time.loc[n, "end_to_end"] for n in time.index if n not in shown}
     text = [ms(v) for v in parts.sum(axis=1)]
     text[0] = " + ".join(digits(least[p][0]) for p in parts) + f" = {text[0]}"

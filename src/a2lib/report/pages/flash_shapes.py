@@ -73,11 +73,11 @@ def machines(h100: pd.DataFrame, h200: pd.DataFrame) -> pd.DataFrame:
     for dtype in DTYPES:
         for name in LOOKS:
             try:
-                found = [two_gpus(h100, h200, name, dtype, pass_) for pass_ in PASSES]
+                passes = [two_gpus(h100, h200, name, dtype, pass_) for pass_ in PASSES]
             except Missing:
                 continue
-            if all(map(len, found)):
-                cells = [span(ratio, times, 3) for ratio in found]
+            if all(map(len, passes)):
+                cells = [span(ratio, times, 3) for ratio in passes]
                 lines.append([f"{dtype}, {LOOKS.label(name)}", *cells])
     return pd.DataFrame(lines, columns=["H100 over H200", *PASSES.values()])
 

@@ -34,9 +34,9 @@ def limits(measured: dict) -> pd.DataFrame:
     per_ms = flash.rates()
     units = {"tensor cores": "TFLOP/s", "exponentials": "T/s"}
     lines = [
-        [limit, quantity(rate / 1e9, units.get(limit, "TB/s"), 3)]
-        + [ms(flash.floors(p)[limit], 3) for p in OWN]
-        for limit, rate in per_ms.items()
+        [unit, quantity(rate / 1e9, units.get(unit, "TB/s"), 3)]
+        + [ms(flash.least_times(p)[unit], 3) for p in OWN]
+        for unit, rate in per_ms.items()
     ]
     lines.append(["**measured**", "", *(f"**{ms(measured[p].ms, 3)}**" for p in OWN)])
     return pd.DataFrame(lines, columns=["unit", "data-sheet rate", "forward", "backward"])

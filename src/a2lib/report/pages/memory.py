@@ -23,8 +23,6 @@ from a2lib.theory.transformer import block_parameter_count, parameter_count, sta
 
 BATCH, MODEL = 4, "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)
-# Sizes by their parameters; the handout's 2.7B has 3.4 billion.
-SIZE_NAMES = {**TITLES, "xl25": "2.0B", "2.7B": "3.4B"}
 UNIT = {"MiB": 2**20, "GiB": 2**30, "GB": 1e9, "G": 1e9, "B": 1}
 MATRIX = "softmax's output"
 KINDS = {
@@ -69,28 +67,29 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
     whole = (rows["phase"] == "step") & (rows["step_number"] == 1)
-    given = rows["note"].map(lambda note: _said("total capacity of", note)).min()
-    found = [_theory(r) if w else {} for r, w in zip(rows.itertuples(), whole, strict=True)]
+    capacity = rows["note"].map(lambda note: _said("total capacity of", note)).min()
+    theory = [_theory(r) if w else {} for r, w in zip(rows.itertuples(), whole, strict=True)]
     state = rows["model"].map({m: state_bytes(s).total for m, s in SIZES.items()})
-    return rows.assign(state=state, capacity=given).join(pd.DataFrame(found, index=rows.index))
+    rows = rows.assign(state=state, capacity=capacity)
+    return rows.join(pd.DataFrame(theory, index=rows.index))
 
 
 def _said(words: str, note: str) -> float:
     """Return the size behind these words in PyTorch's out-of-memory message."""
-    found = re.search(rf"{words} ([\d.]+) (MiB|GiB)", str(note))
-    return float(found[1]) * UNIT[found[2]] if found else np.nan
+    size = re.search(rf"{words} ([\d.]+) (MiB|GiB)", str(note))
+    return float(size[1]) * UNIT[size[2]] if size else np.nan
 
 
 def _theory(row) -> dict:
     case = step(row.context, row.mode, row.precision, row.attention, row.model)
-    found = {"counted": asked(case)}
+    sizes = {"counted": asked(case)}
     if row.mode == "train-step":
         about = case.shape, BATCH, case.context, case.precision, case.attention
         estimate = evaluate(Training(*about, "library"), Layout(sharding="none"), DEVICES["H200"])
-        found["planned"] = estimate.memory_bytes
+        sizes["planned"] = estimate.memory_bytes
     if row.status == "oom":
-        found["wanted"] = _said("Tried to allocate", row.note)
-    return found
+        sizes["wanted"] = _said("Tried to allocate", row.note)
+    return sizes
 
 
 def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -101,18 +100,19 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     largest, five: the largest saved tensor and the five largest together, seen by autograd's hooks
     """
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
-    seen, sizes = traces.pictures("saved", rows), []
+    seen = traces.pictures("saved", rows)
+    largest_first = []
     for row in rows.itertuples():
-        found = sorted((tensor["bytes"] for tensor in traces.traced(row, seen)), reverse=True)
-        sizes.append(found or [np.nan])
+        sizes = sorted((tensor["bytes"] for tensor in traces.traced(row, seen)), reverse=True)
+        largest_first.append(sizes or [np.nan])
     return rows.assign(
         formula=[
             block_saved_bytes(SIZES[r.model], BATCH, int(r.context), r.attention, r.precision)
             for r in rows.itertuples()
         ],
         gradients=[4 * block_parameter_count(SIZES[m]) for m in rows["model"]],
-        largest=[found[0] for found in sizes],
-        five=[sum(found[:5]) for found in sizes],
+        largest=[sizes[0] for sizes in largest_first],
+        five=[sum(sizes[:5]) for sizes in largest_first],
     )
 
 
@@ -135,31 +135,47 @@ def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     lines, timelines, largest = (
         traces.pictures(name, rows) for name in ("lines", "memory", "largest")
     )
-    found = []
+    derived = []
     for row in rows.itertuples():
-        first = int(row.step_number) == 0
-        block = row.mode == "block"
-        mode = "train-step" if block else row.mode
-        case = step(row.context, mode, row.precision, row.attention, row.model, first)
-        mine = {"counted": np.nan if block else asked(case)}
-        if asked_for := traces.traced(row, lines):
-            for phase in ("forward", "backward"):
-                own = [r for r in asked_for if r["phase"] == phase] or [{"bytes": np.nan}]
-                most = max(r["bytes"] for r in own)
-                mine[f"{phase}_largest"] = most
-                mine[f"{phase}_of"] = sum(r.get("count", 0) for r in own if r["bytes"] == most)
-        if block and (drawn := traces.traced(row, timelines)):
-            at = moments(drawn)
-            mine["ended"] = timeline.total(at["forward"])
-            mine["kept"] = at["forward"]["saved for backward"]
-            mine["grown"] = at["peak"]["gradients"]
-            mine["left"] = at["peak"]["saved for backward"]
-            scores = case.sizes["scores"]
-            scores = [r for r in traces.traced(row, largest) if r["bytes"] == scores]
-            mine["matrices"] = len(scores)
-            mine["own"] = sum(r["category"] == "saved for backward" for r in scores)
-        found.append(mine)
-    return rows.join(pd.DataFrame(found, index=rows.index))
+        is_block = row.mode == "block"
+        mode = "train-step" if is_block else row.mode
+        is_first = int(row.step_number) == 0
+        case = step(row.context, mode, row.precision, row.attention, row.model, is_first)
+        sizes = {"counted": np.nan if is_block else asked(case)}
+        sizes |= _largest_by_phase(traces.traced(row, lines))
+        recorded = traces.traced(row, timelines)
+        if is_block and recorded:
+            at_peak = traces.traced(row, largest)
+            sizes |= _block_moments(recorded, at_peak, case.sizes["scores"])
+        derived.append(sizes)
+    return rows.join(pd.DataFrame(derived, index=rows.index))
+
+
+def _largest_by_phase(allocations: list[dict]) -> dict[str, float]:
+    """Return for forward and backward the bytes of the largest allocation, and how many have that
+    size."""
+    sizes = {}
+    for phase in ("forward", "backward"):
+        here = [line for line in allocations if line["phase"] == phase]
+        most = max((line["bytes"] for line in here), default=np.nan)
+        sizes[f"{phase}_largest"] = most
+        sizes[f"{phase}_of"] = sum(line["count"] for line in here if line["bytes"] == most)
+    return sizes
+
+
+def _block_moments(recorded: list[dict], at_peak: list[dict], scores: int) -> dict[str, int]:
+    """Return what ``recordings`` adds to the row of a block, from its timeline, the tensors at its
+    peak, and the bytes of the scores."""
+    at = moments(recorded)
+    matrices = [tensor for tensor in at_peak if tensor["bytes"] == scores]
+    return {
+        "ended": timeline.total(at["forward"]),
+        "kept": at["forward"]["saved for backward"],
+        "grown": at["peak"]["gradients"],
+        "left": at["peak"]["saved for backward"],
+        "matrices": len(matrices),
+        "own": sum(tensor["category"] == "saved for backward" for tensor in matrices),
+    }
 
 
 def moments(rows: list[dict]) -> dict[str, dict]:
@@ -178,16 +194,19 @@ def moments(rows: list[dict]) -> dict[str, dict]:
 
 def over(rows: pd.DataFrame, **about) -> list[dict]:
     """Return the recorded timeline of a second step, from its first phase on."""
-    found = traces.picture("memory", rows, step_number=1, model=MODEL, **about)
-    return found[next(i for i, row in enumerate(found) if "/" in row["phase"]) :]
+    recorded = traces.picture("memory", rows, step_number=1, model=MODEL, **about)
+    begin = next(i for i, point in enumerate(recorded) if "/" in point["phase"])
+    return recorded[begin:]
 
 
 def kinds(context: int, precision: str, attention: str) -> dict[str, int]:
     """Return the bytes that a block saves for its backward, by kind of tensor."""
-    found = dict.fromkeys(KINDS, 0)
+    sizes = dict.fromkeys(KINDS, 0)
     for name, size in block_saved(SIZES[MODEL], BATCH, context, attention, precision).items():
-        found[next(k for k, ends in KINDS.items() if re.split("[/.]", name)[-1] in ends)] += size
-    return found
+        end = re.split("[/.]", name)[-1]
+        kind = next(kind for kind, ends in KINDS.items() if end in ends)
+        sizes[kind] += size
+    return sizes
 
 
 def block_bars(context: int) -> Chart:
@@ -442,7 +461,7 @@ def other_sizes(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
     few = few.assign(cell=peak_cells(few))
     wide = few.pivot(index=["model", "precision"], columns="context", values="cell")
     wide = wide.reindex(["small", "medium", "large", "xl25", "10B"], level=0).reset_index()
-    return wide.replace({"model": SIZE_NAMES}).rename(columns={c: f"{c:,}" for c in CONTEXTS})
+    return wide.replace({"model": TITLES}).rename(columns={c: f"{c:,}" for c in CONTEXTS})
 
 
 def saved_by_kind() -> pd.DataFrame:

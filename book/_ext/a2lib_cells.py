@@ -18,8 +18,8 @@ SHOWN = {"image/svg+xml": "_repr_svg_", "text/markdown": "_repr_markdown_",
 
 
 class HereClient(execute.NotebookClientBase):
-    """What MyST-NB asks in `inline` mode. What a cell raises ends the build; what an expression in
-    the text raises is a warning."""
+    """Run a page's cells and expressions for MyST-NB's `inline` mode. An error in a cell ends the
+    build; an error in an expression of the text is a warning."""
 
     def start_client(self) -> None:
         self.notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
@@ -31,7 +31,7 @@ class HereClient(execute.NotebookClientBase):
         return None, cell.outputs
 
     def eval_variable(self, name: str) -> list:
-        """Run code, and give what its last line shows if that is an expression."""
+        """Run code; return the output of its last line if that is an expression."""
         code, last = ast.parse(name), None
         if isinstance(code.body[-1], ast.Expr):
             last = ast.Expression(code.body.pop().value)

@@ -2,8 +2,8 @@
 
 1. No page asks another site for anything. Jupyter Book always loads sphinx-thebe, whose script on
    every page names a CDN; its hooks are taken out. Scripts that two extensions add are kept once.
-2. A page whose cells read data/ is stale when data/ or the report's code changes, although its own
-   text does not; Sphinx is told so.
+2. A page whose cells read data/ is stale when data/ or the code of report or theory changes,
+   although its own text does not; Sphinx is told so.
 3. Jupyter Book puts every script and style sheet below _static on every page. What only some pages
    need lies in _ext/pages, which becomes a static folder after that scan: MathJax comes with the
    pages that hold equations, the search with search.html.
@@ -54,7 +54,8 @@ def describe(app, page, _template, context, doctree) -> None:
     title = called(app, page)
     tags = {"og:title": title, "og:type": "article", "og:site_name": app.config.html_title,
             "og:description": text}  # fmt: skip
-    if address := app.config.a2lib_address.rstrip("/"):
+    address = app.config.a2lib_address.rstrip("/")
+    if address:
         tags |= {"og:url": f"{address}/{page}.html",
                  "og:image": f"{address}/_static/flash-e2e.png"}  # fmt: skip
     lines = [f'<meta name="description" content="{html.escape(text)}" />']
@@ -64,11 +65,10 @@ def describe(app, page, _template, context, doctree) -> None:
 
 
 def first_sentences(doctree, most: int = 200) -> str:
-    """The start of a page's first paragraph of prose, without its citations."""
+    """Return the start of a page's first paragraph of prose."""
     for paragraph in doctree.findall(nodes.paragraph):
         if isinstance(paragraph.parent, nodes.section):
-            text = re.sub(r"\s+", " ", paragraph.astext()).removeprefix("The question. ")
-            text = re.sub(r" ?[\[(][^\])]*\d{4}[^\])]*[\])]", "", text)
+            text = re.sub(r"\s+", " ", paragraph.astext())
             if len(text) > 40:
                 return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
     return doctree.astext().strip().split("\n")[0]
@@ -98,10 +98,11 @@ def empty_icon_script(app, exception) -> None:
 
 
 def stale_pages(app, env, _added, _changed, _removed) -> list[str]:
-    """Every page that runs code, if what its cells read is not what it was."""
+    """Return every page that runs code, if the files that cells read have changed."""
     digest = hashlib.sha256()
     files = [file for root in [*data_roots(), ROOT / "data"] for file in root.rglob("*.csv")]
-    files += (ROOT / "src" / "a2lib" / "report").rglob("*.py")
+    for part in ("report", "theory"):
+        files += (ROOT / "src" / "a2lib" / part).rglob("*.py")
     for file in sorted(set(files)):
         digest.update(str(file).encode() + b"\0" + file.read_bytes())
     before, env.a2lib_digest = getattr(env, "a2lib_digest", None), digest.hexdigest()

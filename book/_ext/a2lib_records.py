@@ -10,12 +10,12 @@ import html
 
 
 def is_record(page: str) -> bool:
-    """Whether a page is an executed notebook."""
+    """Return whether a page is an executed notebook."""
     return page.startswith("notebooks/")
 
 
 def called(app, page: str) -> str:
-    """What a page is called elsewhere, as plain text."""
+    """Return the title under which other pages name a page, as plain text."""
     title = app.env.external_site_map[page].title if is_record(page) else None
     return title or app.env.titles[page].astext()
 

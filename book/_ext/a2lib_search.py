@@ -20,7 +20,7 @@ FILE = Path("_static") / "texts.js"
 WORDS, TEXTS = "A2_WORDS = ", "A2_TEXTS = "
 # Logs, indices and pages of tables hold every word, and are seldom what a reader looks for.
 WEIGHTS = {r"^notebooks/": 0.3, r"^(questions|references|glossary|index)$": 0.4,
-           r"-(shapes|kernels|published)$": 0.6}  # fmt: skip
+           r"-(shapes|kernels)$": 0.6}  # fmt: skip
 SKIPPED = (nodes.section, nodes.raw, nodes.comment, nodes.math_block, nodes.image, nodes.pending,
            nodes.substitution_definition, addnodes.toctree, addnodes.index)  # fmt: skip
 IS_NUMBER = re.compile(r"[\d.,×()%\s·–+-]*(?:[KMG]?i?B|ms)?|oom|n/a", re.I)
@@ -38,17 +38,20 @@ def gather(app, page, _template, _context, doctree) -> None:
         words, numbers = [], []
         for child in part.children[1:]:
             _collect(child, words, numbers, skipped)
-        # A cell that many tables of a section have is found once.
-        text, cells = (re.sub(r"\s+", " ", " ".join(dict.fromkeys(all_))).strip()
-                       for all_ in (words, numbers))  # fmt: skip
         title, heading = called(app, page), _plain(part[0]).strip()
+        text, cells = _joined(words), _joined(numbers)
         anchor, *labels = part["ids"]
         entries.append([page, title, anchor, heading, text, cells, weight, " ".join(labels)])
     _texts(app)[page] = entries
 
 
+def _joined(texts: list[str]) -> str:
+    """Return the texts as one line, each once: many tables of a section may have the same cell."""
+    return re.sub(r"\s+", " ", " ".join(dict.fromkeys(texts))).strip()
+
+
 def _is_part(node) -> bool:
-    """Whether a node has a heading and an anchor of its own: a section, or a fold with a label."""
+    """Return whether a node has a heading and an anchor: a section, or a fold with a label."""
     return isinstance(node, nodes.section) or isinstance(node, dropdown_main) and bool(node["ids"])
 
 
@@ -57,14 +60,16 @@ def write(app, exception) -> None:
     if exception or app.builder.name != "html":
         return
     file = Path(app.outdir) / FILE
-    known: dict[str, list] = {}
+    of_pages: dict[str, list] = {}
     if file.is_file():
         texts = file.read_text(encoding="utf-8").partition(TEXTS)[2]
         for entry in json.loads(texts):
-            known.setdefault(entry[0], []).append(entry)
-    known |= _texts(app)
-    entries = [entry for page in sorted(known) if page in app.env.found_docs
-               for entry in known[page]]  # fmt: skip
+            of_pages.setdefault(entry[0], []).append(entry)
+    of_pages |= _texts(app)
+    entries = []
+    for page in sorted(of_pages):
+        if page in app.env.found_docs:
+            entries += of_pages[page]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
     words = json.dumps(json.loads((Path(__file__).parent / "search.json").read_text("utf-8")))
     file.write_text(f"{WORDS}{words}\n{TEXTS}[\n{lines}\n]\n", encoding="utf-8")
@@ -85,7 +90,7 @@ def _collect(node, words: list[str], numbers: list[str], skipped: tuple) -> None
 
 
 def _plain(node) -> str:
-    """The words of a node; the HTML that an extension put among them is none."""
+    """Return the words of a node, without the HTML that an extension put among them."""
     if isinstance(node, SKIPPED):
         return ""
     if isinstance(node, nodes.Text):

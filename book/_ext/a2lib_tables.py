@@ -57,13 +57,17 @@ class UnitsStay(SphinxPostTransform):
 
 
 def _block(node):
-    """The paragraph, or the like, that a node is in."""
-    return next((one for one in _above(node) if not isinstance(one, nodes.Inline)), None)
+    """Return the paragraph, or another block, that a node is in."""
+    for parent in _above(node):
+        if not isinstance(parent, nodes.Inline):
+            return parent
+    return None
 
 
 def scopes(_app, _page, _template, context, _doctree) -> None:
-    """Say of each table head in the page's body whether it heads a column or a row."""
-    if body := context.get("body"):
+    """Mark each table head in the page's body as the head of a column or of a row."""
+    body = context.get("body")
+    if body:
         body = re.sub(r"<thead>.*?</thead>", lambda m: _scoped(m[0], "col"), body, flags=re.S)
         body = _scoped(body, "row")
         # A head without a word heads nothing.
@@ -76,7 +80,9 @@ def _scoped(html: str, scope: str) -> str:
 
 
 def _above(node):
-    while node := node.parent:
+    """Yield the parent of a node, its parent, and so on."""
+    while node.parent:
+        node = node.parent
         yield node
 
 

@@ -90,7 +90,7 @@ def perturbed(table, section, rng, spread):
 
 def breaks(claim, tables):
     try:
-        return not claim.bears(tables)
+        return not claim.is_supported(tables)
     except (LookupError, ValueError, TypeError, ArithmeticError):
         return True
 
@@ -101,7 +101,7 @@ def test_each_claim_holds_and_can_break(name):
         assert page.claims, f"{name} claims nothing"
         words = [claim.words for claim in page.claims]
         assert len(set(words)) == len(words)
-        assert [claim.words for claim in page.claims if not claim.bears(page.tables)] == []
+        assert [claim.words for claim in page.claims if not claim.is_supported(page.tables)] == []
         rng = np.random.default_rng(0)
         firm = list(page.claims)
         for spread in np.linspace(0.3, 1.3, 60):
@@ -148,7 +148,7 @@ def test_its_claims_are_answered_on_other_rows(name, monkeypatch):
         assert "nothing is measured on NVIDIA B200" in str(page.your_machine("make x"))
         monkeypatch.setattr(page, "local", lambda page=page: {"nvidia-b200": page.tables})
         # The test above has evaluated each on these rows.
-        monkeypatch.setattr(Claim, "bears", lambda *_: True)
+        monkeypatch.setattr(Claim, "is_supported", lambda *_: True)
         text = str(page.your_machine("make x"))
         assert text.count("| yes |") == len(page.claims) and "| no |" not in text
         monkeypatch.setattr(page, "local", dict)

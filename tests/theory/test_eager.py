@@ -28,10 +28,10 @@ def test_the_length_at_which_a_gpu_failed_is_the_counted():
     for row in rows:
         batch, d, causal = int(row["batch"]), int(row["head_dim"]), row["causal"] == "true"
         room, fits, fails = (int(row[c]) for c in ("room_bytes", "fits_len", "fails_len"))
-        how = "blocks" if row["allocator"] == "blocks" else "tensors"
+        kind = "blocks" if row["allocator"] == "blocks" else "tensors"
         step = fails - fits
-        counted = longest(batch, d, causal, room, row["pass"], step=step, how=how)
-        assert fits == counted or (how == "tensors" and fits == counted - step), row
+        length = longest(batch, d, causal, room, row["pass"], step=step, counted=kind)
+        assert fits == length or (kind == "tensors" and fits == length - step), row
 
 
 def test_the_longest_sequence_is_the_last_that_fits():
@@ -40,12 +40,12 @@ def test_the_longest_sequence_is_the_last_that_fits():
         fits = [Eager(8, m, 64, True).total(pass_) for m in (n, n + 1)]
         assert fits[0] <= 10**9 < fits[1]
         assert longest(8, 64, True, 10**9, pass_, step=256) == n // 256 * 256
-    tiled = longest(8, 64, True, 10**9, "backward", how="tiled")
+    tiled = longest(8, 64, True, 10**9, "backward", counted="tiled")
     totals = [tiled_total(8, n, 64, "backward") for n in (tiled, tiled + 1)]
     assert totals[0] <= 10**9 < totals[1]
     # Four matrices of 32 bytes a pair of tokens, and little else; five blocks.
     assert longest(8, 16, False, 128 * 10**9, "backward") == pytest.approx(math.sqrt(1e9), rel=0.01)
-    blocks = longest(8, 64, False, 160 * 10**9, "backward", how="blocks")
+    blocks = longest(8, 64, False, 160 * 10**9, "backward", counted="blocks")
     assert blocks == pytest.approx(math.sqrt(1e9), rel=0.01)
     assert longest(8, 64, False, 10**3, "forward") == 0
 

@@ -54,7 +54,7 @@ class Claim:
     holds: Callable[..., bool]
     sections: tuple[str, ...]
 
-    def bears(self, tables: dict[str, pd.DataFrame]) -> bool:
+    def is_supported(self, tables: dict[str, pd.DataFrame]) -> bool:
         """Return whether the rows in ``tables`` support the sentence."""
         return bool(self.holds(*(tables[name] for name in self.sections)))
 
@@ -63,7 +63,7 @@ class Claim:
         if not all(len(tables[name]) for name in self.sections):
             return "not measured"
         try:
-            return "yes" if self.bears(tables) else "no"
+            return "yes" if self.is_supported(tables) else "no"
         except LACKING:
             return "not measured"
 
@@ -178,7 +178,7 @@ class Page:
         order = sorted(devices, key=lambda name: (name == "cpu", name))
         return {device: self._tables(device) for device in order}
 
-    def claim(self, words: str, *sections):
+    def claim(self, words: str, *sections: str) -> Callable:
         """Check, as a decorator of a named function, that the published rows support ``words``.
 
             @page.claim("A rank's peak is at most 54 % of data parallelism's", "fsdp_memory")
@@ -188,20 +188,18 @@ class Page:
         The function gets the tables of ``sections`` in their order, or the page's own table if none
         is named. Raises ClaimError unless it returns a true value.
         """
-        if sections and callable(sections[0]):  # claim(words, function, *sections)
-            holds, *names = sections
-            return self._check(words, holds, names)
-        return lambda holds: self._check(words, holds, sections)
 
-    def _check(self, words: str, holds: Callable[..., bool], sections):
-        _asked.clear()
-        claim = Claim(words, holds, tuple(sections) or (self.section,))
-        self.claims.append(claim)
-        if self.strict and not claim.bears(self.tables):
-            asked = [f"{where}: ms {getattr(row, 'ms', None)}" for where, row in _asked[:8]]
-            rows = "; ".join(asked)
-            raise ClaimError(f"{self.section}: the rows do not bear: {words}. Asked: {rows}")
-        return holds
+        def check(holds: Callable[..., bool]) -> Callable[..., bool]:
+            _asked.clear()
+            claim = Claim(words, holds, sections or (self.section,))
+            self.claims.append(claim)
+            if self.strict and not claim.is_supported(self.tables):
+                asked = [f"{where}: ms {getattr(row, 'ms', None)}" for where, row in _asked[:8]]
+                rows = "; ".join(asked)
+                raise ClaimError(f"{self.section}: the rows do not support: {words}. Asked: {rows}")
+            return holds
+
+        return check
 
     def pending(self, words: str, lacking: Callable[..., pd.DataFrame], *sections: str) -> Markdown:
         """Return the sentence that something is not measured yet.

@@ -39,7 +39,7 @@ class Question:
     def label(self) -> str:
         return f"{self.id} {self.part}".strip()
 
-    def has(self, query: str) -> int:
+    def count(self, query: str) -> int:
         """Return how many of the published device's rows of its section a query selects."""
         return _count_rows(self.section, query, *data.data_roots())
 
@@ -70,12 +70,12 @@ def state(label: str) -> str:
     question = load()[label]
     if question.page and not question.section:
         return "derived on paper"
-    if not question.page or not question.has(question.rows):
+    if not question.page or not question.count(question.rows):
         return "not measured yet"
     if not question.missing:
         return "answered"
     queries = [query for query in question.lacking.split("; ") if query]
-    if queries and all(question.has(query) for query in queries):
+    if queries and all(question.count(query) for query in queries):
         return "answered"
     return f"partly answered; not measured yet: {question.missing}"
 

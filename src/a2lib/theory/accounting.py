@@ -153,18 +153,19 @@ class Mesh:
         (``combine`` "sum"), or above 1 ("max"), no batch is large enough."""
         return self._ring(self.Y) * self.alpha * self.Y / (self.M_Y * stack.d_ff)
 
-    def least_tokens(self, stack: Stack = XXL) -> float | None:
-        """Return the tokens per device from which the forward is compute-bound, or None where no
-        number is enough."""
+    def least_tokens(self) -> float | None:
+        """Return the tokens per device from which the forward of ``XXL`` is compute-bound, or None
+        where no number is enough."""
         fsdp = self._ring(self.X) * self.alpha / (self.M_X * self.Y)
-        share = self.tp_share(stack)
+        share = self.tp_share(XXL)
         if self.combine == "max":
             return fsdp if share <= 1 else None
         return fsdp / (1 - share) if share < 1 else None
 
-    def batch(self, stack: Stack = XXL) -> float | None:
-        """Return the tokens of the whole mesh from which the forward is compute-bound."""
-        least = self.least_tokens(stack)
+    def batch(self) -> float | None:
+        """Return the tokens of the whole mesh from which the forward of ``XXL`` is
+        compute-bound."""
+        least = self.least_tokens()
         return None if least is None else least * self.devices
 
     def best_tokens(self) -> float:
@@ -195,7 +196,6 @@ class Trick:
 
     name: str
     formula: str
-    tokens_per_device: float
     overall: float
     price: str
 
@@ -223,6 +223,6 @@ def tricks() -> list[Trick]:
         ("half of the devices", "α / (M_X Y)", base, n / 2, "half the speed"),
     ]
     return [
-        Trick(name, formula, per_device, per_device * devices, price)
+        Trick(name, formula, per_device * devices, price)
         for name, formula, per_device, devices, price in ways
     ]

@@ -1,13 +1,16 @@
-"""Operations and bytes of attention, counted.
+"""FLOPs and bytes of attention, and the rules by which a2lib chooses a kernel.
 
-Operations follow the convention of the FlashAttention papers (FlashAttention-2, section 4.1;
-FlashAttention-3, section 4.1): two per multiply-add of the matrix products alone, half of them if
-the mask is causal whatever the block size, and a backward of five products to the forward's two.
+FLOPs follow the convention of the FlashAttention papers (FlashAttention-2, section 4.1;
+FlashAttention-3, section 4.1): two per multiply-add of the matmuls alone, half of them if the mask
+is causal, whatever the block size. The forward has two matmuls, the backward five.
+
+The thresholds of the rules were measured on an H200.
 """
 
 import math
 
 from a2lib.checks import check_name, check_sizes
+from a2lib.theory.products import WIDE
 
 PASSES = ("forward", "backward", "end_to_end")
 
@@ -15,7 +18,7 @@ PASSES = ("forward", "backward", "end_to_end")
 def attention_flops(
     batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, causal: bool, pass_: str
 ) -> int:
-    """Floating-point operations of one attention call.
+    """Return the FLOPs of one attention call.
 
     Forward is ``4 * batch * heads * n_queries * n_keys * head_dim`` (q k^T and p v), halved where
     ``causal``; backward is 2.5 times that (q k^T again, dv, dp, dq, dk) and end_to_end 3.5 times.
@@ -37,12 +40,11 @@ def attention_bytes(
     element_bytes: int,
     pass_: str,
 ) -> int:
-    """The fewest bytes one attention call moves through device memory: each tensor once.
+    """Return the fewest bytes that one attention call moves through device memory: each tensor
+    once.
 
-    Forward reads q, k, v and writes o and the float32 log-sum-exp. Backward reads those five and
-    do, and writes dq, dk, dv. end_to_end is both. With attention_flops this gives the roofline: no
-    call is faster than the larger of operations over the peak rate and bytes over the bandwidth.
-    Raises ValueError as attention_flops.
+    Forward reads q, k, v and writes o and the float32 log-sum-exp. Backward reads these five and
+    do, and writes dq, dk, dv. end_to_end is both. Raises ValueError as attention_flops.
     """
     check_name("pass", pass_, PASSES)
     query, key, lse = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
@@ -54,16 +56,17 @@ def attention_bytes(
 def tensor_bytes(
     batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, element_bytes: int
 ) -> tuple[int, int, int]:
-    """Bytes of q, o, do or dq; of k, v, dk or dv; and of a float32 for each query, as the
-    log-sum-exp has. Raises ValueError for sizes that are not positive integers."""
-    sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
-    check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes)
-    rows, row = batch * heads, head_dim * element_bytes
-    return rows * n_queries * row, rows * n_keys * row, rows * n_queries * 4
+    """Return the bytes of q, o, do or dq; of k, v, dk or dv; and of a float32 for each query, as
+    the log-sum-exp has. Raises ValueError for sizes that are not positive integers."""
+    check_sizes(batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys)
+    check_sizes(head_dim=head_dim, element_bytes=element_bytes)
+    queries, keys = batch * heads * n_queries, batch * heads * n_keys
+    row = head_dim * element_bytes
+    return queries * row, keys * row, queries * WIDE
 
 
-# kernel of one sweep: who owns a program, and matrices of the owner's rows that are read or written
-# once.
+# Of each kernel: whose tile a program has, and how many matrices of that tile's rows it reads or
+# writes once.
 KERNELS = {"forward": ("queries", 2), "backward": ("keys", 4)}
 
 
@@ -79,28 +82,31 @@ def tiled_l2_bytes(
     Bq: int,
     Bk: int,
 ) -> int:
-    """Bytes that reach the multiprocessors through the L2 cache in one kernel of FlashAttention-2
+    """Return the bytes that reach the SMs through the L2 cache in one kernel of FlashAttention-2
     with tiles of Bq queries and Bk keys.
 
-    A program owns a tile of queries (``forward``) or keys (``backward``, in one sweep) and streams
-    two matrices of the other side past it, each tile once; the backward two fp32 numbers a query
-    beside them, and what it adds to dQ in fp32. A tile at a ragged end or on the diagonal counts as
-    whole. Streaming gives about ``2 * n_queries * n_keys * d / Bq`` elements forward (half if
-    causal): a cache's work, where attention_bytes is that of device memory.
+    A program has a tile of queries (``forward``) or of keys (``backward``, in one sweep), and reads
+    each tile of two matrices of the other side once. The backward also reads two fp32 numbers per
+    query, and adds to dQ in fp32. A tile at a ragged end or on the diagonal counts as whole.
 
     Raises ValueError as attention_flops, or for an unknown kernel.
     """
-    sizes = {"batch": batch, "heads": heads, "n_queries": n_queries, "n_keys": n_keys}
-    check_sizes(**sizes, head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
+    check_sizes(batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys)
+    check_sizes(head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
     check_name("kernel", kernel, KERNELS)
-    owner, own = KERNELS[kernel]
-    owned, streamed, length = (Bq, Bk, n_queries) if owner == "queries" else (Bk, Bq, n_keys)
-    row, sums = head_dim * element_bytes, 0 if owner == "queries" else 4 * (2 + head_dim)
-    # Pairs of tiles of one head in which some query sees some key (key j if j <= i).
+    side, matrices = KERNELS[kernel]
+    row = head_dim * element_bytes
     query_tiles, key_tiles = -(-n_queries // Bq), -(-n_keys // Bk)
-    seen = [-(-(tile + 1) * Bq // Bk) if causal else key_tiles for tile in range(query_tiles)]
-    streams = sum(min(key_tiles, n) for n in seen) * streamed * (2 * row + sums)
-    return batch * heads * (streams + -(-length // owned) * owned * own * row)
+    if side == "queries":
+        stays, passes, passing_row = query_tiles * Bq, Bk, 2 * row
+    else:
+        stays, passes, passing_row = key_tiles * Bk, Bq, 2 * row + WIDE * (2 + head_dim)
+    # Pairs of tiles of one head in which some query sees some key (key j if j <= i).
+    pairs = query_tiles * key_tiles
+    if causal:
+        seen = (-(-(tile + 1) * Bq // Bk) for tile in range(query_tiles))
+        pairs = sum(min(key_tiles, tiles) for tiles in seen)
+    return batch * heads * (pairs * passes * passing_row + stays * matrices * row)
 
 
 def tiled_memory(
@@ -116,17 +122,21 @@ def tiled_memory(
     key_chunks: int = 0,
     terms: bool = False,
 ) -> dict[str, int]:
-    """Bytes of the tensors a tiled pass allocates, by name: results, and fp32 rows beside them.
+    """Return the bytes of the tensors that a tiled pass allocates, by name.
 
-    Forward makes ``o`` and the log-sum-exp ``lse``, and both in fp32 for each of ``key_chunks``
-    (``parts``, ``part_lse``); backward ``dq``, ``dk``, ``dv`` and ``delta``; in ``one_sweep`` it
-    makes, for ``delta``, ``rows`` (two numbers a query, of a multiple of 128 queries) and ``sums``,
-    in which dQ is added up in fp32, in whole tiles of 128 columns where heads are above 64; in
-    ``query_chunks``, which are one sweep too, ``rows`` and sums of all three gradients. With
-    ``terms``, which the library's fp32 multiplies, each pass makes three of bf16 an element of k
-    and v, the backward of q and do too; ``in_two_terms`` two of fp16, and the backward is in
-    query_chunks. Parts and the forward's terms go before the backward: end_to_end has what is there
-    when most is, and their sum is its peak beyond the inputs. Raises ValueError as attention_flops.
+    forward: ``o`` and the log-sum-exp ``lse``; both again in fp32 for each of ``key_chunks``
+        (``parts``, ``part_lse``)
+    backward: ``dq``, ``dk``, ``dv`` and ``delta``
+    one_sweep: instead of ``delta`` the backward has ``rows`` (two numbers per query, of a multiple
+        of 128 queries) and ``sums``, in which dQ is added up in fp32, in whole tiles of 128 columns
+        if heads are above 64
+    query_chunks: one sweep split by queries, with ``rows`` and sums of all three gradients
+    terms: the terms of which a2lib's fp32 matmuls consist, three of bf16 for each element of k and
+        v, in the backward of q and do, too; under ``in_two_terms`` they are two of fp16, and the
+        backward is split by queries
+
+    Parts and the forward's terms are freed before the backward. end_to_end has the tensors of the
+    peak; their sum is the peak beyond the inputs. Raises ValueError as attention_flops.
     """
     check_name("pass", pass_, PASSES)
     query, key, rows = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
@@ -162,15 +172,15 @@ def tiled_memory(
 
 
 def for_hopper(head_dim: int, element_bytes: int) -> bool:
-    """Whether the library has kernels for Hopper for this head: 40 to 128, in steps of 8, in 16
+    """Return whether a2lib has kernels for Hopper for this head: 40 to 128, in steps of 8, in 16
     bits."""
     return element_bytes == 2 and 32 < head_dim <= 128 and head_dim % 8 == 0
 
 
 def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -> bool:
-    """Whether the library's backward is one sweep over the tiles on a Hopper GPU, dQ added up by
-    many programs, and not two: where programs of 128 keys fill the GPU or sequences are long
-    (measured on an H200)."""
+    """Return whether the backward on a Hopper GPU is one sweep over the tiles, in which many
+    programs add to dQ, instead of two: if programs of 128 keys fill the GPU, or sequences are
+    long."""
     fills = -(-n_keys // 128) * n_heads >= 264
     return for_hopper(head_dim, element_bytes) and n_keys >= (128 if fills else 1024)
 
@@ -178,10 +188,9 @@ def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -
 def in_one_launch(
     n_queries: int, n_keys: int, n_heads: int, head_dim: int, element_bytes: int
 ) -> bool:
-    """Whether the library's backward is one launch, in which programs of 64 queries make dQ and
-    programs of 64 keys dK and dV, of 16 with heads above 64: in 16 bits, where tokens are so few
-    that launching takes longest (measured on an H200, one head) and each program has a
-    multiprocessor."""
+    """Return whether the backward is one launch, in which programs of 64 queries (16 with heads
+    above 64) make dQ and programs of as many keys make dK and dV: in 16 bits, if each program has
+    an SM and tokens are so few that launching takes longest."""
     most = 128 if 32 < head_dim <= 64 else 256
     rows = 64 if head_dim <= 64 else 16
     programs = (-(-n_queries // rows) + -(-n_keys // rows)) * n_heads
@@ -190,15 +199,22 @@ def in_one_launch(
 
 
 def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int) -> bool:
-    """Whether the library's backward is one sweep whose programs have a chunk of the queries each,
-    so that all gradients are added up: in 16 bits, where programs of 128 keys would leave a GPU
-    idle; in fp32, with heads of up to 64, there too and where rows are long (measured on an
-    H200). Long causal rows of 16 bits, whose first program takes longest, are cut also where there
-    is a program for each multiprocessor, with heads up to 32 two."""
+    """Return whether the backward is one sweep split by queries, in which all gradients are added
+    up.
+
+    In 16 bits it is where programs of 128 keys would leave a GPU idle. In fp32, with heads of up to
+    64, it is there and where rows are long. Long causal rows in 16 bits, whose first program takes
+    longest, are also split where each SM has a program, or two with heads up to 32.
+    """
     programs = -(-n_keys // 128) * n_heads
     if element_bytes == 4:
         return head_dim <= 64 and n_keys >= 256 and (programs <= 128 or n_keys >= 4096)
-    most = 128 if head_dim <= 32 else 64 if head_dim <= 64 or causal else 32
+    if head_dim <= 32:
+        most = 128
+    elif head_dim <= 64 or causal:
+        most = 64
+    else:
+        most = 32
     if causal and n_keys > 16384 and head_dim <= 32:
         most = 256
     elif causal and long_for_hopper(n_keys, head_dim, element_bytes):
@@ -209,29 +225,30 @@ def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_by
 def cut_in_chunks(
     n_queries: int, n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int
 ) -> bool:
-    """``in_chunks``, but where the backward is in_one_launch."""
-    one = in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes)
-    return in_chunks(n_keys, n_heads, head_dim, causal, element_bytes) and not one
+    """Return ``in_chunks``, except where the backward is ``in_one_launch``."""
+    if in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes):
+        return False
+    return in_chunks(n_keys, n_heads, head_dim, causal, element_bytes)
 
 
 def in_two_terms(n_queries: int, n_keys: int, head_dim: int, element_bytes: int) -> bool:
-    """Whether the library multiplies fp32 as two terms of fp16 (three products) and not three of
-    bf16 (six), in both passes: with heads of more than 64, but where sums are of so few rows that
-    gradients would be further from fp32's (measured on an H200). The backward is then one sweep in
-    chunks."""
+    """Return whether both passes multiply fp32 as two terms of fp16 (three matmuls) instead of
+    three of bf16 (six): with heads above 64, except where sums have so few rows that gradients
+    would be further from fp32's. The backward is then one sweep split by queries."""
     return element_bytes == 4 and head_dim > 64 and min(n_queries, n_keys) >= 256
 
 
 def terms_shape(n_rows: int, head_dim: int) -> tuple[int, int]:
-    """Rows and columns that the two fp16 terms of a head's n_rows take: blocks of 128, and behind
-    them an exponent for each; each term with columns up to a multiple of 8, or 16 bytes."""
+    """Return the rows and columns that the two fp16 terms of a head's rows take: blocks of 128 rows
+    and, behind them, an exponent for each block. A term's columns are a multiple of 8 (16
+    bytes)."""
     blocks, columns = -(-n_rows // 128), 2 * (-(-head_dim // 8) * 8)
     return blocks * 128 + -(-blocks // columns), columns
 
 
 def long_for_hopper(n_keys: int, head_dim: int, element_bytes: int) -> bool:
-    """Whether a backward in chunks is the Hopper kernel's where that can run: shorter rows are
-    plain Triton's, whose tiles are smaller (measured on an H200)."""
+    """Return whether a backward split by queries uses the Hopper kernel where that can run. Shorter
+    rows use the plain Triton kernel, whose tiles are smaller."""
     return for_hopper(head_dim, element_bytes) and n_keys >= (8192 if head_dim <= 64 else 4096)
 
 
@@ -247,27 +264,25 @@ def keys_per_chunk(
     element_bytes: int,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> int:
-    """Keys that a program of the library's forward takes where several share those of a query, a
-    multiple of 128; 0 where they do not: where tiles of 64 queries fill the GPU, or rows are short.
+    """Return the keys of a program, a multiple of 128, if the forward splits the keys over several
+    programs (split-KV); 0 if it does not, since tiles of 64 queries fill the GPU or rows are short.
 
-    Work is counted in tiles of 64 by 64, which a multiprocessor does at one rate. There are at
-    most CHUNKS_MAX chunks, each of which holds an fp32 output of all queries.
+    Work is counted in tiles of 64 by 64, which an SM does at one rate. There are at most CHUNKS_MAX
+    chunks, each of which holds an fp32 output of all queries.
     """
     n_keys = min(n_keys, n_queries) if causal else n_keys
     tiles, blocks = -(-n_queries // 64) * n_heads, -(-n_keys // 64)
     if not 0 < tiles <= 2 * multiprocessors:
         return 0
     share = tiles * blocks / multiprocessors / (2 if causal else 1)
-    # The fullest multiprocessor's, unshared: its second tile is then shorter, if causal.
+    # Of the SM with the most work, if keys are not split: its second tile is shorter if causal.
     second = max(0, 1 - multiprocessors / tiles) if causal else tiles > multiprocessors
     fullest = blocks * (1 + second)
-    # What the second kernel takes, and the first more than ours of Hopper, which has from 32 tiles
-    # on, for the same work.
+    # The cost of the second kernel, and from 32 tiles on of doing without the Hopper kernel.
     few = 6 if element_bytes == 2 else 2
     if fullest <= 1.25 * share + (few if tiles < 32 else 10):
         return 0
-    # Some four programs for each multiprocessor, two with a causal mask, which leaves half of the
-    # pairs (measured on an H200).
+    # Some four programs for each SM, or two with a causal mask, which leaves half of the pairs.
     chunks = 4 * multiprocessors / tiles
     chunks = min(CHUNKS_MAX, max(4, round(chunks)) if causal else max(2, math.ceil(chunks)))
     keys = -(-n_keys // (chunks * 128)) * 128
@@ -275,5 +290,6 @@ def keys_per_chunk(
 
 
 def n_chunks_of(chunk_keys: int, n_queries: int, n_keys: int, causal: bool) -> int:
-    """Chunks that some query sees a key of."""
-    return -(-(min(n_queries, n_keys) if causal else n_keys) // chunk_keys)
+    """Return how many chunks have a key that some query sees."""
+    seen = min(n_queries, n_keys) if causal else n_keys
+    return -(-seen // chunk_keys)

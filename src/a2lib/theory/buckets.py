@@ -29,7 +29,7 @@ def best_size(total: float, line: Line) -> float:
     """Return the bytes of a bucket for which ``overhead_s`` is least, sqrt(s o w). The number of
     buckets is then not whole."""
     positive(total=total, overhead_s=line.overhead_s)
-    return total / math.sqrt(total / (line.overhead_s * line.bandwidth))
+    return math.sqrt(total * line.overhead_s * line.bandwidth)
 
 
 @dataclass(frozen=True)

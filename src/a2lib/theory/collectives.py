@@ -10,6 +10,7 @@ The formulas are arithmetic alone, so that they take sympy's symbols as well as 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def positive(**numbers) -> None:
@@ -97,17 +98,22 @@ def run_all_reduce(tensors: Sequence[Sequence]) -> RingRun:
     n = _equal_tensors(tensors)
     ring, length = RingRun(n), len(tensors[0])
     bounds = [length * k // n for k in range(n + 1)]
-    chunks = [[list(t[bounds[k] : bounds[k + 1]]) for k in range(n)] for t in tensors]
-    for t in range(n - 1):  # device i ends with the sum of chunk i + 1
-        received = ring.pass_on([chunks[i][(i - t) % n] for i in range(n)])
+    chunks = []
+    for tensor in tensors:
+        chunks.append([list(tensor[start:end]) for start, end in pairwise(bounds)])
+    # The reduce-scatter: device i ends with the sum of chunk i + 1.
+    for step in range(n - 1):
+        received = ring.pass_on([chunks[i][(i - step) % n] for i in range(n)])
         for i, message in enumerate(received):
-            k = (i - 1 - t) % n
+            k = (i - 1 - step) % n
             chunks[i][k] = [a + b for a, b in zip(chunks[i][k], message, strict=True)]
-    for t in range(n - 1):
-        received = ring.pass_on([chunks[i][(i + 1 - t) % n] for i in range(n)])
+    # The all-gather.
+    for step in range(n - 1):
+        received = ring.pass_on([chunks[i][(i + 1 - step) % n] for i in range(n)])
         for i, message in enumerate(received):
-            chunks[i][(i - t) % n] = message
-    ring.results = [[x for chunk in own for x in chunk] for own in chunks]
+            chunks[i][(i - step) % n] = message
+    for of_device in chunks:
+        ring.results.append([x for chunk in of_device for x in chunk])
     return ring
 
 

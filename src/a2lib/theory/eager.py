@@ -32,7 +32,7 @@ from a2lib.theory.roofline import Kernel
 WRITTEN = ("plain", "causal", "heads")
 IMPLEMENTATIONS = ("eager", "compile")
 PASSES = ("forward", "backward")
-HOW = ("tensors", "blocks", "tiled")
+COUNTED = ("tensors", "blocks", "tiled")
 STEP = 512  # PyTorch's allocator rounds up to multiples of it
 OWN_BLOCK = 10 * 2**20  # smaller tensors take no part of a large block
 # Matrices of scores that the kernels between matmuls read and write. Eager without a mask: scale
@@ -139,25 +139,25 @@ class Eager:
 
 
 def longest(
-    batch: int, d: int, causal: bool, room: int, pass_: str, *, step: int = 1, how: str = "tensors"
+    batch: int, d: int, causal: bool, room: int, pass_: str, *, step: int = 1, counted: str = "tensors"
 ) -> int:
     """Return the longest sequence, a multiple of ``step``, whose pass in fp32 fits ``room`` bytes,
     or 0 where none does.
 
     pass_: "forward", or "backward", which includes its forward
-    how: "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
+    counted: "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
         tensors of "tiled" attention
 
-    Raises ValueError as ``Eager``, or for another ``how``.
+    Raises ValueError as ``Eager``, or for another ``counted``.
     """
     check_sizes(room=room, step=step)
-    check_name("how", how, HOW)
+    check_name("counted", counted, COUNTED)
 
     def needed(n: int) -> int:
-        if how == "tiled":
+        if counted == "tiled":
             return tiled_total(batch, n, d, pass_)
         shape = Eager(batch, n, d, causal)
-        return shape.blocks(pass_) if how == "blocks" else shape.total(pass_)
+        return shape.blocks(pass_) if counted == "blocks" else shape.total(pass_)
 
     def fits(steps: int) -> bool:
         return needed(steps * step) <= room

@@ -58,8 +58,12 @@ class Format:
         return rounded
 
 
-FORMATS = {"fp32": Format("fp32", 24, -126, 127), "fp16": Format("fp16", 11, -14, 15)}
-FORMATS |= {"bf16": Format("bf16", 8, -126, 127)}
+FORMATS = {
+    "fp32": Format("fp32", 24, -126, 127),
+    "fp16": Format("fp16", 11, -14, 15),
+    "bf16": Format("bf16", 8, -126, 127),
+}
+PLACES = 60
 
 
 @dataclass(frozen=True)
@@ -151,11 +155,11 @@ def binades(loop: Loop) -> list[Binade]:
     return parts
 
 
-def decimal(x: Fraction, digits: int = 60) -> str:
-    """Write ``x`` as a decimal number with all its digits, at most ``digits`` of them, without an
-    exponent and without zeros at the end."""
+def decimal(x: Fraction) -> str:
+    """Return ``x`` as a decimal number with all its digits, at most ``PLACES`` after the point,
+    without an exponent and without zeros at the end."""
     places, scaled = 0, x
-    while scaled.denominator != 1 and places < digits:
+    while scaled.denominator != 1 and places < PLACES:
         places, scaled = places + 1, scaled * 10
     return f"{Decimal(f'{round(scaled)}E-{places}'):f}"  # scaleb would round to 28 digits
 

@@ -71,11 +71,11 @@ def kept(shape: Shape, world_size: int) -> float:
 def between(shape: Shape, world_size: int) -> list[Held]:
     """Return the bytes after init, before the first optimizer step, and after it with gradients
     still there."""
-    own = kept(shape, world_size)
+    parameters = kept(shape, world_size)
     return [
-        Held("init", own),
-        Held("before", own, gradients=own),
-        Held("after", own, gradients=own, optimizer=2 * own),
+        Held("init", parameters),
+        Held("before", parameters, gradients=parameters),
+        Held("after", parameters, gradients=parameters, optimizer=2 * parameters),
     ]
 
 
@@ -93,40 +93,46 @@ def step(
     The root's are the last but one.
     """
     positive(world_size=world_size, computes=computes)
-    own = kept(shape, world_size)
-    state = {"parameters": own, "optimizer": 2 * own if moments else 0}
-    table, n = shape.vocab_size * shape.d_model, shape.block_matrices
-    root, block, last = computes * 2 * table, computes * n, shape.num_layers - 1
+    parameters = kept(shape, world_size)
+    optimizer = 2 * parameters if moments else 0
+
+    def held(
+        moment: str,
+        gathered: float,
+        gradients: float = 0,
+        travelling: float = 0,
+        activations: float = 0,
+    ) -> Held:
+        return Held(moment, parameters, gradients, optimizer, gathered, travelling, activations)
+
+    table, matrix = shape.vocab_size * shape.d_model, shape.block_matrices
+    root, block, last = computes * 2 * table, computes * matrix, shape.num_layers - 1
     share = activations / shape.num_layers
-    yield Held("forward root", **state, gathered=root + block)
+    yield held("forward root", root + block)
     for i in range(shape.num_layers):
         ahead = block if i < last else 0
-        yield Held(f"forward {i}", **state, gathered=root + block + ahead, activations=i * share)
-    yield Held("backward root", **state, gathered=root + block, activations=activations)
-    cast, head = WIDE * n, computes * table
-    # A block's own gradient beside its cast; without a cast it is what is sent.
-    own_too = block if computes != WIDE else 0
-    reduced = WIDE * (n / world_size + shape.block_vectors)
-    made = WIDE * shape.d_model
+        yield held(f"forward {i}", root + block + ahead, activations=i * share)
+    yield held("backward root", root + block, activations=activations)
+    cast, head = WIDE * matrix, computes * table
+    # A block's gradient as it is made, beside its cast; without a cast it is what is sent.
+    uncast = block if computes != WIDE else 0
+    reduced = WIDE * (matrix / world_size + shape.block_vectors)
+    gradients = WIDE * shape.d_model
+    waiting = 0  # the cast of the block before, which is held until the next one is made
     for i in reversed(range(shape.num_layers)):
-        ahead, done = block if i else 0, last - i
-        # The cast of the block before is held until the next one is made.
-        before = cast if done else 0
-        there = {**state, "gathered": root + block + ahead, "gradients": made + done * reduced}
-        there["travelling"] = head + before
-        yield Held(f"backward {i}", **there, activations=(i + 1) * share)
-        there["travelling"] += block
-        yield Held(f"made {i}", **there, activations=i * share)
-        if not i:
-            break
-        there |= {"gathered": root + ahead, "gradients": made + (done + 1) * reduced}
-        there["travelling"] = head + cast + own_too
-        yield Held(f"sent {i}", **there, activations=i * share)
+        gathered = root + block + (block if i else 0)
+        travelling = head + waiting
+        yield held(f"backward {i}", gathered, gradients, travelling, (i + 1) * share)
+        yield held(f"made {i}", gathered, gradients, travelling + block, i * share)
+        if i:
+            gradients += reduced
+            yield held(f"sent {i}", gathered - block, gradients, head + cast + uncast, i * share)
+            waiting = cast
     # The end: the root's gradients, those of embedding and head, leave before the first block's.
-    made += last * reduced + WIDE * 2 * table / world_size
-    travelling = block + WIDE * 2 * table + (root if own_too else 0)
-    yield Held("sent root", **state, gradients=made, gathered=block, travelling=travelling)
-    yield Held("sent 0", **state, gradients=made + reduced, travelling=cast + own_too)
+    gradients += WIDE * 2 * table / world_size
+    travelling = block + WIDE * 2 * table + (root if uncast else 0)
+    yield held("sent root", block, gradients, travelling)
+    yield held("sent 0", 0, gradients + reduced, cast + uncast)
 
 
 def peak(shape: Shape, world_size: int, activations: float) -> Held:

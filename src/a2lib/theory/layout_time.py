@@ -94,12 +94,14 @@ def step_time(case: Case) -> StepTime:
     by_axis = {axis: seconds.times(m) for axis, seconds in messages[slowest].items()}
     by_axis["data"] += once
 
-    busiest = Seconds(*(m * max(s[i] for s in sent) + once[i] for i in (0, 1)))
+    busiest_links = m * max(seconds.links for seconds in sent) + once.links
+    busiest_network = m * max(seconds.network for seconds in sent) + once.network
     hidden = m * max(longest) + bubble_s(case, longest)
     bare = m * max(apart) + bubble_s(case, apart) + sum(once)
     parts = {name: m * seconds for name, seconds in work[slowest].items()}
     parts |= {"pipeline bubble": bubble_s(case, compute), "optimizer": update}
-    return StepTime(parts, by_axis, max(hidden, *busiest) + update, bare + update)
+    all_hidden = max(hidden, busiest_links, busiest_network) + update
+    return StepTime(parts, by_axis, all_hidden, bare + update)
 
 
 def bubble_s(case: Case, stage_s: list[float]) -> float:

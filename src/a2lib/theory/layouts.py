@@ -78,7 +78,8 @@ class Training:
         check_name("optimizer", self.optimizer, OPTIMIZERS)
         check_name("gradients", self.gradients, GRADIENTS)
         for name in ("efficiency", "attention_efficiency"):
-            if not 0 < (share := getattr(self, name)) <= 1:
+            share = getattr(self, name)
+            if not 0 < share <= 1:
                 raise ValueError(f"{name} is {share!r}; allowed are numbers above 0 to 1")
 
     @property

@@ -25,7 +25,8 @@ def check_pipeline(kind: str, stages: int, microbatches: int, chunks: int) -> No
         raise ValueError(
             f"microbatches is {microbatches}; allowed are multiples of the {stages} stages"
         )
-    if microbatches < (least := least_microbatches(kind, stages)):
+    least = least_microbatches(kind, stages)
+    if microbatches < least:
         raise ValueError(f"microbatches is {microbatches}; allowed in {kind} are {least} or more")
 
 

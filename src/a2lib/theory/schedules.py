@@ -164,7 +164,7 @@ def pipeline_order(
 
     total = microbatches * chunks
     forward = [("F", *place(k)) for k in range(total)]
-    backward = [("B", chunks - 1 - c, m) for c, m in (place(k) for k in range(total))]
+    backward = [("B", chunks - 1 - chunk, m) for _, chunk, m in forward]
     if kind == "gpipe":
         return forward + backward
     warm = stages - stage - 1

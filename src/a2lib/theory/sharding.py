@@ -33,6 +33,7 @@ from a2lib.theory.memory.step import (
     PARAMETERS,
     WORKSPACE,
     StepMemory,
+    optimizer_bytes,
     peak,
 )
 
@@ -60,9 +61,9 @@ class Held:
     def state(self) -> list[int]:
         """Return the bytes of the optimizer's state on each rank: two moments, and a counter of 4
         bytes per tensor."""
-        sizes = list(self.step.parameters().values())
         if not self.sharded:
-            return [2 * sum(sizes) + 4 * len(sizes)] * self.ranks
+            return [optimizer_bytes(self.step)] * self.ranks
+        sizes = list(self.step.parameters().values())
         owners = assign(sizes, [0] * self.ranks)
         state = [0] * self.ranks
         for size, owner in zip(sizes, owners, strict=True):

@@ -58,20 +58,6 @@ BESIDE = {
 }
 
 
-def score_bytes(precision: str) -> tuple[int, int]:
-    """Return the bytes per score that eager attention's kernels move in forward and in backward,
-    with its two and four matmuls."""
-    check_name("precision", precision, ("fp32", "bf16"))
-    width = 4 if precision == "fp32" else 2
-    forward = 2 * width
-    for moved in TRAFFIC[precision, "forward"].values():
-        forward += moved.get("scores", 0)
-    backward = 4 * width
-    for moved in TRAFFIC[precision, "backward"].values():
-        backward += moved.get("scores", 0)
-    return forward, backward
-
-
 def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
     """Return the kernels of an eager train-step with eager attention and fused AdamW.
 

@@ -164,8 +164,8 @@ def by_memory(room: float) -> pd.DataFrame:
         line = [f"{size / 1e9:.0f}"]
         for pass_, causal in (("forward", False), ("forward", True), ("backward", False)):
             for counted in ("tensors", "blocks"):
-                line.append(count(longest(8, 64, causal, int(size), pass_, how=counted)))
-        line.append(count(longest(8, 64, False, int(size), "backward", how="tiled")))
+                line.append(count(longest(8, 64, causal, int(size), pass_, counted=counted)))
+        line.append(count(longest(8, 64, False, int(size), "backward", counted="tiled")))
         lines.append(line)
     names = ["GB", "forward: tensors", "blocks", "causal: tensors", "blocks "]
     names += ["with backward: tensors", "blocks  ", "FlashAttention"]

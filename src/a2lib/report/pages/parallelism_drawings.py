@@ -76,8 +76,8 @@ def rings() -> Drawing:
     chunk of the sum, it carries. Both rings are run on n tensors of n elements.
     """
     n = DEVICES
-    given = [[10**i] * n for i in range(n)]
-    whole, chunked = run_alternate(given), run_all_reduce(given)
+    tensors = [[10**i] * n for i in range(n)]
+    whole, chunked = run_alternate(tensors), run_all_reduce(tensors)
     unit = (WIDTH - LEFT - 10) / max(whole.elements, chunked.elements)
     out, y = [], 0.0
     for title, run, wide, first in (
@@ -153,12 +153,12 @@ def _holdings(out: list[str], rows: list[Row], names: Sequence[str] = NAMES) -> 
         for k, line in enumerate(lines):
             out.append(text(LEFT - 6, y + 22 + 14 * (k - (len(lines) - 1) / 2), line, anchor="end"))
         for i in range(DEVICES):
-            own = set(cells(i))
+            filled = set(cells(i))
             high, wide = 36 / down, 56 / across
             for r in range(down):
                 for c in range(across):
                     x = LEFT + i * column + 4 + c * wide
-                    kind = style if (r, c) in own else NONE
+                    kind = style if (r, c) in filled else NONE
                     out.append(box(x, y + r * high, wide - 1.5, high - 1.5, kind))
         y += 44
     return y

@@ -20,9 +20,8 @@ from a2lib.report.style import chart
 from a2lib.report.units import Number, count
 from a2lib.shapes import SIZES
 from a2lib.theory import parallelism, schedules
-from a2lib.theory.devices import DEVICES, Device
+from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import Estimate, evaluate
-from a2lib.theory.latency import Line, wire_share
 from a2lib.theory.layouts import ATTENTIONS, STRATEGIES, Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
 
@@ -31,6 +30,14 @@ PASSES = ("forward", "backward")
 # The three parts of a pass's time above its prediction.
 PARTS = ["slow_matmuls", "slow_collectives", "slow_together"]
 PREDICTED = ["C", "W", "compute", "communication", "predicted", "excess", *PARTS, "hidden"]
+# Schemes and passes that communicate, so that each has a threshold.
+THRESHOLDS = (
+    ("dp", "backward"),
+    ("fsdp", "forward"),
+    ("fsdp", "backward"),
+    ("tp", "forward"),
+    ("tp", "backward"),
+)
 H200 = DEVICES["H200"]
 BLUE, GREEN, ORANGE, SHADE = "#0072b2", "#00825f", "#d55e00", "#f6cfab"
 
@@ -235,25 +242,13 @@ def thresholds_table(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
     layer = measured_layer(rows)
     lines = []
     for scheme, pass_ in THRESHOLDS:
-        lines.append(
-            [
-                f"{NAMES[scheme]}, {pass_}: {'width' if scheme == 'tp' else 'tokens'}",
-                count(threshold(sheet, scheme, pass_)),
-                count(threshold(layer, scheme, pass_)),
-                about(crossing(rows, scheme, pass_)),
-            ]
-        )
+        unit = "width" if scheme == "tp" else "tokens"
+        by_sheet = count(threshold(sheet, scheme, pass_))
+        by_rates = count(threshold(layer, scheme, pass_))
+        measured = about(crossing(rows, scheme, pass_))
+        lines.append([f"{NAMES[scheme]}, {pass_}: {unit}", by_sheet, by_rates, measured])
     heads = ["pass", "data sheet", "measured C, W", "measured"]
     return pd.DataFrame(lines, columns=heads)
-
-
-THRESHOLDS = (
-    ("dp", "backward"),
-    ("fsdp", "forward"),
-    ("fsdp", "backward"),
-    ("tp", "forward"),
-    ("tp", "backward"),
-)
 
 
 @chart(height=5.0)
@@ -335,8 +330,9 @@ def peaks(benchmark: pd.DataFrame, memory: pd.DataFrame, checkpointing: pd.DataF
     ]
     names = ["section", "model", "batch", "context", "precision", "attention", "strategy", "bytes"]
     rows = pd.concat([table.reindex(columns=names) for table in tables], ignore_index=True)
-    known = rows["precision"].isin(("fp32", "tf32", "bf16")) & rows["attention"].isin(ATTENTIONS)
-    rows = rows[known].dropna(subset=["bytes"]).fillna({"strategy": "none"})
+    in_precision = rows["precision"].isin(("fp32", "tf32", "bf16"))
+    rows = rows[in_precision & rows["attention"].isin(ATTENTIONS)]
+    rows = rows.dropna(subset=["bytes"]).fillna({"strategy": "none"})
     plans = [_plan(row) for row in rows.itertuples()]
     expected = pd.Series([plan.memory_bytes for plan in plans]).to_numpy()
     return rows.assign(moment=[plan.moment for plan in plans], off=expected / rows["bytes"] - 1)
@@ -357,16 +353,25 @@ def reached(ceiling: pd.DataFrame) -> float:
 def estimated_fsdp(model: str, efficiency: float, activations: str = "library") -> Estimate:
     """Return the estimate of the FSDP chapter's step: two GPUs, four sequences of 512 tokens on
     each."""
-    rates = {"efficiency": efficiency, "attention_efficiency": efficiency}
-    training = Training(SIZES[model], 8, 512, activations=activations, **rates)
+    training = _training(model, 8, efficiency, activations)
     return evaluate(training, Layout(data=2, sharding="fsdp"), H200)
 
 
 def estimated_alone_ms(model: str, ceiling: pd.DataFrame) -> float:
     """Return the ms that the estimate gives one GPU for four sequences of 512 tokens."""
-    rates = {"efficiency": reached(ceiling), "attention_efficiency": reached(ceiling)}
-    training = Training(SIZES[model], 4, 512, activations="library", **rates)
+    training = _training(model, 4, reached(ceiling), "library")
     return 1e3 * evaluate(training, Layout(sharding="none"), H200).step_s
+
+
+def _training(model: str, batch: int, efficiency: float, activations: str) -> Training:
+    return Training(
+        SIZES[model],
+        batch,
+        context=512,
+        activations=activations,
+        efficiency=efficiency,
+        attention_efficiency=efficiency,
+    )
 
 
 def estimated_fsdp_ms(model: str, ceiling: pd.DataFrame) -> float:
@@ -383,8 +388,3 @@ def memory_error(fsdp_memory: pd.DataFrame, model: str, activations: str) -> flo
     """Return the estimate of an FSDP rank's peak over the measured peak, less 1."""
     measured = one(fsdp_memory, wrapper="fsdp", model=model, moment="peak").tensor_bytes
     return estimated_fsdp(model, 1.0, activations).memory_bytes / measured - 1
-
-
-def linked(line: Line) -> Device:
-    """Return the H200 with the latency and bandwidth of a line through two ranks' all-reduces."""
-    return replace(H200, link=line.bandwidth * wire_share("all_reduce", 2), latency=line.overhead_s)

@@ -125,7 +125,7 @@ def _recursive(n: int) -> list:
 
 
 def cost(
-    what: Plan,
+    items: Plan,
     block: BlockBytes,
     *,
     fresh_gradients: bool = True,
@@ -141,9 +141,9 @@ def cost(
     """
     units = {BLOCK: block, **(halves or {})}
     play = _Play(units, fresh_gradients)
-    play.forward(what, owned=False)
+    play.forward(items, owned=False)
     kept = play.held
-    play.backward(what, owned=False)
+    play.backward(items, owned=False)
     return Cost(kept, max(play.peak, kept), play.runs, play.cut)
 
 
@@ -211,12 +211,12 @@ def block_bytes(step: StepMemory) -> tuple[BlockBytes, dict[str, BlockBytes]]:
     gradients = {ATTENTION: whole - of_ffn, FFN: of_ffn}
     most = {ATTENTION: 0, FFN: 0}
     for half in block_peaks(step):
-        own = half.total
+        of_half = half.total
         if half.name == FFN:
-            own -= kept[ATTENTION]
+            of_half -= kept[ATTENTION]
         elif step.fresh:
-            own -= of_ffn
-        most[half.name] = max(most[half.name], own)
+            of_half -= of_ffn
+        most[half.name] = max(most[half.name], of_half)
     halves = {
         half: BlockBytes(entry, kept[half], max(most[half], kept[half]), gradients[half])
         for half in (ATTENTION, FFN)
@@ -239,8 +239,8 @@ def strategy_peak(step: StepMemory, strategy: str) -> int:
         kept = layers * selective_kept(ops, step)
         highest = selective_peak(ops, step, block)
     else:
-        found = cost(plan(strategy, layers), block, halves=halves, fresh_gradients=step.fresh)
-        kept, highest = found.kept, found.peak
+        total = cost(plan(strategy, layers), block, halves=halves, fresh_gradients=step.fresh)
+        kept, highest = total.kept, total.peak
     row = WIDE * step.shape.d_model
     table = row * step.shape.vocab_size
     above = LOSS + (table + row if step.fresh else 0)
@@ -317,7 +317,7 @@ def repeated(strategy: str, step: StepMemory) -> dict[str, float]:
         runs = 1.0
         cut = s.d_model * (s.d_ff + s.q_width) / linear
     else:
-        found = cost(plan(strategy, layers), BlockBytes(1, 1, 1))
-        runs = found.runs / layers
-        cut = found.cut / layers * s.d_model * s.d_ff / linear
+        total = cost(plan(strategy, layers), BlockBytes(1, 1, 1))
+        runs = total.runs / layers
+        cut = total.cut / layers * s.d_model * s.d_ff / linear
     return {"linear": runs - cut, "attention": runs, "rest": runs}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from a2lib.checks import check_name, check_sizes
 from a2lib.shapes import Shape
+from a2lib.theory.devices import WORKSPACE
 from a2lib.theory.memory.saved import PRECISIONS, block_saved
 from a2lib.theory.products import INDEX, NARROW, WIDE
 from a2lib.theory.transformer import block_parameter_count
@@ -27,7 +28,6 @@ MODES = ("inference", "forward", "forward-backward", "train-step")
 PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
 SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
 CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
-WORKSPACE = 32 * 2**20  # of cuBLAS for one thread and stream, on Hopper
 LOSS = 2 * WIDE  # the loss and its gradient
 
 
@@ -298,9 +298,9 @@ def block_peaks(step: StepMemory) -> list[Half]:
     w2 = WIDE * s.d_model * s.d_ff
     # While w2's gradient is computed its 16-bit copies are there, and are freed after it.
     copy = w2 // 2 if step.precision == "bf16" else 0
-    made = w2 if step.precision == "bf16" else w2 + hidden
+    gradients_of_w2 = w2 if step.precision == "bf16" else w2 + hidden
     halves = [
-        Half("ffn", attention + ffn, stream + made - fresh * w2, fresh * w2),
+        Half("ffn", attention + ffn, stream + gradients_of_w2 - fresh * w2, fresh * w2),
         Half("ffn", attention + ffn - hidden - copy, stream + 3 * hidden, fresh * w2),
     ]
     output = WIDE * s.d_model * s.q_width

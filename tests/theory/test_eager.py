@@ -54,4 +54,4 @@ def test_impossible_sizes_are_refused():
     refused("batch is 0", Eager, 0, 1, 1, False)
     refused("allowed are forward, backward", Eager(1, 1, 1, False).added, "sideways")
     wrong = (8, 64, True, 10**9, "forward")
-    refused("allowed are tensors, blocks, tiled", longest, *wrong, how="guess")
+    refused("allowed are tensors, blocks, tiled", longest, *wrong, counted="guess")

@@ -139,14 +139,21 @@ class Eager:
 
 
 def longest(
-    batch: int, d: int, causal: bool, room: int, pass_: str, *, step: int = 1, counted: str = "tensors"
+    batch: int,
+    d: int,
+    causal: bool,
+    room: int,
+    pass_: str,
+    *,
+    step: int = 1,
+    counted: str = "tensors",
 ) -> int:
     """Return the longest sequence, a multiple of ``step``, whose pass in fp32 fits ``room`` bytes,
     or 0 where none does.
 
     pass_: "forward", or "backward", which includes its forward
-    counted: "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or the
-        tensors of "tiled" attention
+    counted: "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or
+        the tensors of "tiled" attention
 
     Raises ValueError as ``Eager``, or for another ``counted``.
     """

@@ -370,7 +370,6 @@ def _training(model: str, batch: int, efficiency: float, activations: str) -> Tr
         context=512,
         activations=activations,
         efficiency=efficiency,
-        attention_efficiency=efficiency,
     )
 
 

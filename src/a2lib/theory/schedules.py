@@ -147,9 +147,8 @@ def pipeline_order(
     each stage holds equally many micro-batches. Raises ValueError as ``check_pipeline``.
     """
     check_pipeline(kind, stages, microbatches, chunks)
-    if kind in ("zb-h1", "zb-h2"):
-        each = 1 if kind == "zb-h1" else 2
-        warm, late = min(each * (stages - 1 - stage), microbatches), each * stage
+    if kind == "zb-h1":
+        warm, late = stages - 1 - stage, stage
         order = [("F", 0, k) for k in range(warm)]
         for k in range(microbatches + late):
             order += [("F", 0, warm + k)] * (warm + k < microbatches)
@@ -194,7 +193,7 @@ def pipeline(
     """
     tasks = []
     last = stages * chunks - 1
-    apart = weight_s if kind in ("zb-h1", "zb-h2") else 0.0
+    apart = weight_s if kind == "zb-h1" else 0.0
     seconds = {"F": forward_s / chunks, "B": (backward_s - apart) / chunks, "W": apart}
     for stage in range(stages):
         for kind_of, chunk, m in pipeline_order(kind, stage, stages, microbatches, chunks):

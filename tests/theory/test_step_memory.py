@@ -13,7 +13,7 @@ from a2lib.lab.steps import PHASES as BENCHMARKED
 from a2lib.lab.tape import Tape
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.shapes import SIZES, Shape
-from a2lib.theory.devices import named_device
+from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.memory.checkpointing import strategy_peak
@@ -115,7 +115,7 @@ def test_every_peak_that_was_measured_is_the_count():
 @pytest.mark.parametrize(("size", "context"), [("large", 128), ("small", 2048), ("2.7B", 512)])
 def test_a_layout_of_one_device_takes_what_is_counted(size, context):
     """By a few terms, at the moment that is the largest; tensors, without workspaces."""
-    device = named_device("H200")
+    device = DEVICES["H200"]
     for precision, attention in itertools.product(("fp32", "bf16"), ("eager", "flash")):
         how = {"precision": precision, "attention": attention}
         training = Training(SIZES[size], 4, context, activations="library", **how)

@@ -36,7 +36,8 @@ class StepMemory:
     """One step of a model of ``shape``, whose tensors are counted.
 
     mode: of ``MODES``
-    attention: of ``ATTENTIONS``
+    attention: of ``ATTENTIONS``; "flash" in fp32 without the sums and terms of its backward's
+        kernels, which depend on the sizes
     precision: "fp32" or "bf16", as in ``saved.py``
     first: whether it is the first step of a process, which makes the optimizer's state
     fresh: whether the backward allocates the gradients, as after ``zero_grad(set_to_none=True)``;

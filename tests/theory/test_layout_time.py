@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from layout_toys import FREE, MIXED, TINY, TOY, WIDE, kept, training
+from layout_toys import MIXED, TINY, TOY, training
 from refusals import refused
 
 from a2lib.shapes import PRESETS, GroupedShape
-from a2lib.theory import layout_time, schedules
+from a2lib.theory import layout_time
 from a2lib.theory.estimate import evaluate, mfu, model_flops
 from a2lib.theory.layouts import Case, Layout
-from a2lib.theory.other_axes import bubble_s
 from a2lib.theory.transformer import active_parameter_count, forward_flops_by_part
 
 # A block computes 3 (4 * 128 + 3 * 192) + 3.5 * 128 = 3,712 operations, the head 3 * 320.
@@ -102,46 +101,6 @@ def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
     assert sent(data=4, device=replace(TOY, node=4)).network_s == 0
     slower = sent(data=4, sharding="zero1", device=replace(TOY, network=0.5))
     assert slower.network_s == 2 * zero1.network_s
-
-
-@pytest.mark.parametrize("stages, m", [(2, 4), (4, 8)])
-@pytest.mark.parametrize("again", ["none", "block"])
-def test_the_step_of_a_zero_bubble_pipeline_is_that_of_the_schedule(stages, m, again):
-    small = replace(WIDE, vocab_size=1)
-    job = training(batch=m, shape=small)
-    layout = Layout(pipeline=stages, microbatches=m, schedule="zb-h1", checkpointing=again)
-    result = evaluate(job, layout, FREE)
-    weight = 2 * 4 * small.block_matrices * 12 / stages / 1e3
-    forward = weight + forward_flops_by_part(small, 1, 4, causal=True)["attention"] / stages / 1e3
-    whole = layout_time.block_flops(Case(job, layout, FREE)) * 12 / stages / 1e3
-    inputs = whole - forward - weight
-    tasks = schedules.pipeline("zb-h1", stages, m, 1, forward, inputs + weight, weight)
-    timeline = schedules.run(tasks)
-    stage = [task.name for task in timeline.tasks if task.stream == "stage 0"]
-    span = timeline.end[stage[-1]] - timeline.start[stage[0]]
-    waits = bubble_s("zb-h1", stages, forward, inputs, weight)
-    assert result.time.work["pipeline bubble"] == pytest.approx(waits, rel=0.05)
-    assert result.step_s == pytest.approx(span, rel=0.05)
-    held = schedules.held_by_stage(timeline, 0, stages)
-    token = kept(job) if again == "none" else 4 * small.d_model
-    norm = 4 * (2 * 4 + 2) * small.d_model  # the last, whose stage holds as much as the first
-    assert result.memory["activations"] == held * 12 // stages * 4 * token + norm
-
-
-@pytest.mark.parametrize("stages, m", [(2, 1), (3, 4), (4, 8), (6, 2)])
-def test_the_step_of_a_pipeline_is_that_of_the_schedule(stages, m):
-    job = training(batch=8, shape=WIDE)
-    layout = Layout(pipeline=stages, microbatches=m)
-    result = evaluate(job, layout, FREE)
-    tokens = 8 // m * 4
-    block = layout_time.block_flops(Case(job, layout, FREE)) * 12 / stages / 1e3
-    seconds = [block] * (stages - 1) + [block + 6 * tokens * 8 * 64 / 1e3]
-    tasks = []
-    for task in schedules.pipeline("1f1b", stages, m):
-        thirds = 1 if task.name[0] == "F" else 2
-        stage = int(task.stream.removeprefix("stage "))
-        tasks.append(replace(task, seconds=seconds[stage] * thirds / 3))
-    assert result.step_s == pytest.approx(schedules.run(tasks).seconds)
 
 
 def test_what_is_elementwise_is_read_and_written_once():

@@ -14,43 +14,17 @@ from a2lib.theory.collectives import positive
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 
 
-def check_pipeline(kind: str, stages: int, microbatches: int, chunks: int) -> None:
-    """Raise ValueError for what ``bubble_share`` refuses."""
-    check_name("pipeline", kind, PIPELINES)
-    positive(stages=stages, microbatches=microbatches, chunks=chunks)
-    if kind != "interleaved" and chunks != 1:
-        raise ValueError(f"chunks is {chunks}; allowed is 1, except for an interleaved pipeline")
-    if kind == "interleaved" and microbatches % stages:
-        raise ValueError(
-            f"microbatches is {microbatches}; allowed are multiples of the {stages} stages"
-        )
-    if kind == "zb-h1" and microbatches < stages:
-        raise ValueError(f"microbatches is {microbatches}; allowed are the {stages} stages or more")
-
-
 def bubble_share(kind: str, stages: int, microbatches: int, chunks: int = 1) -> float:
     """Return the share of a step in which a stage is idle: (p - 1) / (v m + p - 1).
 
-    ``chunks`` is v, the virtual stages on each device. GPipe and 1F1B are idle equally long. For
-    zero bubble, forward, gradients of inputs and gradients of weights take equally long: ZB-H1 is
-    idle for a third of 1F1B's time. Raises ValueError for an unknown kind, for virtual stages of a
-    kind that has none, for micro-batches that the stages do not divide of a kind that has some, and
-    for fewer than the stages under ZB-H1.
+    ``chunks`` is v, the virtual stages on each device. GPipe and 1F1B are idle equally long. Under
+    ZB-H1 a stage is idle for a third of 1F1B's time, if forward, gradients of inputs and gradients
+    of weights take equally long. Raises ValueError for another kind.
     """
-    check_pipeline(kind, stages, microbatches, chunks)
-    waits = bubble_s(kind, stages, 1, 1, 1, chunks)
-    return waits / (3 * microbatches + waits)
-
-
-def bubble_s(kind, stages, forward_s, input_s, weight_s, chunks=1):
-    """Return the seconds that a stage is idle in a step: (p - 1)(F + B + W) / v, and for ZB-H1
-    (p - 1)(F + B - W).
-
-    F, B and W are the seconds of a micro-batch's forward, of the gradients of its inputs and of
-    those of its weights.
-    """
-    late = -1 if kind == "zb-h1" else 1
-    return (stages - 1) * (forward_s + input_s + late * weight_s) / chunks
+    check_name("pipeline", kind, PIPELINES)
+    positive(stages=stages, microbatches=microbatches, chunks=chunks)
+    waits = (stages - 1) / (3 if kind == "zb-h1" else chunks)
+    return waits / (microbatches + waits)
 
 
 def peak_microbatches(
@@ -65,7 +39,7 @@ def peak_microbatches(
 
     It is never more than m. Raises ValueError as ``bubble_share``.
     """
-    check_pipeline(kind, stages, microbatches, chunks)
+    check_name("pipeline", kind, PIPELINES)
     if kind == "gpipe":
         return microbatches
     held = {

@@ -1,10 +1,8 @@
 """Operations, bytes, traffic and memory of attention, tiled and eager, against counts."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
 
 from a2lib.attention import passes
 from a2lib.attention.hopper import scratch
@@ -177,17 +175,3 @@ def test_no_training_step_has_chunks():
             for batch, width in ((1, 2), (1, 4), (4, 2), (4, 4)):
                 heads = batch * shape.num_heads
                 assert not attention.keys_per_chunk(n, n, heads, True, width), (shape, n, width)
-
-
-@pytest.mark.parametrize("position, wrong", [(0, 0), (1, -1), (2, 1.0), (3, True), (4, None)])
-def test_sizes_and_passes_that_cannot_be(position, wrong):
-    sizes = [1, 2, 8, 8, 16]
-    for call, more in ((attention_flops, False), (attention_bytes, 2)):
-        refused("allowed are forward, backward, end_to_end", call, *sizes, more, "fwd")
-        off = [*sizes[:position], wrong, *sizes[position + 1 :]]
-        refused("allowed are positive integers", call, *off, more, "forward")
-
-
-def test_impossible_sizes_are_refused():
-    one = [1] * 5
-    refused("allowed are forward", tiled_memory, *one, 2, "sideways")

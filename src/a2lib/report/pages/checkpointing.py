@@ -141,7 +141,7 @@ def _beyond_one_block(row, ms_forward: float, bytes_per_s: float) -> float:
     ms = {"attention": 0.0, "elementwise": 0.0}
     for kernel in forward:
         if kernel.part in ms:
-            moved = kernel.count * (kernel.read + kernel.written)
+            moved = kernel.count * kernel.bytes
             ms[kernel.part] += 1e3 * moved / bytes_per_s
     if step.attention == "flash":
         ms_products = ms_forward - ms["elementwise"]

@@ -114,7 +114,7 @@ def matmul_share(traced: pd.DataFrame, model: str, precision: str) -> float:
 
 
 def _bytes_between_matmuls(kernels_: list[Kernel]) -> int:
-    return sum(each.count * (each.read + each.written) for each in kernels_ if not each.flops)
+    return sum(each.count * each.bytes for each in kernels_ if not each.flops)
 
 
 def bytes_left(model: str, precision: str) -> float:

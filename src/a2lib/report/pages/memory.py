@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import plots, traces
-from a2lib.report.data import load_reference
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.page import one, pick
 from a2lib.report.pages import timeline
@@ -49,11 +48,9 @@ WAYS = {
 }
 
 
-def step(
-    context=512, mode="train-step", precision="fp32", attention="eager", model=MODEL, first=False
-) -> StepMemory:
-    """Return the step of a named model whose tensors ``theory.memory`` counts."""
-    return StepMemory(SIZES[model], BATCH, int(context), mode, precision, attention, first)
+def step(context=512, precision="fp32", attention="eager", model=MODEL) -> StepMemory:
+    """Return the training step of a named model whose tensors ``theory.memory`` counts."""
+    return StepMemory(SIZES[model], BATCH, int(context), precision, attention)
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -61,8 +58,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
     state: model state, 16 bytes per parameter
     capacity: the memory that the driver gives
-    counted: tensors and workspaces at the peak, by counting; of whole second steps
-    planned: the estimate of the layouts' evaluator; of whole second training steps
+    counted: tensors and workspaces at the peak, by counting; of whole second training steps
+    planned: the estimate of the layouts' evaluator; of the same
     wanted: the allocation that failed, from PyTorch's message; of steps that ran out of memory
     """
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
@@ -81,12 +78,12 @@ def _said(words: str, note: str) -> float:
 
 
 def _theory(row) -> dict:
-    case = step(row.context, row.mode, row.precision, row.attention, row.model)
-    sizes = {"counted": asked(case)}
+    sizes = {"counted": np.nan, "planned": np.nan}
     if row.mode == "train-step":
+        case = step(row.context, row.precision, row.attention, row.model)
         about = case.shape, BATCH, case.context, case.precision, case.attention
         estimate = evaluate(Training(*about, "library"), Layout(sharding="none"), DEVICES["H200"])
-        sizes["planned"] = estimate.memory_bytes
+        sizes = {"counted": asked(case), "planned": estimate.memory_bytes}
     if row.status == "oom":
         sizes["wanted"] = _said("Tried to allocate", row.note)
     return sizes
@@ -119,7 +116,7 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add to each recorded row:
 
-    counted: bytes at the peak, by counting; of whole steps
+    counted: bytes at the peak, by counting; of second training steps
     forward_largest, backward_largest: bytes of the largest allocation of the phase
     forward_of, backward_of: how many allocations have that size
 
@@ -137,14 +134,12 @@ def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     )
     derived = []
     for row in rows.itertuples():
-        is_block = row.mode == "block"
-        mode = "train-step" if is_block else row.mode
-        is_first = int(row.step_number) == 0
-        case = step(row.context, mode, row.precision, row.attention, row.model, is_first)
-        sizes = {"counted": np.nan if is_block else asked(case)}
+        case = step(row.context, row.precision, row.attention, row.model)
+        is_counted = row.mode == "train-step" and int(row.step_number) == 1
+        sizes = {"counted": asked(case) if is_counted else np.nan}
         sizes |= _largest_by_phase(traces.traced(row, lines))
         recorded = traces.traced(row, timelines)
-        if is_block and recorded:
+        if row.mode == "block" and recorded:
             at_peak = traces.traced(row, largest)
             sizes |= _block_moments(recorded, at_peak, case.sizes["scores"])
         derived.append(sizes)
@@ -261,8 +256,8 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
 
 
 def _ran(rows: pd.DataFrame, case: StepMemory) -> bool:
-    about = {name: getattr(case, name) for name in ("context", "mode", "precision", "attention")}
-    same = pick(rows, model=MODEL, phase="step", step_number=1, **about)
+    about = {name: getattr(case, name) for name in ("context", "precision", "attention")}
+    same = pick(rows, model=MODEL, mode="train-step", phase="step", step_number=1, **about)
     return bool((same["status"] == "ok").all())
 
 
@@ -327,37 +322,6 @@ def snapshot_cartoon() -> Drawing:
     return Drawing(elements, base + 34)
 
 
-class WrittenOut(StepMemory):
-    """A step whose softmax and SiLU are written as formulas. A block then saves the exponentials
-    beside the softmax's output, which autocast keeps in 16 bits only, and the sigmoid beside the
-    SiLU."""
-
-    @property
-    def saved(self) -> dict[str, int]:
-        kept = dict(super().saved)
-        kept["0f/sigmoid"] = kept["0f/silu"]
-        if self.precision == "fp32":
-            kept["0a/exponentials"] = kept["0a/prob"]
-        return kept
-
-
-def published() -> pd.DataFrame:
-    """Return the peaks that others printed, with:
-
-    printed_bytes: the printed peak in bytes
-    counted: the peak of a2lib's model, by counting
-    written: the same with softmax and SiLU written as formulas
-    """
-    rows = load_reference("memory", numbers=("printed",))
-    rows = rows[rows["quantity"] == "peak"].reset_index(drop=True)
-    cases = [step(r.context, r.mode, r.precision, model=r.model) for r in rows.itertuples()]
-    return rows.assign(
-        printed_bytes=rows["printed"] * rows["unit"].map(UNIT),
-        counted=[peak(case).total for case in cases],
-        written=[peak(WrittenOut(**vars(case))).total for case in cases],
-    )
-
-
 def ways(model: str) -> dict[str, list[float]]:
     """Return, by layout and context, the bytes that each GPU holds in a training step of a model by
     the evaluator of layouts; of fp32 and bf16 the larger, with eager attention."""
@@ -391,6 +355,11 @@ def at(
 def done(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the whole second steps that did not run out of memory."""
     return pick(rows, phase="step", step_number=1, status="ok")
+
+
+def trained(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return those of ``done`` that are training steps."""
+    return pick(done(rows), mode="train-step")
 
 
 def block(rows: pd.DataFrame, context: int = 2048, precision="fp32", attention="eager"):
@@ -432,12 +401,13 @@ def bf16_over_fp32(rows: pd.DataFrame, mode: str = "train-step") -> pd.Series:
 
 
 def peak_cells(rows: pd.DataFrame) -> list[str]:
-    """Return the measured peak of each row in GB, or "oom" with the counted peak in brackets."""
-    measured = zip(rows["tensor_bytes"], rows["counted"], rows["status"], strict=True)
-    return [
-        gb(size, 3)[:-3] if status == "ok" else f"oom ({gb(counted, 3)[:-3]})"
-        for size, counted, status in measured
-    ]
+    """Return the measured peak of each row in GB, or "oom", for a training step with the counted
+    peak in brackets."""
+    cells = []
+    for row in rows.itertuples():
+        needed = "" if np.isnan(row.counted) else f" ({gb(row.counted, 3)[:-3]})"
+        cells.append(gb(row.tensor_bytes, 3)[:-3] if row.status == "ok" else f"oom{needed}")
+    return cells
 
 
 def peaks(rows: pd.DataFrame, precision: str) -> pd.DataFrame:

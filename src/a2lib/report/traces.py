@@ -34,6 +34,7 @@ KINDS = dict(zip(kernel_names.KINDS, _PALETTE, strict=True))
 BLOCKED = "blocked launch"  # of any kernel: it waits for a place in a full queue
 BLOCKED_US = 200  # a launch of this length is one; under a profiler others take up to some 50
 COLOURS = KINDS | {BLOCKED: "#000000"}
+CLASSES = {"matmul": "matmul", "attention": "flash", "copy": "copies", "optimizer": "adamw"}
 LEAST = 1 / 700  # of the width: what is narrower is drawn with its neighbours
 LONG_US = 2_000  # a strip from there on has its axis in ms
 LETTER = 0.0195  # of the width of a strip that a letter takes
@@ -102,6 +103,18 @@ def kernels(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=list(bulk.TABLES["kernels"]))
     table = pd.concat(frames, ignore_index=True)
     return table.assign(kernel=table["kernel"].map(plain))
+
+
+def ms_by_class(kernels: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Return the kernel time (ms) of each case of the columns ``key``, by the class of kernel.
+
+    matmul, flash, copies, adamw, between: of matmuls, fused attention, copies, AdamW, all others
+    total: of all kernels
+    """
+    classes = kernels["kind"].map(CLASSES).fillna("between").rename("class")
+    sums = kernels.groupby([*key, classes])["ms"].sum().unstack(fill_value=0.0)
+    sums = sums.reindex(columns=[*CLASSES.values(), "between"], fill_value=0.0)
+    return sums.assign(total=sums.sum(axis=1))
 
 
 def union(rows: Iterable[dict]) -> list[tuple[float, float]]:

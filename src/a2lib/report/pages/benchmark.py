@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import traces
-from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
+from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
 from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import ROOM, bars, lines, name_lanes
@@ -12,7 +12,6 @@ from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.tables import cells
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.shapes import SIZES
-from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import eager_step, fused_step
 from a2lib.theory.transformer import forward_flops, step_flops
 
@@ -88,14 +87,10 @@ def least(
     batch: int = 4,
     fused: bool = True,
 ) -> dict:
-    """Return ``theory.roofline.floor`` of a step by the best measured rates; {} without these."""
-    rate = ceilings(ceiling).get(precision.removesuffix("_weights"))
-    bandwidth = copy_bandwidth(ceiling)
-    if not (rate and bandwidth):
-        return {}
+    """Return the ``floors`` of a step by the best measured rates; {} without these."""
     kernels_of = fused_step if fused else eager_step
     kernels = kernels_of(SIZES[model], batch, context, precision)
-    return floor(kernels, rate * 1e12, bandwidth * 1e12)
+    return floors(kernels, ceilings(ceiling), copy_bandwidth(ceiling), precision)
 
 
 def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:

@@ -8,13 +8,13 @@ import pandas as pd
 
 from a2lib.lab.trace import HOST
 from a2lib.report import traces
-from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.metrics import ceilings, copy_bandwidth, floors
 from a2lib.report.page import one, pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
-from a2lib.theory.roofline import Kernel, floor
+from a2lib.theory.roofline import Kernel
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
@@ -28,7 +28,6 @@ WAYS = {
     ("bf16", "flash", "blocks"): ("bf16, Flash, compiled", fused_step),
     ("bf16_weights", "flash", "blocks"): ("16-bit weights, Flash, compiled", fused_step),
 }
-GROUPS = {"matmul": "matmul", "attention": "flash", "copy": "copies", "optimizer": "adamw"}
 SHOWN = {
     "matmuls": "#0072b2",
     "fused attention": "#d55e00",
@@ -95,15 +94,12 @@ def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
     if kernels.empty:
         return kernels
     kernels = pd.concat([kernels, kernels.assign(phase="step")], ignore_index=True)
-    kernels["class"] = kernels["kind"].map(GROUPS).fillna("between")
-    sums = kernels.pivot_table("ms", CASE, "class", aggfunc="sum")
-    sums = sums.reindex(columns=[*GROUPS.values(), "between"]).fillna(0.0)
-    sums["total"] = sums.sum(axis=1)
+    sums = traces.ms_by_class(kernels, CASE)
     sums["rest"] = sums["total"] - sums["matmul"] - sums["flash"]
     sums["share"] = 1 - sums["rest"] / sums["total"]
     sums["kernels"] = kernels.groupby(CASE)["calls"].sum()
     adds_parts = kernels["kernel"].str.contains(NO_CALL)
-    whole = kernels[(kernels["class"] == "matmul") & ~adds_parts]
+    whole = kernels[(kernels["kind"] == "matmul") & ~adds_parts]
     sums["matmuls"] = whole.groupby(CASE)["calls"].sum().reindex(sums.index, fill_value=0)
     sums = sums.join(top_kernels(kernels)).join(forward_parts(kernels))
     sums["top_share"] = sums["top_ms"] / sums["total"]
@@ -192,11 +188,9 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
         "counted_matmuls": sum(kernel.count for kernel in matmuls),
         "moved": moved_bytes(others),
     }
-    rate = rates.get(row.precision.removesuffix("_weights"))
-    if bandwidth and rate:
-        in_matmuls = floor(matmuls, rate * 1e12, bandwidth * 1e12)["total"].ms
-        counts["floor_rest"] = floor(others, rate * 1e12, bandwidth * 1e12)["total"].ms
-        counts["floor"] = in_matmuls + counts["floor_rest"]
+    if least := floors(others, rates, bandwidth, row.precision):
+        counts["floor_rest"] = least["total"].ms
+        counts["floor"] = floors(kernels, rates, bandwidth, row.precision)["total"].ms
     if row.phase == "forward":
         for name, (_, pattern, _) in BETWEEN.items():
             in_blocks = [kernel for kernel in others if kernel.count >= shape.num_layers]

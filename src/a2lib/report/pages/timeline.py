@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from a2lib.report import panels, plots
 from a2lib.report.style import DIM, INK, Chart
-from a2lib.report.traces import LETTER, legend
+from a2lib.report.traces import legend
 
 CATEGORIES = {
     "parameters": "#444444",
@@ -21,6 +21,7 @@ CATEGORIES = {
     "temporaries": "#f6cfab",
     "other": "#dddddd",
 }
+LETTER = 0.0195  # of the width of a panel that a letter takes
 CORNERS = 1600  # of all areas of a figure together
 
 Rows = Sequence[dict]

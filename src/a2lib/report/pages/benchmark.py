@@ -5,11 +5,10 @@ import pandas as pd
 
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
-from a2lib.report.page import one, pick
+from a2lib.report.page import Missing, one, pick
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import ROOM, bars, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
-from a2lib.report.tables import cells
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import eager_step, fused_step
@@ -200,15 +199,12 @@ def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 
-# A change of the step -> its configuration.
+# What is added to plain bf16 -> the configuration.
 CHANGES = {
-    "plain fp32": PLAIN,
-    "TF32": TF32,
     "bf16": BF16,
-    "bf16, FlashAttention": {**FAST, "compile": "none"},
-    "bf16, compiled": {**BF16, "compile": "blocks"},
-    "bf16, both": FAST,
-    "both, 16-bit weights": NARROW,
+    "FlashAttention": {**FAST, "compile": "none"},
+    "compiled blocks": {**BF16, "compile": "blocks"},
+    "both": FAST,
 }
 
 
@@ -225,33 +221,26 @@ def launched_step(rows: pd.DataFrame, compiled: pd.DataFrame, model: str, config
 
 def changes_table(rows: pd.DataFrame, compiled: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each of CHANGES: the 3.4B and the small model's step of 512 tokens, from
-    Python (in the rows ``compiled`` if ``launched_step`` takes it there) and in a CUDA graph."""
-    only_there = {"attention": "eager", "compile": "blocks", "mode": "train-step", "phase": "wall"}
-    steps = [
-        pick(rows, context=512, **STEP),
-        pick(compiled, context=512, **only_there).assign(capture=False),
-    ]
-    values = ["ms", "mfu", "peak_bytes"]
-    steps = pd.concat(steps).set_index(["model", "capture", *WAY])[values].astype(float)
+    Python (``launched_step``) and in a CUDA graph, and the 3.4B model's peak memory."""
+    lines = []
+    for name, way in CHANGES.items():
+        line = {"": name}
+        for model in ("2.7B", "small"):
+            launched = launched_step(rows, compiled, model, way)
+            line[f"{TITLES[model]}: Python"] = digits(launched.ms, 3)
+            line[f"{TITLES[model]}: graph"] = _graph_cell(rows, model, way)
+            if model == "2.7B":
+                line["peak memory, GB"] = digits(launched.peak_bytes / 1e9, 3)
+        lines.append(line)
+    return pd.DataFrame(lines)
 
-    def of(model: str, capture: bool) -> pd.DataFrame:
-        cases = [(model, capture, *(way[name] for name in WAY)) for way in CHANGES.values()]
-        return steps.reindex(pd.MultiIndex.from_tuples(cases))
 
-    launched, in_graph = of("2.7B", False), of("2.7B", True)
-    peaks = launched["peak_bytes"].to_numpy()
-    peaks = np.where(np.isnan(peaks), in_graph["peak_bytes"], peaks)
-    return pd.DataFrame(
-        {
-            "": list(CHANGES),
-            "3.4B: Python": cells(launched["ms"]),
-            "graph": cells(in_graph["ms"]),
-            "MFU": in_graph["mfu"].map(percent, na_action="ignore").to_list(),
-            "peak memory, GB": cells(peaks / 1e9),
-            "small: Python": cells(of("small", False)["ms"]),
-            "graph ": cells(of("small", True)["ms"]),
-        }
-    )
+def _graph_cell(rows: pd.DataFrame, model: str, way: dict) -> str | None:
+    """Return a step's time in a CUDA graph, None if that was not measured."""
+    try:
+        return digits(step(rows, model, way, capture=True).ms, 3)
+    except Missing:
+        return None
 
 
 @chart(height=2.9)
@@ -344,31 +333,7 @@ def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
     return _named(table).rename(columns={"wall": "train-step"})
 
 
-def by_way(rows: pd.DataFrame, values: dict[str, tuple[dict, str]]) -> pd.DataFrame:
-    """Return the train-step by model and context, a column for each of ``values``: name ->
-    (configuration, column of the rows); a percentage for mfu, else ms."""
-    columns_of = {}
-    for name, (way, column) in values.items():
-        these = pick(rows, **STEP, **way).set_index(["model", "context"])[column].dropna()
-        written = percent if column == "mfu" else lambda v: digits(v, 3)
-        columns_of[name] = these.map(written)
-    return _named(pd.DataFrame(columns_of).dropna(how="all"))
-
-
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     table = table.reset_index().sort_values(["model", "context"], key=by_title)
     table = table.assign(model=table["model"].map(TITLES), context=table["context"].map(count))
     return table.rename(columns={"context": "tokens"})
-
-
-def published(rows: pd.DataFrame, reference: pd.DataFrame, phase: str) -> pd.DataFrame:
-    """Return a phase's time as others published it, and ours, by model and context."""
-    theirs = reference[(reference["warmup"] == 5) & (reference["phase"] == phase)]
-    cells = [spread(r.ms, r.ms_std) if r.status == "ok" else "oom" for r in theirs.itertuples()]
-    table = theirs.assign(cell=cells, context=theirs["context"].astype(int))
-    table = table.pivot(index=["model", "context"], columns="device", values="cell")
-    ours = pick(rows, **PLAIN, capture=False, warmup=5, mode="train-step", phase=phase, status="ok")
-    keys = [ours["model"], ours["context"].astype(int)]
-    cells = list(map(spread, ours["ms_mean"], ours["ms_std"]))
-    table["our H200"] = pd.Series(cells, pd.MultiIndex.from_arrays(keys))
-    return _named(table)

@@ -112,57 +112,41 @@ def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ms_kernels: their sum
     floor_...: the least time of each, of a fused step
     attention_calls: kernels of fused attention
-    ms_casts: compiled casts and joins of weights
-    ms_gradients: matmuls for the blocks' weight gradients
-    ms_ahead: the forward's matmuls, of as many FLOPs
-    ms_gate: the backward of the FFN's gate
+    ms_casts, ms_between: of ms_pointwise, compiled casts and joins of weights, and what is left
     """
-    steps = rows[(rows["mode"] == "train-step") & (rows["phase"] == "step")]
-    steps = steps[steps["precision"].isin(["bf16", "bf16_weights"]) & steps["model"].isin(SIZES)]
-    key = ["model", "context", "batch", "mode", *WAY, "profiler"]
     kernels = traces.kernels(rows)
-    kernels_of = dict(list(kernels.groupby(key))) if len(kernels) else {}
-    sums = {}
-    for place, case in zip(steps.index, steps[key].itertuples(index=False, name=None), strict=True):
-        if case in kernels_of:
-            sums[place] = sum_kernels(kernels_of[case], case, rows_of("ceiling"))
-    return rows.join(pd.DataFrame.from_dict(sums, orient="index")) if sums else rows
+    kernels = kernels[(kernels["mode"] == "train-step") & kernels["model"].isin(SIZES)]
+    kernels = kernels[kernels["precision"].isin(["bf16", "bf16_weights"])]
+    if kernels.empty:
+        return rows
+    key = ["model", "context", "batch", "mode", *WAY, "profiler"]
+    names = {"matmul": "ms_linear", "flash": "ms_attention", "adamw": "ms_adamw"}
+    sums = traces.ms_by_class(kernels, key).rename(columns={**names, "total": "ms_kernels"})
+    sums["ms_pointwise"] = sums.pop("between") + sums.pop("copies")
+    casts = (kernels["phase"] == "forward") & kernels["kernel"].str.fullmatch(CAST)
+    sums["ms_casts"] = kernels[casts].groupby(key)["ms"].sum()
+    sums["ms_between"] = sums["ms_pointwise"] - sums["ms_casts"]
+    fused = kernels[kernels["kind"] == "attention"]
+    sums["attention_calls"] = fused.groupby(key)["calls"].sum()
+    cases = sums.reset_index()[key]
+    floors_of = [_floors_by_part(row, rows_of("ceiling")) for row in cases.itertuples()]
+    sums = pd.concat([sums.reset_index(), pd.DataFrame(floors_of)], axis=1)
+    types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
+    return rows.merge(sums.astype(types), on=key, how="left")
 
 
-def sum_kernels(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[str, float]:
-    """Return the columns of ``traced`` for the kernels of one step."""
-    model, context, batch, _, precision, *_ = case
-    names, kinds = kernels["kernel"], kernels["kind"]
-    in_forward, in_backward = kernels["phase"] == "forward", kernels["phase"] == "backward"
-    in_blocks = kernels["calls"] > 1  # the head's matmuls are called once
-    # cuBLAS names a matmul by whether its operands are transposed.
-    weight_gradient = names.str.fullmatch(r"nvjet_sm90_\w+_NT[TN]")
-    ahead = names.str.fullmatch(r"nvjet_sm90_\w+_TN[TN]")
-    sums = {
-        "ms_linear": ms_of(kernels, kinds == "matmul"),
-        "ms_attention": ms_of(kernels, kinds == "attention"),
-        "ms_adamw": ms_of(kernels, kinds == "optimizer"),
-        "ms_kernels": kernels["ms"].sum(),
-        "attention_calls": kernels.loc[kinds == "attention", "calls"].sum(),
-        "ms_casts": ms_of(kernels, in_forward & names.str.fullmatch(CAST)),
-        "ms_gradients": ms_of(kernels, in_blocks & in_backward & weight_gradient),
-        "ms_ahead": ms_of(kernels, in_blocks & in_forward & ahead),
-        "ms_gate": ms_of(kernels, in_backward & names.str.contains("silu_backward")),
+def _floors_by_part(case, ceiling: pd.DataFrame) -> dict[str, float]:
+    """Return the floor_ columns of ``traced`` for a step."""
+    floors = least(ceiling, case.model, case.precision, int(case.context), int(case.batch))
+    if not floors:
+        return {}
+    return {
+        "floor_linear": floors["products"].ms,
+        "floor_attention": floors["attention"].ms,
+        "floor_adamw": floors["optimizer"].ms,
+        "floor_pointwise": floors["elementwise"].ms + floors["loss"].ms,
+        "floor_kernels": floors["total"].ms,
     }
-    listed = sums["ms_linear"] + sums["ms_attention"] + sums["ms_adamw"]
-    sums["ms_pointwise"] = sums["ms_kernels"] - listed
-    floors = least(ceiling, model, precision, int(context), int(batch))
-    if floors:
-        sums["floor_linear"] = floors["products"].ms
-        sums["floor_attention"] = floors["attention"].ms
-        sums["floor_adamw"] = floors["optimizer"].ms
-        sums["floor_pointwise"] = floors["elementwise"].ms + floors["loss"].ms
-        sums["floor_kernels"] = floors["total"].ms
-    return sums
-
-
-def ms_of(kernels: pd.DataFrame, where: pd.Series) -> float:
-    return kernels.loc[where, "ms"].sum()
 
 
 def step(

@@ -7,7 +7,7 @@ from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
 from a2lib.report.page import Missing, one, pick
 from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import ROOM, bars, lines, name_lanes
+from a2lib.report.plots import bars, lines, name_lanes
 from a2lib.report.style import COLOURS, chart, palette
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.shapes import SIZES
@@ -251,7 +251,7 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
         ax.set_title(TITLES[model], loc="left")
 
 
-@chart(height=2.6, room=ROOM)
+@chart(height=2.6)
 def by_tokens(figure, rows: pd.DataFrame):
     """Draw the MFU of the fast step in a CUDA graph against its tokens per sequence, by model."""
     fast = pick(rows, **STEP, **FAST, capture=True, status="ok")
@@ -262,7 +262,7 @@ def by_tokens(figure, rows: pd.DataFrame):
     doubling_axis(ax)
     ax.set(xlabel="tokens per sequence", ylabel="MFU, %", ylim=(0, 60))
     ax.set_xticks([128, 256, 512, 1024], ["128", "256", "512", "1,024"])
-    return lambda: name_ends(figure, ax, ends, looks)
+    name_ends(figure, ends, looks)
 
 
 @chart(height=3.3)

@@ -6,9 +6,8 @@ import pandas as pd
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
 from a2lib.report.page import Missing, one, pick
-from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import bars, lines, name_lanes
-from a2lib.report.style import COLOURS, chart, palette
+from a2lib.report.plots import bars, name_lanes
+from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import eager_step, fused_step
@@ -249,20 +248,6 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
         ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]
         ax.set_xticks(ticks if len(ticks) < 4 else ticks[::2])
         ax.set_title(TITLES[model], loc="left")
-
-
-@chart(height=2.6)
-def by_tokens(figure, rows: pd.DataFrame):
-    """Draw the MFU of the fast step in a CUDA graph against its tokens per sequence, by model."""
-    fast = pick(rows, **STEP, **FAST, capture=True, status="ok")
-    looks = palette([TITLES[m] for m in TITLES if m in set(fast["model"])])
-    fast = fast.assign(percent=100 * fast["mfu"], name=fast["model"].map(TITLES))
-    ax = figure.subplots()
-    ends = lines(ax, fast, "context", "percent", "name", looks)
-    doubling_axis(ax)
-    ax.set(xlabel="tokens per sequence", ylabel="MFU, %", ylim=(0, 60))
-    ax.set_xticks([128, 256, 512, 1024], ["128", "256", "512", "1,024"])
-    name_ends(figure, ends, looks)
 
 
 @chart(height=3.3)

@@ -28,7 +28,7 @@ def drawn():
         "tiles": attention.tiles(),
         "fsdp": drawings.fully_sharded(), "tensor": drawings.tensor_parallel(),
         "mesh": drawings.mesh(), "exchange": drawings.experts_and_contexts(),
-        "rings": drawings.rings(), "pipelines": drawings.pipelines(),
+        "rings": drawings.rings(),
         "sequence": drawings.sequence_parallel(), "map": drawings.mesh_map(),
         "sensitivity": communication.sensitivity(), "devices": communication.devices(),
     }  # fmt: skip

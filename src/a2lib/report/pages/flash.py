@@ -159,13 +159,6 @@ def best_public() -> float:
     return float(rows.set_index("implementation").loc["leaderboard_2025_best", "ms"])
 
 
-def l2_bytes(pass_: str, head_dim: int) -> int:
-    """Return the L2 traffic of a2lib's kernel of a pass at BOARD, by counting tiles."""
-    Bq, Bk = TILES[head_dim][pass_]
-    sizes = BOARD | {"head_dim": head_dim}
-    return attention.tiled_l2_bytes(pass_, **sizes, causal=True, element_bytes=2, Bq=Bq, Bk=Bk)
-
-
 def rates() -> dict[str, float]:
     """Return the most that each unit of the GPU does in a ms: operations, exponentials, bytes; at
     the clock of the data sheet's peak."""

@@ -34,11 +34,9 @@ MODES = {
 }
 
 
-def step(
-    context=512, mode="train-step", precision="fp32", attention="eager", model=MODEL
-) -> StepMemory:
-    """Return the step of a named model whose tensors ``theory.memory`` counts."""
-    return StepMemory(SIZES[model], BATCH, int(context), mode, precision, attention)
+def step(context=512, precision="fp32", attention="eager", model=MODEL) -> StepMemory:
+    """Return the training step of a named model whose tensors ``theory.memory`` counts."""
+    return StepMemory(SIZES[model], BATCH, int(context), precision, attention)
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -46,18 +44,19 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
     state: model state, 16 bytes per parameter
     capacity: the memory that the driver gives
-    counted: tensors and workspaces at the peak, by counting; of whole second steps
+    counted: tensors and workspaces at the peak, by counting; of whole second training steps
     """
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
-    whole = rows[(rows["phase"] == "step") & (rows["step_number"] == 1)]
+    whole = (rows["phase"] == "step") & (rows["step_number"] == 1)
+    trained = rows[whole & (rows["mode"] == "train-step")]
     counted = [
-        asked(step(row.context, row.mode, row.precision, row.attention, row.model))
-        for row in whole.itertuples()
+        asked(step(row.context, row.precision, row.attention, row.model))
+        for row in trained.itertuples()
     ]
     return rows.assign(
         state=rows["model"].map({m: state_bytes(s).total for m, s in SIZES.items()}),
         capacity=rows["note"].map(_total_capacity).min(),
-        counted=pd.Series(counted, whole.index),
+        counted=pd.Series(counted, trained.index),
     )
 
 
@@ -183,8 +182,8 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
 
 
 def _ran(rows: pd.DataFrame, case: StepMemory) -> bool:
-    about = {name: getattr(case, name) for name in ("context", "mode", "precision", "attention")}
-    same = pick(rows, model=MODEL, phase="step", step_number=1, **about)
+    about = {name: getattr(case, name) for name in ("context", "precision", "attention")}
+    same = pick(rows, model=MODEL, mode="train-step", phase="step", step_number=1, **about)
     return bool((same["status"] == "ok").all())
 
 
@@ -234,6 +233,11 @@ def done(rows: pd.DataFrame) -> pd.DataFrame:
     return pick(rows, phase="step", step_number=1, status="ok")
 
 
+def trained(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return those of ``done`` that are training steps."""
+    return pick(done(rows), mode="train-step")
+
+
 def block(rows: pd.DataFrame, context: int = 2048, precision="fp32", attention="eager"):
     """Return the row of what one block saves."""
     about = {"context": context, "precision": precision, "attention": attention}
@@ -267,12 +271,13 @@ def bf16_over_fp32(rows: pd.DataFrame, mode: str = "train-step") -> pd.Series:
 
 
 def peak_cells(rows: pd.DataFrame) -> list[str]:
-    """Return the measured peak of each row in GB, or "oom" with the counted peak in brackets."""
-    measured = zip(rows["tensor_bytes"], rows["counted"], rows["status"], strict=True)
-    return [
-        gb(size, 3)[:-3] if status == "ok" else f"oom ({gb(counted, 3)[:-3]})"
-        for size, counted, status in measured
-    ]
+    """Return the measured peak of each row in GB, or "oom", for a training step with the counted
+    peak in brackets."""
+    cells = []
+    for row in rows.itertuples():
+        needed = "" if np.isnan(row.counted) else f" ({gb(row.counted, 3)[:-3]})"
+        cells.append(gb(row.tensor_bytes, 3)[:-3] if row.status == "ok" else f"oom{needed}")
+    return cells
 
 
 def peaks(rows: pd.DataFrame, precision: str) -> pd.DataFrame:

@@ -177,7 +177,7 @@ def stand_still(optimizer):
 def state_bytes(optimizer) -> dict[str, int]:
     """Return the bytes that this rank holds of parameters, gradients and AdamW's state, as columns
     of a row. The parameters are the optimizer's: a sharded module's are whole while it computes."""
-    from a2lib.parallel.fsdp.shards import local
+    from a2lib.parallel.group import local
 
     params = [p for group in optimizer.param_groups for p in group["params"]]
     inner = getattr(optimizer, "optim", optimizer)  # PyTorch's that shards has one within

@@ -164,6 +164,11 @@ def is_shard(parameter: Tensor) -> bool:
     return hasattr(parameter, "device_mesh") or getattr(parameter, "_is_shard", False)
 
 
+def local(x: Tensor) -> Tensor:
+    """Return this rank's part of what may be a DTensor."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Return name, shape, dtype and whether trained, a line a tensor."""
     lines = []

@@ -40,12 +40,12 @@ from a2lib.lab import Timing, inductor, memory, synchronize
 from a2lib.lab.clock import Clock, Mark
 from a2lib.lab.device import device_kind, device_slug
 from a2lib.lab.timing import meet, slowest
+from a2lib.lab.training import fully_sharded
 from a2lib.lab.worker import join_group
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model.layers import IGNORED
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
-from a2lib.parallel.fsdp.peer import fully_sharded
 from a2lib.parallel.group import everyone, local
 from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory.devices import DEVICES

@@ -261,8 +261,9 @@ def fsdp_recovers_and_refuses():
     fsdp.finish_gradient_synchronization()
     assert all(p.grad is None for p in fsdp.parameters())
 
-    with raises(RuntimeError, "in an FSDP already"):
-        FSDP(module)
+    for part in (module, nn.Sequential(module)):
+        with raises(ValueError, "a parameter is a shard of FSDP"):
+            FSDP(part)
     with raises(RuntimeError, "before it is wrapped"):
         fsdp.double()
     for part in (fsdp, module, module.blocks[0], module.head, module.blocks[0].up):

@@ -44,6 +44,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from a2lib.parallel.agreement import Agreement, Members
 from a2lib.parallel.carriers import Backend, choose
@@ -156,6 +157,9 @@ class _Replica(nn.Module):
     def unfinished(self) -> Sequence[Tensor]:
         """Return the parameters, while some have gradients that wait for the finish."""
         return self._trained if self._step.accumulated else ()
+
+    def meet(self, optimizer: Optimizer) -> None:
+        """Do nothing: an optimizer over these parameters has all of them whole."""
 
     @torch.no_grad()
     def reset(self) -> None:

@@ -234,7 +234,7 @@ def _check_model(folder: Path, metadata: Metadata, ours: dict[str, Tensor]) -> N
 
 
 def _by_master(fsdp: FSDP, optimizer: Optimizer) -> dict[nn.Parameter, Sharded | Replicated]:
-    fsdp._optimizers.meet(optimizer)
+    fsdp.meet(optimizer)
     by_master = {p.master: p for p in fsdp._parameters_in_order}
     if not by_master.keys() >= set(parameters_of(optimizer.param_groups)):
         raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")

@@ -4,6 +4,7 @@ error."""
 import copy
 import itertools
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import checking
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer
+from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer, agreement
 
 STILL_OWN = "are still each rank's own: call finish_gradient_synchronization"
 
@@ -352,6 +353,20 @@ def a_step_that_every_rank_skips_is_skipped():
             backward_of_each(wrapper, reference, [*map(loss_on, tokens)])
             checking.same_gradients(wrapper.module, reference, f"{kind}, step {step}")
             checking.take_step(*pair)
+
+
+@check(2)
+def a_captured_step_has_the_gradients_of_the_one_before():
+    """A graph cannot ask the other ranks which parameters have none."""
+    tokens = token_batches(1)[0]
+    for make in EVERY.values():
+        wrapper = make(Tied())
+        loss_on(tokens)(wrapper).backward()
+        wrapper.finish_gradient_synchronization()
+        with patch.object(agreement, "capturing", lambda _: True):
+            loss_on(tokens, extra=True)(wrapper).backward()
+            with raises(RuntimeError, "^extra.weight has a gradient in the captured step or in"):
+                wrapper.finish_gradient_synchronization()
 
 
 @check(2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from a2lib.optim.updates import update
 from a2lib.parallel.group import is_shard, local
-from a2lib.parallel.lane import Ended, Lane
+from a2lib.parallel.lane import Lane
 
 WORKING = (torch.float32, torch.bfloat16)
 MASTER, MOMENTS, STEP = "master", ("exp_avg", "exp_avg_sq"), "step"
@@ -72,9 +72,8 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def _forget(self) -> None:
         self._lanes: dict[torch.device, Lane] = {}
-        self._events: dict[torch.device, Ended | None] = {}
+        self._events: dict[torch.device, torch.cuda.Event | None] = {}
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
-        self._captured = False  # whether that was in the capture of a CUDA graph
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -170,22 +169,14 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _now(self, group: dict[str, Any], p: Tensor) -> None:
-        self._drop_cut_off()
         if p in self._ahead:
             raise RuntimeError("a second backward within overlapping() before step()")
-        self._captured = p.is_cuda and torch.cuda.is_current_stream_capturing()
         self._start(p)
         if p.device not in self._lanes:
             # Behind the backward's own kernels where both wait: those are what all else waits for.
             self._lanes[p.device] = Lane(p.device, priority=0)
         self._events[p.device] = self._lanes[p.device].run(lambda: self._update(group, p))
         self._ahead[p] = None
-
-    def _drop_cut_off(self) -> None:
-        """Forget what was updated in a capture that failed: it has not been."""
-        if self._captured and not torch.cuda.is_current_stream_capturing():
-            self._captured = False
-            self._ahead.clear()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -195,7 +186,6 @@ class MasterAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._drop_cut_off()
         for group in self.param_groups:
             found = [p for p in group["params"] if p.grad is not None or p in self._ahead]
             for p in found:

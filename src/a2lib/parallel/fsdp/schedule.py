@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import Prepared, Unit
-from a2lib.parallel.lane import Ended, Lane
+from a2lib.parallel.lane import Lane
 
 # Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take
 # longer than its backward the link is what is waited for, with one or with more.
@@ -46,7 +46,7 @@ class Schedule:
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
         self._unseen: list[Unit] = []  # a backward that has begun could not be seen
-        self._sent: deque[tuple[Ended | None, list[Prepared]]] = deque()
+        self._sent: deque[tuple[torch.cuda.Event | None, list[Prepared]]] = deque()
         self._root_sent = False  # since the last finish
         # The backward that was seen last, and whether it adds to gradients of parameters.
         self._backward, self._accumulates = -1, True

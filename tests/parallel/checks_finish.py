@@ -2,6 +2,7 @@
 error."""
 
 import copy
+import functools
 import itertools
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -152,6 +153,50 @@ def a_step_before_the_finish_is_refused():
                 optimizers[0].step()
             wrapper.finish_gradient_synchronization()
             optimizers[0].step()
+
+
+@check(2)
+def parameters_that_came_later_are_refused():
+    """At the finish, by FSDP at the next forward too; a module without parameters may come."""
+
+    def replaced(module):
+        weights = {name: x.clone() for name, x in module.state_dict().items()}
+        module.load_state_dict(weights, assign=True)
+
+    def added(module):
+        module.append(nn.Linear(2, 2))
+
+    def adapted(module):
+        module[0].low_rank = nn.Linear(2, 2, bias=False)
+
+    def headed(module):
+        module[1] = nn.Linear(2, 2)
+
+    changes = {
+        replaced: "0.weight",
+        added: "2.weight",
+        adapted: "0.low_rank.weight",
+        headed: "1.weight",
+    }
+    x = torch.ones(1, 2)
+    cast = functools.partial(FSDP, compute_dtype=torch.bfloat16)
+    for kind, make in {**EVERY, "FSDP that casts": cast}.items():
+        for change, name in changes.items():
+            wrapper = make(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+            change(wrapper.module)
+            line = f"^{name} came or was replaced after the module was wrapped"
+            if kind.startswith("FSDP"):
+                with raises(RuntimeError, line):
+                    wrapper(x)
+            else:
+                wrapper(x).sum().backward()
+            with raises(RuntimeError, line):
+                wrapper.finish_gradient_synchronization()
+            wrapper.reset()
+        wrapper = make(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        wrapper.module[1] = nn.Tanh()
+        wrapper(x).float().sum().backward()
+        wrapper.finish_gradient_synchronization()
 
 
 @check(2)

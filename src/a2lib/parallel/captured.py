@@ -70,7 +70,7 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
       gradients over on that step's stream, which is not captured.
     - Nothing read on the host. A parameter without a gradient has none in the warm-up either.
     - At least one step of warm-up: the order of the gradients is agreed on in it, and memory,
-      communicators and kernels are made. FSDP gathers ahead from the second one on.
+      communicators and kernels are made.
 
     Gradients live in the graph's memory. Raises ValueError without a step of warm-up, RuntimeError
     without a GPU, and what the capture raised. The process has to end then: of the step that was

@@ -97,6 +97,7 @@ def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     their sum. Elsewhere, and where a Linear is replaced, hooked or there twice, each is called by
     itself.
     """
+    # PyTorch has no public name for the hooks that are registered.
     plain = torch.compiler.is_compiling() and all(
         type(linear) is Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
         for linear in linears

@@ -161,6 +161,7 @@ class MasterAdamW(torch.optim.Optimizer):
                     "a parameter is a shard, whose gradient is complete after backward alone: FSDP "
                     "has no overlapping()"
                 )
+            # PyTorch has no public name for those that are registered.
             if getattr(p, "_post_accumulate_grad_hooks", None):
                 raise RuntimeError(
                     "another hook waits for a parameter's gradient; where it is that of a DDP or "

@@ -103,6 +103,7 @@ def shared_memory(
 ) -> tuple[Tensor, object]:
     """Return this rank's ``size`` bytes, and the handle with ``get_buffer(rank, ...)`` of every
     rank's and ``barrier``. Collective; the memory stays until the process ends."""
+    # PyTorch has no public module yet that gives GPUs each other's memory.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     whole, aside = group or dist.group.WORLD, []

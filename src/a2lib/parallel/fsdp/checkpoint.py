@@ -189,8 +189,9 @@ def _held_tensors(fsdp: FSDP) -> Held:
         for name in p.names:
             held[name] = p, p.master.detach()
     for prefix, module in fsdp.module.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            # PyTorch says which are kept by the state dict alone, whose weights would be gathered.
+            if name not in module._non_persistent_buffers_set:
                 held[clean(f"{prefix}.{name}" if prefix else name)] = None, buffer
     return held
 

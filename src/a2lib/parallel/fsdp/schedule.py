@@ -127,7 +127,8 @@ class Schedule:
         prepared = [self._prepare(other) for other in done]
         self._begun = still
         if unit is self.root:
-            # Nothing is left behind a backward, which zero_grad could not reach.
+            # Nothing is left behind a backward, which zero_grad could not reach. PyTorch calls this
+            # at its end, and has no public name for it.
             torch.autograd.Variable._execution_engine.queue_callback(self.send_begun)
         unit.began_at, unit.in_backward = mark, True
         self._begun.append(unit)
@@ -235,7 +236,8 @@ def _watch(unit: Unit, output: object, begins: Callable) -> bool:
             x.register_hook(_beginning(unit, None, begins))
             continue
         x.grad_fn.register_prehook(_beginning(unit, x.grad_fn, begins))
-        # Changed in place by the caller, a view gets another history, but not its base's.
+        # Changed in place by the caller, a view gets another history, but not its base's, which has
+        # no public name.
         if x._is_view() and x._base.grad_fn is not None:
             x._base.grad_fn.register_prehook(_beginning(unit, x._base.grad_fn, begins))
     return bool(tensors)
@@ -271,4 +273,5 @@ def _will_have_a_gradient(p: Sharded | Replicated) -> bool:
 
 def in_backward() -> bool:
     """Return whether autograd is running a backward here, so that a forward is a checkpoint's."""
+    # PyTorch has no public name for it.
     return torch._C._current_graph_task_id() != -1

@@ -123,6 +123,7 @@ class Unit:
         self.shown = whole
         for p in self.parameters:
             for owner, name in p.places:
+                # By setattr it would take the host longer.
                 owner._parameters[name] = p.shown if whole else p.master
         for owner, compute, guard in self._guards:
             if not whole:

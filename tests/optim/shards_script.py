@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from refusals import refused
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -52,11 +53,17 @@ for dtype in (torch.float32, torch.bfloat16):
     sharded = MasterAdamW(model.parameters(), **NUMBERS)
     train([sharded, plain], [model, reference], steps=3)
     check_same(sharded, plain)
-    # Its state goes on in another of its kind.
+    # Its state goes on in another of its kind; and by PyTorch's checkpoints, over other rows.
     again = MasterAdamW(model.parameters(), **NUMBERS)
     again.load_state_dict(copy.deepcopy(sharded.state_dict()))
     train([again, plain], [model, reference], steps=2)
     check_same(again, plain)
+    other = fully_shard(built(dtype))
+    last = MasterAdamW(other.parameters(), **NUMBERS)
+    weights, state = get_state_dict(model, again)
+    set_state_dict(other, last, model_state_dict=weights, optim_state_dict=state)
+    train([last, plain], [other, reference], steps=2)
+    check_same(last, plain)
 
 model = fully_shard(built(torch.float32))
 words = "a parameter is a shard of FSDP, which keeps its dtype; allowed is a working_dtype of None"

@@ -286,6 +286,7 @@ def lanes(figure, shown: dict[str, list[dict]], before_us: float, after_us: floa
     """Draw traces around the end of the backward, one below the other: what computes, and below it
     the collectives. Where attention marks the blocks of the backward, brackets show one of them."""
     axes = figure.subplots(len(shown), 1, sharex=True, sharey=True)
+    names = set()
     for ax, (title, rows) in zip(axes, shown.items(), strict=True):
         end = max(traces.end_us(row) for row in rows if row["kind"] == MATMUL)
         for row in traces.cropped(rows, end - before_us, end + after_us):
@@ -293,8 +294,9 @@ def lanes(figure, shown: dict[str, list[dict]], before_us: float, after_us: floa
                 continue
             y = 0.1 if row["kind"] == SENT else 1.1
             bar = [((row["start_us"] - end) / 1e3, row["duration_us"] / 1e3)]
-            colour = KERNEL_COLOURS[NAMES.get(row["kind"], "others")]
-            ax.broken_barh(bar, (y, 0.8), facecolor=colour, linewidth=0)
+            name = NAMES.get(row["kind"], "others")
+            names.add(name)
+            ax.broken_barh(bar, (y, 0.8), facecolor=KERNEL_COLOURS[name], linewidth=0)
         ax.set_ylim(0, 2.05)
         if blocks(rows):
             block = blocks(rows)[-2]
@@ -307,4 +309,5 @@ def lanes(figure, shown: dict[str, list[dict]], before_us: float, after_us: floa
         name_lanes(ax, [1.5, 0.5], ["computes", "sends"])
         ax.set_title(title, loc="left", fontsize=10.5)
     axes[-1].set_xlabel("ms from the end of the backward")
-    traces.legend(figure, KERNEL_COLOURS, columns=4)
+    colours = {name: colour for name, colour in KERNEL_COLOURS.items() if name in names}
+    traces.legend(figure, colours, columns=4)

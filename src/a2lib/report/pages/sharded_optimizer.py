@@ -134,7 +134,7 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
     for row in rows.sort_values(["model", "optimizer"]).itertuples():
         sizes = [getattr(row, column) for column in PARTS]
         sizes += [row.present_bytes, row.counted, row.tensor_bytes]
-        words = f"{MOMENTS[row.moment]}, {OPTIMIZERS[row.optimizer]}"
+        words = f"{row.moment}, {OPTIMIZERS[row.optimizer]}"
         lines.append([TITLES[row.model], words, *cells(size / 1e9 for size in sizes)])
     heads = ["model", "moment", *PARTS.values(), "total", "formula", "peak"]
     return pd.DataFrame(lines, columns=heads)

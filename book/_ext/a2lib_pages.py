@@ -9,8 +9,8 @@
    pages that hold equations, the search with search.html.
 4. A page says in a sentence what it holds, for previews and search engines: its `description:`.
 
-Lab records, tables, cells, the search and the directive `measure` are in the modules beside this
-one.
+Lab records, tables, cells, the search, the directive `measure` and the reference of functions are
+in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_cells", "a2lib_measure"):
-        app.setup_extension(module)
+    parts = ("records", "tables", "search", "cells", "measure", "api")
+    for part in parts:
+        app.setup_extension(f"a2lib_{part}")
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")
     app.connect("config-inited", drop_thebe, priority=1)

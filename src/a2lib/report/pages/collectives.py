@@ -6,7 +6,7 @@ from a2lib.report import data
 from a2lib.report.metrics import stated
 from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import ROOM, lines, log_values, reference
+from a2lib.report.plots import lines, log_values, reference
 from a2lib.report.style import Look, Looks, chart
 from a2lib.report.units import digits
 from a2lib.theory.latency import Line, fit, wire_share
@@ -111,7 +111,7 @@ def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().rename(columns={"world_size": "GPUs"})
 
 
-@chart(height=3.4, room=ROOM + 0.03)
+@chart(height=3.4)
 def bandwidth(figure, rows: pd.DataFrame):
     """Draw bus bandwidth against size: NCCL back to back and synchronized, and gloo, between two
     ranks."""
@@ -128,4 +128,4 @@ def bandwidth(figure, rows: pd.DataFrame):
     ax.set(xlabel="bytes of the tensor", ylabel="bus bandwidth, GB/s", ylim=(0.05, 900))
     reference(ax, link(), "the link, one way")
     reference(ax, line.half_size, "half speed", vertical=True)
-    return lambda: name_ends(figure, ax, ends, LOOKS)
+    name_ends(figure, ends, LOOKS)

@@ -165,9 +165,6 @@ def test_a_kernel_takes_the_longer_of_its_two_times():
     assert [floors[part].ms for part in PARTS] == [20_000, 5_000, 0, 0, 0]
     total = floors["total"]
     assert (total.flops, total.bytes, total.ms) == (220, 130, 25_000)
-    phases = floor(kernels, 10.0, 10.0, by="phase")
-    assert [phases[phase].ms for phase in PHASES] == [20_000, 0, 5_000, 0]
-    assert phases["total"] == total
 
 
 def test_an_update_beside_the_backward_is_bounded_by_both():

@@ -39,19 +39,16 @@ class Floor:
     ms: float
 
 
-def floor(
-    kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float, by: str = "part"
-) -> dict[str, Floor]:
-    """Return the floor of each part (``by`` "part") or phase (``by`` "phase"), and of the "total".
+def floor(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float) -> dict[str, Floor]:
+    """Return the floor of each of ``PARTS``, and of the "total".
 
     ``flops_per_s`` is the ceiling of matmuls in the precision of the step, ``bytes_per_s`` the
     bandwidth of device memory. Kernels run one after the other, so times add up.
     """
-    groups = PARTS if by == "part" else PHASES
-    sums = {name: [0, 0, 0.0] for name in (*groups, "total")}
+    sums = {name: [0, 0, 0.0] for name in (*PARTS, "total")}
     for kernel in kernels:
         ms = 1e3 * max(kernel.flops / flops_per_s, kernel.bytes / bytes_per_s)
-        for name in (getattr(kernel, by), "total"):
+        for name in (kernel.part, "total"):
             for i, value in enumerate((kernel.flops, kernel.bytes, ms)):
                 sums[name][i] += value * kernel.count
     return {name: Floor(*values) for name, values in sums.items()}
@@ -63,7 +60,11 @@ def hidden_ms(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float)
     The two then take at least the backward's own floor, and at least their bytes over the
     bandwidth.
     """
-    floors = floor(kernels, flops_per_s, bytes_per_s, by="phase")
-    backward, optimizer = floors["backward"], floors["optimizer"]
+    kernels = list(kernels)
+    phases = []
+    for phase in PHASES:
+        of_phase = [kernel for kernel in kernels if kernel.phase == phase]
+        phases.append(floor(of_phase, flops_per_s, bytes_per_s)["total"])
+    forward, loss, backward, optimizer = phases
     moved = 1e3 * (backward.bytes + optimizer.bytes) / bytes_per_s
-    return floors["forward"].ms + floors["loss"].ms + max(backward.ms, moved)
+    return forward.ms + loss.ms + max(backward.ms, moved)

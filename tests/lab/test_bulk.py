@@ -60,7 +60,6 @@ def test_what_the_readers_make_is_what_the_tables_take(data):
 
 NOT_VALID = [
     ({"table": "sky"}, "table 'sky': allowed are strip, kernels, memory, largest"),
-    ({"picture": "../x"}, "allowed are letters, digits"),
     ({"run": "none"}, "is not in runs.csv"),
     ({"rows": [ROW] * (bulk.MOST_ROWS + 1)}, "rows; allowed are 1 to"),
     ({"rows": [{"kind": "x"}]}, "row 1: has kind; the columns are start_us"),
@@ -78,11 +77,10 @@ def test_a_broken_file_names_its_line(data):
     path = put(data, [ROW])
     text = path.read_text()
     for old, new, words in (
-        ('"run"', '"ran"', ":1: no line of the run"),
+        ('"run"', '"ran"', ":1: 'run'"),
         ("start_us", "begin", ":2: the columns are"),
         ("1.5", "soon", ":3: could not con"),
         (",matmul", "", ":3: zip"),
-        (text.splitlines(keepends=True)[2], "", ":2: cut short: no row"),
     ):
         path.write_text(text.replace(old, new, 1))
         refused(words, bulk.read, "strip", "cpu", "small-128", data, error=StoreError)

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 from a2lib import paths
 from a2lib.lab.device import device_kind, device_slug
-from a2lib.lab.lock import DeviceLock
 from a2lib.lab.parameters import flag, whole
 from a2lib.lab.runs import start_run, versions
 from a2lib.lab.store import Table
@@ -77,13 +76,11 @@ def start(notebook: str, namespace: Mapping[str, object]) -> Run:
     what it runs on.
 
     Its parameters are the names in its cell tagged `parameters`; `time_limit_s` and `remeasure`,
-    which every notebook has, are read here. Raises ParameterError for a wrong value of these, and
-    DeviceBusy where another process measures on the device.
+    which every notebook has, are read here. Raises ParameterError for a wrong value of these.
     """
     defaults = declared_parameters(notebook, namespace)
     limit_s = whole("time_limit_s", namespace.get("time_limit_s", 0), 0, YEAR_S)
     device = device_kind()
-    DeviceLock(device).check()
     run = Run(
         notebook,
         namespace,

@@ -27,7 +27,7 @@ from pathlib import Path
 from a2lib.errors import OneLine
 from a2lib.lab import guard
 from a2lib.lab.failures import note as one_line
-from a2lib.lab.lock import DeviceLock
+from a2lib.lab.lock import device_lock
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
 from a2lib.lab.store import StoreError, Table
@@ -89,13 +89,12 @@ def sweep(
     total = sum(map(len, waiting))
     if not total:
         return 0
-    table.check_writable()
-    label = f"run of {run.notebook}"
     with (
-        DeviceLock(device).held(label),
+        device_lock(device, f"run of {run.notebook}"),
         _folder() as (folder, mark),
         contextlib.closing(Progress(total, table.section.name)) as bar,
     ):
+        table.check_writable()
         run_id = run.record(table, ranks if device == "cuda" else 1, measure)
         job = {"measure": measure, "table": table, "run": run_id, "until": run.until}
         job |= {"device": device, "whole": whole}

@@ -1,10 +1,8 @@
 """Bulk tables: a picture comes back as it was put, and what is broken is said in a line."""
 
-from pathlib import Path
-
 import pytest
+import traced_by_hand
 from allocations import recorded
-from profiles import make
 from refusals import refused
 
 from a2lib.lab import StoreError, bulk, snapshot, trace
@@ -12,7 +10,6 @@ from a2lib.lab.gathers import Moment, gather_rows
 from a2lib.lab.saved import Saved, saved_rows
 
 RUN = "20260102T030405Z-cpu-000000"
-HERE = Path(make.__file__).parent
 ROW = {"start_us": 1.5, "duration_us": 2 / 3, "stream": "7"}
 ROW |= {"kind": "matmul", "phase": "forward", "part": "attn, q"}
 
@@ -38,8 +35,9 @@ def test_a_picture_comes_back_and_is_replaced_whole(data):
     refused(words, bulk.read, "strip", "cpu", "large-128", data, error=StoreError)
 
 
-def test_what_the_readers_make_is_what_the_tables_take(data):
-    kernels = trace.from_nsys(HERE / "report.sqlite").kernels
+def test_what_the_readers_make_is_what_the_tables_take(data, tmp_path):
+    traced_by_hand.write_nsys(tmp_path / "report.sqlite")
+    kernels = trace.from_nsys(tmp_path / "report.sqlite").kernels
     recording = recorded()
     made = {
         "strip": trace.strip_rows(kernels, 0, 10**7),

@@ -30,6 +30,7 @@ from a2lib.lab.failures import note as one_line
 from a2lib.lab.lock import device_lock
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
+from a2lib.lab.ranks import cores
 from a2lib.lab.store import StoreError, Table
 from a2lib.paths import cache_dir
 
@@ -250,7 +251,7 @@ class _Group:
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "TRITON_CACHE_DIR": str(cache / "triton"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "OMP_NUM_THREADS": str(max(1, _cores() // self.ranks)),
+            "OMP_NUM_THREADS": str(max(1, cores() // self.ranks)),
             **os.environ,
             "TRITON_INTERPRET": "0",
             guard.VARIABLE: self.mark,
@@ -404,9 +405,3 @@ def _compiler_mark() -> Path:
 def _describe(task: list[Key]) -> str:
     words = (str(value) for value in task[0].values() if value not in ("", None, False))
     return " ".join(words)[:60]
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

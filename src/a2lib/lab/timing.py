@@ -140,14 +140,11 @@ def time_many(
     hosts: dict[str, list[float]] = {name: [] for name in functions}
     mhz: dict[str, list[int | None]] = {}
     due: dict[str, int] = {}
-    cold: set[str] = set()
 
     def give_back(name: str) -> None:
         # A device broken by the failed call refuses this too; each later call has its own error.
         with contextlib.suppress(Exception):
             clock.release()
-        # The others' cached memory went too: their next call allocates, and must not be a sample.
-        cold.update(samples)
 
     def warm_up(name: str) -> None:
         clock.samples(functions[name], 1)
@@ -162,9 +159,6 @@ def time_many(
         due[name] = sample_count(rep_ms, estimate, min_n, max_n) - len(samples[name])
 
     def sample(name: str, n: int) -> None:
-        if name in cold:
-            clock.samples(functions[name], 1)
-            cold.discard(name)
         samples[name] += clock.samples(functions[name], n)
         mhz[name].append(clock.sm_mhz)
 

@@ -109,7 +109,7 @@ def test_what_must_be_named(store, make_row):
         row = make_row()
         del row[missing]
         refuses(f"column {missing} is missing; the columns are impl", store.put, row)
-    unknown = "table flsh .did you mean flash..; allowed are flash, flash_protocol"
+    unknown = "table flsh .did you mean flash..; allowed are flash, "
     refuses(unknown, Table, "flsh", "cpu", store.data)
     refuses(unknown, read_section, "flsh")
 

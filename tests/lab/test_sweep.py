@@ -147,7 +147,8 @@ def test_a_sweep_measures_what_is_missing_and_again_only_when_asked(table, run):
     assert sweep(table, [keys("a")], measure, run) == 0
     earlier = {recorded["run"] for recorded in read_runs(table.data)}
     assert len(earlier) == 2
-    sweep(table, [keys("a")], measure, run, remeasure=True)
+    run.remeasure = True
+    sweep(table, [keys("a")], measure, run)
     (last,) = {recorded["run"] for recorded in read_runs(table.data)} - earlier
     assert [row["run"] for row in table.rows()] == [last] * 2
 

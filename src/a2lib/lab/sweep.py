@@ -70,7 +70,6 @@ def sweep(
     device: str = "",
     whole: bool = False,
     fresh: bool = False,
-    remeasure: bool = False,
     silence_s: float | None = None,
 ) -> int:
     """Measure the rows of `tasks` that are not stored; return how many the time limit has left.
@@ -78,7 +77,7 @@ def sweep(
     `device` is "cuda" or "cpu", where `measure` works (default: the run's; ranks on "cuda" form an
     NCCL group with a GPU each, on "cpu" a gloo group). The keys of a `whole` task are of one
     measurement: they are never tried alone, and what fails is the row of all of them. With `fresh`
-    each task has a new process. `remeasure`, or the run's, measures again what is stored, the
+    each task has a new process. A run that is to `remeasure` measures again what is stored, the
     oldest first. A task that yields nothing for `silence_s` seconds is ended.
 
     Raises DeviceBusy where another process measures on the device, StoreError where a row cannot be
@@ -86,7 +85,7 @@ def sweep(
     before are stored in every case.
     """
     device = device or run.device
-    waiting = deque(_pending(table, tasks, remeasure or run.remeasure))
+    waiting = deque(_pending(table, tasks, run.remeasure))
     total = sum(map(len, waiting))
     if not total:
         return 0

@@ -127,7 +127,7 @@ def limits(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
             int(r.room_bytes),
             r.pass_,
             step=int(r.fails_len - r.fits_len),
-            counted="blocks" if r.allocator == "blocks" else "tensors",
+            in_blocks=r.allocator == "blocks",
         )
         for r in rows.rename(columns={"pass": "pass_"}).itertuples()
     ]

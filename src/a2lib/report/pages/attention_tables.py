@@ -163,12 +163,11 @@ def by_memory(room: float) -> pd.DataFrame:
     for size in (*ROOMS, room):
         line = [f"{size / 1e9:.0f}"]
         for pass_, causal in (("forward", False), ("forward", True), ("backward", False)):
-            for counted in ("tensors", "blocks"):
-                line.append(count(longest(8, 64, causal, int(size), pass_, counted=counted)))
-        line.append(count(longest(8, 64, False, int(size), "backward", counted="tiled")))
+            for in_blocks in (False, True):
+                line.append(count(longest(8, 64, causal, int(size), pass_, in_blocks=in_blocks)))
         lines.append(line)
     names = ["GB", "forward: tensors", "blocks", "causal: tensors", "blocks "]
-    names += ["with backward: tensors", "blocks  ", "FlashAttention"]
+    names += ["with backward: tensors", "blocks  "]
     return pd.DataFrame(lines, columns=names)
 
 

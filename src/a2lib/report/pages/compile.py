@@ -170,7 +170,7 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     ax.set(xlim=(1, 1.78), xlabel="times as fast as eager in a CUDA graph")
 
 
-@chart(height=2.9, room=0.1)
+@chart(height=2.9)
 def by_length(figure, rows: pd.DataFrame):
     """Draw the gain of compiled attention on the GPU against the length, a line per head size."""
     few = rows[(rows["implementation"] == "compile") & (rows["seq_len"] >= 1024)]
@@ -181,7 +181,7 @@ def by_length(figure, rows: pd.DataFrame):
         ax.axhline(1, color="#000000", linewidth=0.8)
         ax.set(title=pass_, xlabel="tokens", ylim=(0.9, None))
     axes[0].set_ylabel("times as fast as eager")
-    return lambda: name_ends(figure, axes[-1], ends, LOOKS)
+    name_ends(figure, ends, LOOKS)
 
 
 def fused_attention() -> Drawing:

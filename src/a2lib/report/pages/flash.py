@@ -159,13 +159,6 @@ def best_public() -> float:
     return float(rows.set_index("implementation").loc["leaderboard_2025_best", "ms"])
 
 
-def l2_bytes(pass_: str, head_dim: int) -> int:
-    """Return the L2 traffic of a2lib's kernel of a pass at BOARD, by counting tiles."""
-    Bq, Bk = TILES[head_dim][pass_]
-    sizes = BOARD | {"head_dim": head_dim}
-    return attention.tiled_l2_bytes(pass_, **sizes, causal=True, element_bytes=2, Bq=Bq, Bk=Bk)
-
-
 def rates() -> dict[str, float]:
     """Return the most that each unit of the GPU does in a ms: operations, exponentials, bytes; at
     the clock of the data sheet's peak."""
@@ -247,7 +240,7 @@ def busy(figure, counted: pd.DataFrame):
         ax.annotate(words, (max(tensor + exp, 100) + 3, y), va="center")
 
 
-@chart(height=3.2, room=plots.ROOM)
+@chart(height=3.2)
 def regimes(figure, rows: pd.DataFrame):
     """Draw time against length, a line for each implementation, and tile_times, its one factor
     fitted to the longer half of FlashAttention-2, which has a program for each tile of 128."""
@@ -266,19 +259,18 @@ def regimes(figure, rows: pd.DataFrame):
     ax.minorticks_off()
     ax.annotate("dotted: max(P, P²/264)", (130, 2.2), color=DIM)
     ax.set(xlabel="tokens", ylabel="backward, ms")
-    return lambda: panels.name_ends(figure, ax, ends, LOOKS)
+    panels.name_ends(figure, ends, LOOKS)
 
 
-@chart(height=3.9, room=plots.ROOM)
+@chart(height=3.9)
 def sustained(figure, rows: pd.DataFrame):
     """Draw the time of both passes and the clock in ten seconds without a pause."""
     axes = figure.subplots(2, 1, sharex=True)
-    ends = []
     for ax, (column, label) in zip(
         axes, (("ms", "both passes, ms"), ("sm_mhz", "SM clock, MHz")), strict=True
     ):
-        ends.append((ax, plots.lines(ax, rows, "second", column, "implementation", LOOKS)))
+        ends = plots.lines(ax, rows, "second", column, "implementation", LOOKS)
         ax.set_ylabel(label)
     axes[0].set_ylim(bottom=0)
     axes[1].set_xlabel("second")
-    return lambda: [panels.name_ends(figure, *end, LOOKS) for end in ends]
+    panels.name_ends(figure, ends, LOOKS)

@@ -125,8 +125,8 @@ def memory_parts(measured: int) -> pd.DataFrame:
 
 
 def counters(counted: pd.DataFrame) -> pd.DataFrame:
-    """Return hardware counters at 16 heads and 16,384 tokens, beside the bytes by counting tiles
-    and those of each tensor once."""
+    """Return hardware counters at 16 heads and 16,384 tokens, beside the bytes of each tensor
+    once."""
     lines = []
     for r in (
         pick(counted, heads=16, seq_len=16384).sort_values(["head_dim", "pass"]).to_dict("records")
@@ -135,11 +135,10 @@ def counters(counted: pd.DataFrame) -> pd.DataFrame:
         once = attention_bytes(**BOARD | {"head_dim": d}, element_bytes=2, pass_=pass_)
         lines.append(
             [f"{LOOKS.label(r['implementation'])}, {pass_}", d, digits(r["l2_bytes"] / 1e9, 3)]
-            + [digits(flash.l2_bytes(pass_, d) / 1e9, 3) if r["implementation"] == OURS else None]
             + [digits(r["device_bytes"] / 1e9, 3), digits(once / 1e9, 3)]
             + [percent(r["tensor"] / 100), percent(r["exp"] / 100)]
         )
-    names = ["", "d", "L2, GB", "by counting", "device, GB", "each tensor once"]
+    names = ["", "d", "L2, GB", "device, GB", "each tensor once"]
     return pd.DataFrame(lines, columns=[*names, "tensor cores", "exponentials"])
 
 

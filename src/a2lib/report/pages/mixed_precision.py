@@ -103,7 +103,7 @@ def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
     return ms | {"gain": fp32 / bf16}
 
 
-@chart(height=3.0, room=0.12)
+@chart(height=3.0)
 def running(figure):
     """Draw 10,000 times 0.001 added up in three formats, as exact arithmetic predicts them."""
     colours = {"fp32": COLOURS[1], "fp16": COLOURS[2], "bf16": COLOURS[0]}
@@ -151,7 +151,7 @@ LINES = {
 }
 
 
-@chart(height=3.0, room=0.3)
+@chart(height=3.0)
 def by_size(figure, rows: pd.DataFrame):
     """Draw what bf16 gains in forward and backward by model, and the forward's estimate."""
     few = rows[rows["precision"] == "bf16"].set_index(["pass", "model"])
@@ -168,4 +168,4 @@ def by_size(figure, rows: pd.DataFrame):
     ax.set_xticks(range(len(models)), map(TITLES.get, models))
     ax.set(ylim=(0, None), ylabel="times as fast as fp32", xlim=(-0.3, len(models) - 0.7))
     looks = Looks({name: look for name, (*_, look) in LINES.items()})
-    return lambda: name_ends(figure, ax, ends, looks)
+    name_ends(figure, ends, looks)

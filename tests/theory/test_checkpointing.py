@@ -76,9 +76,9 @@ def measured(layers, run, fresh):
         for p in modules.parameters():
             p.grad = torch.zeros_like(p)
     weights = [*modules.parameters(), *modules.buffers()]
-    gradients = [p.grad for p in modules.parameters()]
+    gradients = [p.grad for p in modules.parameters() if p.grad is not None]
     with Tape() as tape:
-        tape.hold("weights", [*weights, *gradients, x, weight])
+        tape.hold([*weights, *gradients, x, weight])
         standing = tape.now
         y = (x + 0).requires_grad_()
         y = run(modules, y)

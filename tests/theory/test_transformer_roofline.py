@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 import torch
 from cuda_casts import as_cuda_casts
+from taped import with_fake_weights
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from a2lib.lab.tape import with_fake_weights
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.shapes import Shape
 from a2lib.theory import transformer

@@ -31,6 +31,21 @@ def test_rounding_passes(forward, dtype, n, d, causal, seed):
     expected.check_gradients(*gradients)
 
 
+@pytest.mark.parametrize("group", [2, 4])
+def test_grouped_keys_have_gradients_of_the_whole_group(group):
+    q, _, _, do = inputs("fp32", 2, 4, 96, 32)
+    _, k, v, _ = inputs("fp32", 2, 4 // group, 96, 32, seed=1)
+    expected = sanity.Expected(q, k, v, do, causal=True, dtype="fp32")
+    expected.check(lambda *qkv: attention_reference(*qkv, True), (q, k, v))
+
+    def of_one_head(q, k, v):
+        shared = (x.repeat_interleave(group, dim=1).detach() for x in (k, v))
+        return attention_reference(q, *shared, True) + 0 * attention_reference(q, k, v, True)
+
+    with pytest.raises(sanity.WrongResult, match="dk"):
+        expected.check(of_one_head, (q, k, v))
+
+
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("fault", [0.8, float("nan"), 0.0])
 def test_a_wrong_gradient_is_found_and_named(which, fault):

@@ -112,6 +112,7 @@ def failing_late(error):
 
 @pytest.mark.parametrize("name, change", [
     ("flash", {}),
+    ("flash_grouped", {}),
     ("ceiling", {}),
     ("flash_accuracy", {}),
     ("flash_protocol", {"second": "0"}),
@@ -125,6 +126,7 @@ def test_every_committed_row_can_be_measured_again(on_a_gpu, monkeypatch, name, 
     notebook = on_a_gpu(sweep="all")
     tasks = {
         "flash": notebook.tasks,
+        "flash_grouped": notebook.grouped_tasks,
         "ceiling": [notebook.ceiling_keys],
         "flash_accuracy": notebook.errors_asked,
         "flash_protocol": notebook.other_tasks + notebook.first_tasks,
@@ -214,6 +216,21 @@ def test_what_fails_or_is_wrong_has_no_time_and_the_others_go_on(cells, bad, sta
     for row in failing:
         assert row["implementation"] == "bad" and row["status"] == status
         assert row["note"].startswith(note) and row.get("ms") is row.get("peak_bytes") is None
+
+
+def test_grouped_keys_are_measured_and_one_that_forgets_the_groups_is_refused(cells):
+    notebook = cells(sweep="grouped")
+    (keys,) = notebook.grouped_tasks
+    assert keys[0]["heads"] > keys[0]["kv_heads"]
+
+    def first_group_for_all(q, k, v, is_causal):
+        repeats = q.shape[1]
+        k, v = (x[:, :1].expand(-1, repeats, -1, -1) for x in (k, v))
+        return attention_reference(q, k, v, is_causal)
+
+    notebook.MAKE["tiled"] = first_group_for_all
+    rows = by_name(notebook.measure(keys))
+    assert statuses(rows, "eager") == ["ok"] * 3 and statuses(rows, "tiled") == ["error"] * 3
 
 
 def test_a_backward_that_fails_leaves_the_forward(cells, monkeypatch):

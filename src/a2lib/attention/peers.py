@@ -41,11 +41,12 @@ def sdpa(backend: str) -> Callable:
     """Return PyTorch's scaled_dot_product_attention with one backend, such as "FLASH_ATTENTION"."""
 
     def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        options = {"is_causal": is_causal, "enable_gqa": is_grouped(q, k)}
         if is_compiling():  # decided while traced: no part of a call
             with torch.nn.attention.sdpa_kernel([_backend(backend)]):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+                return F.scaled_dot_product_attention(q, k, v, **options)
         _admit(backend)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return F.scaled_dot_product_attention(q, k, v, **options)
 
     return forward
 
@@ -53,7 +54,7 @@ def sdpa(backend: str) -> Callable:
 def flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Run FlexAttention, compiled at the first call."""
     mask = causal_mask(q.shape[-2], k.shape[-2], q.device) if is_causal else None
-    return _compiled_flex()(q, k, v, block_mask=mask)
+    return _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=is_grouped(q, k))
 
 
 def flash_attention_4(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -66,6 +67,11 @@ def flash_attention_4(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tenso
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     o, _ = function(q, k, v, causal=is_causal, deterministic=in_order)
     return o.transpose(1, 2)
+
+
+def is_grouped(q: Tensor, k: Tensor) -> bool:
+    """Return whether several query heads share a head of keys (grouped-query attention)."""
+    return q.shape[-3] != k.shape[-3]
 
 
 def has_flash_attention_4() -> bool:

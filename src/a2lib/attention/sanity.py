@@ -22,7 +22,8 @@ class WrongResult(RuntimeError):
 class Expected:
     """The right o on a few rows, and the right dq, dk, dv for a do that is zero on the others.
 
-    q, k, v, do: ``(..., N, d)``. ``self.do`` is that do. Costs O(rows * N * d) for each head.
+    q, do: ``(..., N, d)``; k, v the same, or with fewer heads, each shared by a group of q's.
+    ``self.do`` is that do. Costs O(rows * N * d) for each head.
     """
 
     def __init__(self, q, k, v, do, *, causal: bool, dtype: str) -> None:
@@ -36,7 +37,9 @@ class Expected:
             self.do = torch.zeros_like(do)
             self.do[..., self.rows, :] = do[..., self.rows, :]
             q, do = (x[..., self.rows, :].double() for x in (q, do))
-            k, v = k.double(), v.double()
+            heads = k.shape[-3] if k.dim() > 2 else 1
+            group = q.shape[-3] // heads if q.dim() > 2 else 1
+            k, v = (_for_each_query_head(x.double(), group) for x in (k, v))
             scale = 1 / math.sqrt(q.shape[-1])
             scores = q @ k.transpose(-1, -2) * scale
             if causal:
@@ -52,8 +55,8 @@ class Expected:
             self.right = {
                 "o": (p @ v, _size(p, v)),
                 "dq": (ds @ k, _size(terms, k)),
-                "dk": (ds.mT @ q, _size(terms.mT, q)),
-                "dv": (p.mT @ do, _size(p.mT, do)),
+                "dk": _over_groups(ds.mT @ q, _size(terms.mT, q), group),
+                "dv": _over_groups(p.mT @ do, _size(p.mT, do), group),
             }
 
     def check(self, forward, qkv) -> None:
@@ -92,6 +95,18 @@ class Expected:
 def _size(weights, vectors):
     """``sqrt(sum_j weights_ij^2 |vectors_j|^2)``: (..., i, j), (..., j, d) -> (..., i)."""
     return (weights.square() @ vectors.square().sum(-1, keepdim=True)).sqrt().squeeze(-1)
+
+
+def _for_each_query_head(x, group: int):
+    return x.repeat_interleave(group, dim=-3) if group > 1 else x
+
+
+def _over_groups(gradient, size, group: int):
+    """Add up the gradients of a group's heads, and the squares of the sizes of their terms."""
+    if group == 1:
+        return gradient, size
+    gradient = gradient.unflatten(-3, (-1, group)).sum(-3)
+    return gradient, size.square().unflatten(-2, (-1, group)).sum(-2).sqrt()
 
 
 def check_finite(name: str, tensor) -> None:

@@ -113,7 +113,6 @@ def failing_late(error):
 @pytest.mark.parametrize("name, change", [
     ("flash", {}),
     ("flash_grouped", {}),
-    ("flash_grouped", {}),
     ("ceiling", {}),
     ("flash_accuracy", {}),
     ("flash_protocol", {"second": "0"}),

@@ -58,6 +58,11 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return derived.merge(peers, "left", SHAPE)
 
 
+def grouped(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
+    """Return the rows of grouped-query attention with ``ms`` the GPU time."""
+    return by_graph(rows)
+
+
 def against(rows: pd.DataFrame, **where) -> pd.Series:
     """Return a2lib's time over that of the fastest peer, by SHAPE."""
     a2lib = pick(rows, implementation=OURS, **where).set_index(SHAPE)

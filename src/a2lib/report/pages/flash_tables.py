@@ -2,9 +2,11 @@
 
 import pandas as pd
 
+from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
 from a2lib.report.pages import flash
 from a2lib.report.pages.flash import LOOKS, OWN
+from a2lib.report.tables import cells
 from a2lib.report.units import count, digits, ms, quantity
 
 
@@ -15,12 +17,12 @@ def latency(rows: pd.DataFrame, index: list[str]) -> pd.DataFrame:
     wide = rows.pivot(index=index, columns="implementation", values="ms")[names].astype(float)
     status = rows.pivot(index=index, columns="implementation", values="status")[names]
     first = wide.le(LEVEL * wide.min(axis=1), axis=0)
-    cells = wide.map(lambda v: digits(v, 3), na_action="ignore")
-    cells = cells.fillna(status.replace("unsupported", "n/a"))
-    cells = cells.mask(first, "**" + cells + "**")
-    cells = cells.rename(columns=LOOKS.label).reset_index()
-    cells["seq_len"] = cells["seq_len"].map(count)
-    return cells.rename(columns={"seq_len": "tokens", "head_dim": "d"})
+    shown = wide.map(lambda v: digits(v, 3), na_action="ignore")
+    shown = shown.fillna(status.replace("unsupported", "n/a"))
+    shown = shown.mask(first, "**" + shown + "**")
+    shown = shown.rename(columns=LOOKS.label).reset_index()
+    shown["seq_len"] = shown["seq_len"].map(count)
+    return shown.rename(columns={"seq_len": "tokens", "head_dim": "d"})
 
 
 def limits(measured: dict) -> pd.DataFrame:
@@ -52,6 +54,21 @@ def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
                 line[f"heads of {d}: {pass_}"] = wide.loc[(n, causal)].get((d, pass_))
         lines.append(line)
     return pd.DataFrame(lines)
+
+
+def grouped(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return GPU times in ms of grouped-query attention, by shape: a2lib, FlashAttention-4
+    and cuDNN, the fastest of PyTorch's."""
+    key = ["heads", "kv_heads", "seq_len", "batch"]
+    wide = rows.pivot(index=key, columns=["pass", "implementation"], values="ms")
+    names = []
+    for heads, kv_heads, n, batch in wide.index:
+        names.append(f"{heads} and {kv_heads} heads, {batch} × {count(n)} tokens")
+    columns = {"shape": names}
+    for pass_ in OWN:
+        for name in (OURS, flash.FA4, "sdpa_cudnn"):
+            columns[f"{pass_}: {LOOKS.label(name)}"] = cells(wide[pass_, name])
+    return pd.DataFrame(columns)
 
 
 def accuracy(rows: pd.DataFrame) -> pd.DataFrame:

@@ -42,11 +42,12 @@ export MPLCONFIGDIR := $(CURDIR)/build/matplotlib
 PARAMETERS = $(filter-out VENV=% WORKERS=% FUZZ_S=% ARGS=% PYTHON=% TORCH=% PINS=% A2LIB_DATA=% CUDA_VISIBLE_DEVICES=%, \
 	$(MAKEOVERRIDES))
 
-.PHONY: help install book html test fuzz lint lab pins clean distclean FORCE $(NOTEBOOKS)
+.PHONY: help install book html pdf test fuzz lint lab pins clean distclean FORCE $(NOTEBOOKS)
 
 help:
 	@echo 'make book                 run every notebook at the size of this machine, then build the book'
 	@echo 'make html                 build the book from the data there is; measure nothing'
+	@echo 'make pdf                  the built book as one PDF (Chromium or Chrome prints it)'
 	@echo 'make test                 every test            (ARGS="tests/setup -x" to choose, WORKERS=n)'
 	@echo 'make fuzz                 the property tests with other examples each time, for FUZZ_S=600 seconds'
 	@echo 'make lint                 ruff, and the direction of imports'
@@ -75,6 +76,9 @@ $(RAN): build/data/.ran-%: notebooks/%.ipynb $(EXPERIMENT_INPUTS) $(STAMP)
 
 html: $(BOOK)
 	@echo "The book: $$PWD/$(INDEX)"
+
+pdf: $(BOOK)
+	@$(BIN)/python dev/print_book.py
 
 # Built from nothing each time: Sphinx does not know that a page reads data/, and -W is silent about pages it skips.
 $(BOOK): $(BOOK_INPUTS) build/.book-inputs $(STAMP)

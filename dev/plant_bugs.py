@@ -212,7 +212,7 @@ PLANTED = {
             (GROUP, "mean_operator(wholes, group)", "dist.ReduceOp.SUM")
         ],
         "gradients of replicated parameters are not averaged": [
-            (WRAPPER, "mean_coalesced([p.master.grad for p in same], self.group)", "pass")
+            (WRAPPER, "in self._mean([p.master.grad for p in same]):", "in ():")
         ],
         "freed weights are used in the backward without a gather": [
             (

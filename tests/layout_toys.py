@@ -25,8 +25,8 @@ NOTHING = dict.fromkeys(
 
 def training(batch=4, context=4, shape=TINY, **more):
     """A training of this library's uncompiled blocks, at the whole of the peak."""
-    rates = {"efficiency": 1.0, "attention_efficiency": 1.0}
-    return Training(shape, batch, context, **{"activations": "library", **rates, **more})
+    defaults = {"activations": "library", "efficiency": 1.0}
+    return Training(shape, batch, context, **{**defaults, **more})
 
 
 def kept(job, mixture=False):

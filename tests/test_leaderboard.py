@@ -11,11 +11,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import torch.nn.functional as F
 from refusals import refused, refused_command
 
 from a2lib import leaderboard
 from a2lib.activations import PRODUCTS, BlockPlan
-from a2lib.leaderboard import LADDER, Step
+from a2lib.leaderboard import LADDER, ChunkedHead, Step
 from a2lib.paths import ROOT
 from a2lib.shapes import MODELS, SIZES
 from a2lib.theory.transformer import forward_flops, parameter_count
@@ -115,3 +117,22 @@ def test_a_rate_counts_what_a_step_needs():
     _, step, _, _ = leaderboard.parse(SMALL, "cpu")
     # Forward, and a backward of twice that; causal attention is half of what that counts.
     assert step.flops == 3 * (forward_flops(step.shape, 1, 16) - 2 * 16**2 * 3 * step.shape.d_model)
+
+
+@pytest.mark.parametrize("left_out", [slice(0), slice(0, None, 3), slice(6, 12), slice(None)])
+def test_chunks_have_pytorch_s_loss_and_gradients_with_tokens_left_out(left_out):
+    """None of them, some in every chunk, a chunk, all."""
+    model = ChunkedHead(19, 12, 24, 1, 2, 40, seed=0, dtype=torch.float64)
+    model.chunk = 6
+    tokens, targets = torch.randint(19, (2, 2, 10))
+    targets.view(-1)[left_out] = -100
+    sides = []
+    for loss in (
+        model(tokens, targets),
+        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100),
+    ):
+        model.zero_grad()
+        loss.backward()
+        sides.append({name: p.grad for name, p in model.named_parameters()} | {"loss": loss})
+    for name, right in sides[1].items():
+        torch.testing.assert_close(sides[0][name], right, msg=name, equal_nan=True)

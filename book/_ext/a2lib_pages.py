@@ -9,8 +9,8 @@
    pages that hold equations, the search with search.html.
 4. A page says in a sentence what it holds, for previews and search engines: its `description:`.
 
-Lab records, tables, cells, the search and the directive `measure` are in the modules beside this
-one.
+Lab records, tables, cells, the search, the directive `measure` and the reference of functions are
+in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from a2lib_records import called
 from docutils import nodes
 
+import a2lib
 from a2lib.paths import ROOT
 from a2lib.report.data import data_roots
 
@@ -40,6 +41,11 @@ def drop_thebe(app, _config) -> None:
 def add_pages_folder(_app, config) -> None:
     """Make _ext/pages a static folder, now that Jupyter Book has looked for scripts."""
     config.html_static_path.append("_ext/pages")
+
+
+def name_version(_app, config) -> None:
+    """Have the foot of each page name the version of the package."""
+    config.html_theme_options["extra_footer"] = f"a2lib {a2lib.__version__}"
 
 
 def describe(app, page, _template, context, doctree) -> None:
@@ -117,12 +123,14 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    for module in ("a2lib_records", "a2lib_tables", "a2lib_search", "a2lib_cells", "a2lib_measure"):
-        app.setup_extension(module)
+    parts = ("records", "tables", "search", "cells", "measure", "api")
+    for part in parts:
+        app.setup_extension(f"a2lib_{part}")
     app.add_config_value("a2lib_address", "", "html")
     app.add_js_file("page.js", loading_method="defer")
     app.connect("config-inited", drop_thebe, priority=1)
     app.connect("config-inited", add_pages_folder, priority=900)
+    app.connect("config-inited", name_version, priority=900)
     app.connect("html-page-context", describe)
     app.connect("html-page-context", files_once, priority=999)
     app.connect("env-get-outdated", stale_pages)

@@ -40,13 +40,13 @@ from a2lib.lab import Timing, inductor, memory, synchronize
 from a2lib.lab.clock import Clock, Mark
 from a2lib.lab.device import device_kind, device_slug
 from a2lib.lab.timing import meet, slowest
+from a2lib.lab.training import fully_sharded
 from a2lib.lab.worker import join_group
 from a2lib.model import TransformerLM, cross_entropy
+from a2lib.model.layers import IGNORED
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
-from a2lib.parallel.fsdp.peer import fully_sharded
-from a2lib.parallel.fsdp.shards import local
-from a2lib.parallel.group import everyone
+from a2lib.parallel.group import everyone, local
 from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.memory.keeping import STAY, block_always, block_results, choose, working_bytes
@@ -154,13 +154,13 @@ class ChunkedHead(TransformerLM):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         def chunk_loss(rows: Tensor, rows_targets: Tensor) -> Tensor:
-            return self.cross_entropy(self.lm_head(rows), rows_targets) * len(rows_targets)
+            return self.cross_entropy(self.lm_head(rows), rows_targets, reduction="sum")
 
         rows = x.flatten(0, -2).split(self.chunk)
         total = 0.0
         for pair in zip(rows, targets.flatten().split(self.chunk), strict=True):
             total += checkpoint(chunk_loss, *pair, use_reentrant=False, preserve_rng_state=False)
-        return total / targets.numel()
+        return total / (targets != IGNORED).sum()
 
 
 class Training:

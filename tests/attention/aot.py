@@ -212,9 +212,9 @@ def compile_gluon(how, call):
 
 def compile_adamw(n, has_master):
     """AdamW's kernel for that many elements: what it moves to and from memory, in order."""
-    numbers = dict.fromkeys(optim.adamw.arg_names[6:11], mangle_type(0.5)) | {"n": mangle_type(n)}
+    numbers = dict.fromkeys(optim.adamw.arg_names[6:13], mangle_type(0.5)) | {"n": mangle_type(n)}
     weight = "*bf16" if has_master else "*fp32"
-    signature = {"weight": weight, "grad": weight, "normaliser": "*fp64", **numbers}
+    signature = {"weight": weight, "grad": weight, **numbers}
     constants = {"HAS_MASTER": has_master, "BLOCK": optim.BLOCK}
     signature |= dict.fromkeys(constants, "constexpr")
     signature = {name: signature.get(name, "*fp32") for name in optim.adamw.arg_names}

@@ -133,12 +133,12 @@ def test_adamw_moves_four_elements_at_once_and_reads_before_it_writes(everything
     assert [r["adamw"] for r in found] == [["i32", True], ["i32", False], ["i64", True]]
     wide, half = "global.v4.b32", "global.v2.b32"
     for r in found:
-        # The two sums of weights; then 16 bytes of float32, 8 of bfloat16; none through shared.
+        # The count of steps; then 16 bytes of float32, 8 of bfloat16; none through shared.
         has_master = r["adamw"][1]
         read = [half, wide, wide, wide] if has_master else [wide] * 4
         written = [wide, wide, wide, half] if has_master else [wide] * 3
         moves = [*(f"ld.{one}" for one in read), *(f"st.{one}" for one in written)]
-        assert r["moves"] == ["ld.global.b64"] * 2 + moves, r
+        assert r["moves"] == ["ld.global.b32", *moves], r
         assert r["registers"] and r["spills"] == 0, r
 
 

@@ -59,22 +59,45 @@ def test_tokens_that_are_left_out_are_those_of_the_plain_one(chunk, left_out):
 
 
 @pytest.mark.parametrize("target", [V, -1, -101])
-def test_a_target_outside_of_the_vocabulary_is_one_line(target):
+@pytest.mark.parametrize("loss_of", [linear_cross_entropy, linear_cross_entropy_plain])
+def test_a_target_outside_of_the_vocabulary_is_one_line(loss_of, target):
     made, targets = inputs()
     targets[0, 3] = target
     words = f"target {target}: allowed are 0 to {V - 1}, and -100"
-    refused(words, linear_cross_entropy, *made.values(), targets, error=IndexError)
+    refused(words, loss_of, *made.values(), targets, error=IndexError)
     with torch.no_grad():
-        refused(words, linear_cross_entropy, *made.values(), targets, error=IndexError)
+        refused(words, loss_of, *made.values(), targets, error=IndexError)
+
+
+def plain_compiled():
+    return torch.compile(linear_cross_entropy_plain, backend="aot_eager", fullgraph=True)
+
+
+@pytest.mark.parametrize("target", [V, -1, -101])
+def test_in_a_graph_a_target_outside_of_the_vocabulary_makes_the_plain_loss_nan(target):
+    made, targets = inputs(torch.float32)
+    targets[1, 2] = -100
+    compare(
+        found(plain_compiled(), made, targets),
+        found(linear_cross_entropy_plain, made, targets),
+        1e-6,
+    )
+    targets[0, 3] = target
+    loss = plain_compiled()(*made.values(), targets)
+    loss.backward()
+    assert loss.isnan() and made["weight"].grad.isnan().all()
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_target_outside_of_the_vocabulary_makes_the_loss_nan():
     made, targets = inputs(torch.bfloat16, (300,), device="cuda", sizes=(128, 64))
-    targets[7] = 128
-    assert linear_cross_entropy(*made.values(), targets, 64).isnan()
+    for target in (128, -1, -101):
+        targets[7] = target
+        assert linear_cross_entropy(*made.values(), targets, 64).isnan()
+        assert linear_cross_entropy_plain(*made.values(), targets).isnan()
     targets[7] = -100
     assert linear_cross_entropy(*made.values(), targets, 64).isfinite()
+    assert linear_cross_entropy_plain(*made.values(), targets).isfinite()
 
 
 def check_against_float64(made, targets, chunk, beside):

@@ -63,9 +63,10 @@ def test_peaks_are_those_of_the_count(plain_frames, mode):
     assert set(most) == {(step, phase) for step in (0, 1) for phase in names}
     for step in (0, 1):
         assert most[step, "step"] == max(most[step, name] for name in names[:-1])
-        theory = StepMemory(MODELS["tiny"], **SMALL, mode=mode, first=step == 0)
+    if mode == "train-step":
         # A CPU makes a tensor of the scores less.
-        assert most[step, "step"] == pytest.approx(peak(theory).total, rel=0.05)
+        counted = peak(StepMemory(MODELS["tiny"], **SMALL)).total
+        assert most[1, "step"] == pytest.approx(counted, rel=0.05)
 
 
 def test_out_of_memory_names_the_phase_and_keeps_what_was_before():

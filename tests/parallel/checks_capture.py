@@ -100,42 +100,9 @@ def same_weights(training, plain, what):
     checking.same_by_name(mine, theirs, what)
 
 
-def captured_after_a_failure(kind):
-    """A capture that failed half way through backward, messages on their way, left nothing."""
-    plain, training = launched(kind), Training(kind)
-    calls = []
-
-    def step():
-        calls.append(None)
-        return training.step()
-
-    def fail(grad):
-        if len(calls) > WARMUP:
-            raise ZeroDivisionError("half way")
-
-    def watch(module, inputs, output):
-        output.register_hook(fail)
-
-    hook = training.module.blocks[0].register_forward_hook(watch)
-    with raises(ZeroDivisionError, "half way"):
-        capture_step(step, WARMUP)
-    hook.remove()
-    training.wrapper.reset()
-    training.optimizer.zero_grad()
-    with capture_step(training.step, 2) as captured:
-        for _ in range(STEPS - WARMUP - captured.steps_taken):
-            captured.replay()
-        assert training.taken.item() == STEPS
-        same_weights(training, plain, kind)
-
-
 CHECKED = {
     **{f"captured_{kind}": (captured_as_launched, kind) for kind in WRAPPERS},
     "captured_copies_for_many_steps": (captured_as_launched, "copy_engines", 50),
-    **{
-        f"captured_{kind}_after_a_failure": (captured_after_a_failure, kind)
-        for kind in ("copy_engines", "copy_engines_bf16", "updating_copies", "bucketed", "fsdp")
-    },
 }
 for name, (function, *given) in CHECKED.items():
     function = functools.partial(function, *given)
@@ -145,18 +112,5 @@ for name, (function, *given) in CHECKED.items():
 
 @check(2)
 def captured_refuses():
-    """A step that is not the one before it; the process goes on."""
-    training = Training("overlapped")
-    calls = []
-
-    def step():
-        calls.append(None)
-        return training.step(extra=len(calls) > WARMUP)
-
-    with raises(RuntimeError, "extra.weight has a gradient in the captured step or in the one"):
-        capture_step(step, WARMUP)
-    training.wrapper.reset()
-    training.step()
-    assert torch.isfinite(training.losses[-1])
     with raises(ValueError, "warmup must be at least 1; got 0"):
-        capture_step(training.step, 0)
+        capture_step(lambda: None, 0)

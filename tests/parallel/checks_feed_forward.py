@@ -1,15 +1,9 @@
-"""The feed-forward stack under every scheme and mesh against one process: y, dx and each gradient
-by name, of layers with random weights and a random dy."""
+"""The feed-forward stack of notebooks/parallelism.ipynb under every scheme and mesh against one
+process: y, dx and each gradient by name, of layers with random weights and a random dy."""
 
 import torch
 from checking import check, world
-
-from a2lib.parallel.feed_forward import (
-    FeedForwardStack,
-    mesh_of,
-    own_tokens,
-    relative_errors,
-)
+from notebook_cells import load_cells
 
 LAYERS, D_MODEL, D_FF, TOKENS = 3, 16, 24, 32
 
@@ -29,13 +23,14 @@ def random_layers():
 def each_scheme_is_the_one_process():
     _, size = world()
     device = torch.get_default_device().type
+    cells = load_cells("parallelism")
     layers = random_layers()
     x, dy = torch.randn(2, TOKENS, D_MODEL)
     for tensor in (n for n in (1, 2, 4) if n <= size):
         for sharded in (False, True):
-            mesh = mesh_of(device, size // tensor, tensor)
-            stack = FeedForwardStack(mesh, layers, sharded)
-            errors = relative_errors(mesh, stack, layers, x, dy)
+            mesh = cells.mesh_of(device, size // tensor, tensor)
+            stack = cells.FeedForwardStack(mesh, layers, sharded)
+            errors = cells.relative_errors(mesh, stack, layers, x, dy)
             assert len(errors) == 2 + 3 * LAYERS, errors
             assert max(errors.values()) < 2e-5, (size, tensor, sharded, errors)
 
@@ -43,9 +38,10 @@ def each_scheme_is_the_one_process():
 @check(2)
 def messages_are_sent_again_and_left_out():
     _, size = world()
-    mesh = mesh_of(torch.get_default_device().type, 1, size)
-    stack = FeedForwardStack(mesh, random_layers(), sharded=False)
-    x = own_tokens(mesh, torch.randn(TOKENS, D_MODEL))
+    cells = load_cells("parallelism")
+    mesh = cells.mesh_of(torch.get_default_device().type, 1, size)
+    stack = cells.FeedForwardStack(mesh, random_layers(), sharded=False)
+    x = cells.own_tokens(mesh, torch.randn(TOKENS, D_MODEL))
     summed = stack.forward(x)
     messages = stack.wire.messages(lambda: stack.forward(x))
     # A sum for each layer and each part of the batch.

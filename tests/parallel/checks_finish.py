@@ -2,8 +2,10 @@
 error."""
 
 import copy
+import functools
 import itertools
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import checking
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer
+from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer, agreement
 
 STILL_OWN = "are still each rank's own: call finish_gradient_synchronization"
 
@@ -151,6 +153,50 @@ def a_step_before_the_finish_is_refused():
                 optimizers[0].step()
             wrapper.finish_gradient_synchronization()
             optimizers[0].step()
+
+
+@check(2)
+def parameters_that_came_later_are_refused():
+    """At the finish, by FSDP at the next forward too; a module without parameters may come."""
+
+    def replaced(module):
+        weights = {name: x.clone() for name, x in module.state_dict().items()}
+        module.load_state_dict(weights, assign=True)
+
+    def added(module):
+        module.append(nn.Linear(2, 2))
+
+    def adapted(module):
+        module[0].low_rank = nn.Linear(2, 2, bias=False)
+
+    def headed(module):
+        module[1] = nn.Linear(2, 2)
+
+    changes = {
+        replaced: "0.weight",
+        added: "2.weight",
+        adapted: "0.low_rank.weight",
+        headed: "1.weight",
+    }
+    x = torch.ones(1, 2)
+    cast = functools.partial(FSDP, compute_dtype=torch.bfloat16)
+    for kind, make in {**EVERY, "FSDP that casts": cast}.items():
+        for change, name in changes.items():
+            wrapper = make(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+            change(wrapper.module)
+            line = f"^{name} came or was replaced after the module was wrapped"
+            if kind.startswith("FSDP"):
+                with raises(RuntimeError, line):
+                    wrapper(x)
+            else:
+                wrapper(x).sum().backward()
+            with raises(RuntimeError, line):
+                wrapper.finish_gradient_synchronization()
+            wrapper.reset()
+        wrapper = make(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        wrapper.module[1] = nn.Tanh()
+        wrapper(x).float().sum().backward()
+        wrapper.finish_gradient_synchronization()
 
 
 @check(2)
@@ -352,6 +398,20 @@ def a_step_that_every_rank_skips_is_skipped():
             backward_of_each(wrapper, reference, [*map(loss_on, tokens)])
             checking.same_gradients(wrapper.module, reference, f"{kind}, step {step}")
             checking.take_step(*pair)
+
+
+@check(2)
+def a_captured_step_has_the_gradients_of_the_one_before():
+    """A graph cannot ask the other ranks which parameters have none."""
+    tokens = token_batches(1)[0]
+    for make in EVERY.values():
+        wrapper = make(Tied())
+        loss_on(tokens)(wrapper).backward()
+        wrapper.finish_gradient_synchronization()
+        with patch.object(agreement, "capturing", lambda _: True):
+            loss_on(tokens, extra=True)(wrapper).backward()
+            with raises(RuntimeError, "^extra.weight has a gradient in the captured step or in"):
+                wrapper.finish_gradient_synchronization()
 
 
 @check(2)

@@ -261,8 +261,9 @@ def fsdp_recovers_and_refuses():
     fsdp.finish_gradient_synchronization()
     assert all(p.grad is None for p in fsdp.parameters())
 
-    with raises(RuntimeError, "in an FSDP already"):
-        FSDP(module)
+    for part in (module, nn.Sequential(module)):
+        with raises(ValueError, "a parameter is a shard of FSDP"):
+            FSDP(part)
     with raises(RuntimeError, "before it is wrapped"):
         fsdp.double()
     for part in (fsdp, module, module.blocks[0], module.head, module.blocks[0].up):
@@ -277,10 +278,6 @@ def fsdp_recovers_and_refuses():
         FSDP(Ways("plain"), compute_dtype=torch.int8)
     with raises(ValueError, r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"):
         FSDP(nn.Linear(4 + rank, 2))
-    module.head.weight = nn.Parameter(torch.zeros(11, 6))
-    for then in (lambda: fsdp(tokens), fsdp.finish_gradient_synchronization):
-        with raises(RuntimeError, "head.weight came or was replaced after the module was wrapped"):
-            then()
 
 
 @check(2)
@@ -315,44 +312,6 @@ def fsdp_skips_a_step_that_every_rank_skips():
                 backward_of_each(fsdp, reference, losses)
                 check_gradients(fsdp, reference, f"{part}, step {step}")
                 take_step(*pair)
-
-
-@check(2)
-def fsdp_refuses_parameters_that_came_later():
-    """At the next forward, and at the finish; a module without parameters may come."""
-
-    def replaced(module):
-        whole = {name: x.clone() for name, x in module.state_dict().items()}
-        module.load_state_dict(whole, assign=True)
-
-    def added(module):
-        module.append(nn.Linear(2, 2))
-
-    def adapted(module):
-        module[0].low_rank = nn.Linear(2, 2, bias=False)
-
-    def headed(module):
-        module[1] = nn.Linear(2, 2)
-
-    changes = {
-        replaced: "0.weight",
-        added: "2.weight",
-        adapted: "0.low_rank.weight",
-        headed: "1.weight",
-    }
-    x = torch.ones(1, 2)
-    for change, name in changes.items():
-        for dtype in (None, torch.bfloat16):
-            fsdp = FSDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), compute_dtype=dtype)
-            fsdp(x).float().sum().backward()
-            change(fsdp.module)
-            for then in (lambda fsdp=fsdp: fsdp(x), fsdp.finish_gradient_synchronization):
-                with raises(RuntimeError, f"^{name} came or was replaced after the module"):
-                    then()
-    fsdp = FSDP(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    fsdp.module[1] = nn.Tanh()
-    fsdp(x).sum().backward()
-    fsdp.finish_gradient_synchronization()
 
 
 @check(2)

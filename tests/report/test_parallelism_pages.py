@@ -32,7 +32,7 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     zero = estimate(chunks=1, schedule="zb-h1").step_s
     assert by_pieces[0] > zero > by_pieces[2]
     flat = evaluate(training, Layout(2048, 8, checkpointing="block"), device)
-    assert flat.memory_bytes < 10e9 and flat.time.bound == "network"
+    assert flat.memory_bytes < 10e9 and flat.time.network_s > sum(flat.time.work.values())
     assert flat.step_s > 1.1 * found.step_s
     # what sequence parallelism saves, of the norms' work too; recomputing costs more
     plain, again = estimate(sequence=False), estimate(checkpointing="block")

@@ -90,3 +90,8 @@ def test_citation_parses_and_names_this_version():
     # None until the repository has one: an address that was made up once stood in four places.
     assert citation.get("repository-code") == PROJECT.get("urls", {}).get("Repository")
     assert (ROOT / "LICENSE").read_text().startswith(f"{PROJECT['license']} License")
+
+
+def test_the_changelog_and_the_books_citation_name_this_version():
+    assert f"\n## {a2lib.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"{{Version {a2lib.__version__}}}" in (ROOT / "book" / "references.md").read_text()

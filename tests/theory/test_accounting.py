@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from refusals import refused
 
 from a2lib.theory.accounting import GB, GIB, XXL, Mesh, Stack, readings, tricks
 
@@ -93,14 +92,3 @@ def test_every_trick_is_what_its_own_mesh_gives():
     tokens_of_a_replica = piped.overall / 4
     seconds = mesh.seconds(XXL, tokens_of_a_replica / mesh.Y)
     assert seconds["fsdp"] == pytest.approx(seconds["compute"])
-
-
-def test_what_is_not_allowed_is_refused():
-    refused("combine 'mean': allowed are max, sum", Mesh, combine="mean")
-    refused("X is 0; allowed are numbers above 0", Mesh, X=0)
-    refused("d_ff is 0; allowed are positive integers", Stack, d_ff=0)
-    refused("tokens is -1; allowed are numbers from 0", XXL.least_devices, -1)
-    refused("tokens is nan; allowed are numbers from 0", XXL.device_bytes, float("nan"), 2)
-    refused("memory is -1; allowed are numbers above 0", XXL.least_devices, 0, -1)
-    refused("memory is 0; allowed are numbers above 0", XXL.most_tokens, 0)
-    refused("n is -1; allowed are numbers above 0", XXL.device_bytes, 1, -1)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from refusals import refused_command
 
 from a2lib.report import questions
 from a2lib.theory import __main__ as command
@@ -59,12 +58,10 @@ def test_values_are_the_theorys(printed):
     memory, batch = (found["communication_accounting"][part] for part in "bc")
     ours = [one for one in batch if "our" in one["assumption"]]
     assert [one["value"] for one in ours] == [Mesh().least_tokens(), Mesh().batch()]
-    held = [one for one in memory if one["unit"] == "GB"]
-    devices = [one["value"] for one in memory if one["quantity"].startswith("N_FSDP")][0::2]
-    assert len(held) == 2
-    for one, n in zip(held, devices, strict=True):
-        assert f"memory per device of {n}," in one["quantity"]
-    assert held[0]["value"] == pytest.approx(16 * 219_848_638_464 / 38 / 1e9)
+    sizes = {one["quantity"]: one["value"] for one in memory}
+    assert sizes["N_FSDP with the activations of 0 tokens"] == 38
+    held = sizes["memory per device of 38, with the activations of 0 tokens"]
+    assert held == pytest.approx(16 * 219_848_638_464 / 38 / 1e9)
 
 
 def test_the_table_has_every_answer(printed):
@@ -73,14 +70,6 @@ def test_the_table_has_every_answer(printed):
         assert answer.quantity in text and answer.assumption in text and answer.formula in text
         assert not isinstance(answer.value, float) or math.isfinite(answer.value)
     assert "219,848,638,464" in text and "dx = all-reduce" in text
-    assert command.shown(None) == "none" and command.shown(1234.5) == "1,234.5"
-
-
-def test_an_unknown_option_is_one_line(capsys):
-    line = refused_command(command.main, ["--jsn"], capsys)
-    words = "unknown --jsn (did you mean --json?); allowed are --help"
-    assert line.startswith(f"python -m a2lib.theory: {words}")
-    assert line.endswith(" (--help explains)")
 
 
 def test_the_command_needs_no_torch_and_no_numpy():

@@ -4,9 +4,8 @@ import math
 
 import committed
 import pytest
-from refusals import refused
 
-from a2lib.theory.eager import PASSES, Eager, longest, tiled_total
+from a2lib.theory.eager import PASSES, Eager, longest
 
 
 def test_every_peak_of_eager_that_was_measured_is_the_count():
@@ -28,10 +27,10 @@ def test_the_length_at_which_a_gpu_failed_is_the_counted():
     for row in rows:
         batch, d, causal = int(row["batch"]), int(row["head_dim"]), row["causal"] == "true"
         room, fits, fails = (int(row[c]) for c in ("room_bytes", "fits_len", "fails_len"))
-        kind = "blocks" if row["allocator"] == "blocks" else "tensors"
+        in_blocks = row["allocator"] == "blocks"
         step = fails - fits
-        length = longest(batch, d, causal, room, row["pass"], step=step, counted=kind)
-        assert fits == length or (kind == "tensors" and fits == length - step), row
+        length = longest(batch, d, causal, room, row["pass"], step=step, in_blocks=in_blocks)
+        assert fits == length or (not in_blocks and fits == length - step), row
 
 
 def test_the_longest_sequence_is_the_last_that_fits():
@@ -40,18 +39,8 @@ def test_the_longest_sequence_is_the_last_that_fits():
         fits = [Eager(8, m, 64, True).total(pass_) for m in (n, n + 1)]
         assert fits[0] <= 10**9 < fits[1]
         assert longest(8, 64, True, 10**9, pass_, step=256) == n // 256 * 256
-    tiled = longest(8, 64, True, 10**9, "backward", counted="tiled")
-    totals = [tiled_total(8, n, 64, "backward") for n in (tiled, tiled + 1)]
-    assert totals[0] <= 10**9 < totals[1]
     # Four matrices of 32 bytes a pair of tokens, and little else; five blocks.
     assert longest(8, 16, False, 128 * 10**9, "backward") == pytest.approx(math.sqrt(1e9), rel=0.01)
-    blocks = longest(8, 64, False, 160 * 10**9, "backward", counted="blocks")
+    blocks = longest(8, 64, False, 160 * 10**9, "backward", in_blocks=True)
     assert blocks == pytest.approx(math.sqrt(1e9), rel=0.01)
     assert longest(8, 64, False, 10**3, "forward") == 0
-
-
-def test_impossible_sizes_are_refused():
-    refused("batch is 0", Eager, 0, 1, 1, False)
-    refused("allowed are forward, backward", Eager(1, 1, 1, False).added, "sideways")
-    wrong = (8, 64, True, 10**9, "forward")
-    refused("allowed are tensors, blocks, tiled", longest, *wrong, counted="guess")

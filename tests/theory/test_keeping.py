@@ -91,8 +91,3 @@ def test_what_is_alive_beside():
     loss, block = 4 * 80 + 2 * 2 * 10 * 2 + 2 * 64, 2 * 80 * 2 + 4 * 128 + 8 * 64
     beside = 2 * 80 * 2 + max(loss, block) + 12 * (4 * 64 + 3 * 128)
     assert keeping.working_bytes(small, 4, 2) == beside and loss < block
-
-
-def test_what_is_none_is_one_line():
-    refused("flops is 0", keeping.block_results, EIGHT, TOKENS, 0)
-    refused("tokens is 0", keeping.block_always, EIGHT, 0)

@@ -1,19 +1,17 @@
 """What a layout holds, and what it may be: by hand, and by other counts."""
 
 import itertools
-import math
 from dataclasses import replace
 
 import committed
 import pytest
-import torch
 from layout_toys import MIXED, NOTHING, TOY, WIDE, kept, training
 from refusals import refused
 
 from a2lib.shapes import GroupedShape, Shape
-from a2lib.theory.devices import DEVICES, named_device
+from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
-from a2lib.theory.layouts import SHARDINGS, Case, Layout, stage_blocks
+from a2lib.theory.layouts import SHARDINGS, Layout, stage_blocks
 from a2lib.theory.transformer import parameter_count
 
 ALONE, PAIR = Layout(sharding="none"), Layout(data=2, sharding="none")
@@ -78,16 +76,16 @@ def lone(batch=1, **more):
         "parameters": 1488, "optimizer": 2976,
         "activations": 2 * 4 * 272 + 4 * 32, "temporaries": 12 * 4 * 10}),
     # the residual's gradients and three of the hidden, in fp32
-    (lone(precision="fp32", optimizer="momentum"), AGAIN, "last block's backward", {
+    (lone(precision="fp32", optimizer="adamw-bf16"), AGAIN, "last block's backward", {
         "parameters": 1488, "gradients": 4 * 188, "optimizer": 1488,
         "activations": 4 * 16, "temporaries": 4 * 272 - 64 + 4 * (32 + 72)}),
     # eight scores a token, in 4 bytes for the softmax and 2 for the product, and a mask of 16
     # bytes; three matrices of scores weigh more than three of the hidden. No log-sum-exp.
-    (lone(attention="eager", optimizer="sgd"), ALONE, "loss", {
-        "parameters": 1488, "working weights": 2 * 332,
+    (lone(attention="eager", optimizer="adamw-8bit"), ALONE, "loss", {
+        "parameters": 1488, "optimizer": 744, "working weights": 2 * 332,
         "activations": 2 * (4 * 240 + 16) + 160, "temporaries": 480}),
-    (lone(attention="eager", optimizer="sgd"), AGAIN, "last block's backward", {
-        "parameters": 1488, "gradients": 4 * 188, "working weights": 2 * 144,
+    (lone(attention="eager", optimizer="adamw-8bit"), AGAIN, "last block's backward", {
+        "parameters": 1488, "gradients": 4 * 188, "optimizer": 744, "working weights": 2 * 144,
         "activations": 4 * 16, "temporaries": 4 * 240 + 16 - 64 + 4 * (24 + 96)}),
     # so few tokens that gradients outweigh them; then so long that scores outweigh the logits
     (lone(context=1), ALONE, "after the backward", {
@@ -157,18 +155,6 @@ def test_tensor_parallelism_cuts_all_but_the_experts_which_lie_among_its_devices
     assert memory(job, cut)["parameters"] == pytest.approx(4 * (half / 2 + 36))
 
 
-def test_heads_of_keys_are_repeated_and_the_vocabulary_is_padded():
-    shape = GroupedShape(16, 24, 2, 8, 50, num_kv_heads=2)
-    whole = 2 * 16 * 16 + 2 * 16 * 4
-    for t, attention in ((2, whole / 2), (8, 2 * 16 * 16 / 8 + 2 * 16 * 2)):
-        case = Case(training(shape=shape), Layout(tensor=t), TOY)
-        assert case.attention_weights == attention
-        assert case.table == 16 * math.ceil(50 / t)
-    assert case.kv_width == 2
-    one_head = replace(shape, num_kv_heads=1)
-    assert memory(training(shape=one_head), Layout(tensor=8))
-
-
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
     small = replace(WIDE, vocab_size=2)  # whose logits weigh nothing, so the first is the fullest
     job = training(batch=8, shape=small)
@@ -214,22 +200,6 @@ def test_a_tied_table_is_one_on_a_device_and_one_at_either_end_of_a_pipeline():
     assert evaluate(apart, two, TOY).step_s == evaluate(tied, two, TOY).step_s
 
 
-def test_hsdp_cuts_the_state_within_a_node():
-    hsdp, whole = (memory(training(), Layout(data=4, sharding=name)) for name in ("hsdp", "none"))
-    for part in ("parameters", "optimizer"):
-        assert hsdp[part] == whole[part] / 2
-
-
-def test_workspaces_are_of_the_device():
-    device = replace(TOY, workspace=100.0)
-    for layout in (ALONE, AGAIN, Layout(sharding="none", microbatches=2)):
-        without, held = (memory(training(batch=2), layout, each) for each in (TOY, device))
-        assert held == without | {"temporaries": without["temporaries"] + 100}
-    kept_by = {name for name, device in DEVICES.items() if device.workspace}
-    assert kept_by == {"H100", "H200", "H800", "B200"}
-    refused("workspace is -1; allowed are numbers from 0", replace, TOY, workspace=-1)
-
-
 def test_fused_kernels_keep_what_korthikanti_et_al_count():
     """Their 34 s b h + 5 a s s b (table 2) less three masks of dropout and its result, of an FFN of
     two matrices of 4 h. Cut over t devices it is a t-th of that."""
@@ -256,30 +226,6 @@ def test_fused_kernels_keep_what_korthikanti_et_al_count():
     assert kept(wide) == 2 * theirs + 4 * 16 + 8
 
 
-def test_latents_keep_what_autograd_saves_of_their_norms():
-    shape = GroupedShape(16, 32, 1, 2, 64, head_size=4, q_rank=6, kv_rank=10)
-    x, weights = torch.randn(5, 16), {n: torch.randn(n, 16) for n in (6, 10)}
-    heads = {n: torch.randn(8, n, requires_grad=True) for n in weights}
-    saved = {}
-
-    def keep(tensor):
-        if tensor.dtype.is_floating_point and tensor.shape in ((5, 6), (5, 10)):
-            saved[tensor.data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        for n, down in weights.items():
-            latent = x @ down.requires_grad_().T
-            torch.nn.functional.rms_norm(latent, (n,), torch.ones(n)) @ heads[n].T
-    plain = replace(shape, q_rank=0, kv_rank=0)
-    for activations in ("library", "fused"):
-        more, less = (
-            kept(training(shape=job, activations=activations, precision="fp32"))
-            for job in (shape, plain)
-        )
-        assert 5 * (more - less) == 4 * sum(tensor.numel() for tensor in saved.values())
-
-
 def test_no_sharding_makes_two_sequences_of_32k_fit_on_two_gpus():
     job = training(2, 32_768, shape=Shape(4096, 11_008, 34, 32, 151_936))
     for strategy, sharding in itertools.product(("none", "block"), SHARDINGS):
@@ -304,57 +250,29 @@ def test_devices_are_those_of_the_reference():
             (device.fp32, "fp32_plain", 1e12),
         ):
             assert result == pytest.approx(unit * stated[device.slug, quantity]), quantity
-    assert named_device("H200") is DEVICES["H200"]
 
 
 def test_a_layout_that_breaks_a_rule_is_one_line():
-    def broken(words, **layout):
-        refused(words, evaluate, training(), Layout(**layout), TOY)
-
-    broken("data 3 does not divide batch 4; it must", data=3)
-    broken("tensor 4 does not divide num_heads 2; it must", tensor=4)
-    broken("pipeline 5 with num_layers 2; allowed are up to 2 stages", pipeline=5)
-    broken("context 3: its double does not divide context length 4; it must", context=3)
-    broken("microbatches 4 does not divide the 2 sequences", data=2, microbatches=4)
-    broken("data is -1; allowed are positive integers", data=-1)
-    broken("microbatches is 1.5; allowed are positive integers", microbatches=1.5)
-    broken("sharding 'ddp': allowed are none, zero1, zero2, fsdp, hsdp", sharding="ddp")
-    broken("schedule 'zb-v': allowed are 1f1b, zb-h1, zb-h2", schedule="zb-v")
-    broken("checkpointing 'all': allowed are none, selective, block", checkpointing="all")
-    broken("selective with flash attention; allowed are none and block", checkpointing="selective")
-
-
-def test_what_experts_and_zero_bubble_ask_of_a_layout_is_one_line():
-    def broken(words, **layout):
-        refused(words, evaluate, training(batch=6, shape=MIXED), Layout(**layout), TOY)
-
-    broken("expert 2 does not divide tensor x context x data 1; it must", expert=2)
-    broken("expert 3 does not divide experts 4; it must", data=3, expert=3)
-    broken("expert 2 with sharding hsdp; allowed is 1", data=2, expert=2, sharding="hsdp")
-    broken("sequence False with tensor and experts; allowed is True", tensor=2, sequence=False)
-    broken("from 3 micro-batches on", pipeline=2, schedule="zb-h2", microbatches=2)
-    broken("schedule zb-h1 with pipeline 1, chunks 1, microbatches 1; allowed", schedule="zb-h1")
+    mixed = training(batch=6, shape=MIXED)
     deep = training(shape=replace(MIXED, num_layers=4, dense=3))
-    line = "pipeline 2: the first stage has fewer blocks than the 3"
-    refused(line, evaluate, deep, Layout(pipeline=2), TOY)
-    refused("does not divide experts 0", evaluate, training(), Layout(data=2, expert=2), TOY)
     three = training(shape=GroupedShape(24, 24, 1, 12, 10, num_kv_heads=3))
-    refused("one must divide the other", evaluate, three, Layout(tensor=4), TOY)
-
-
-def test_a_training_that_cannot_be_is_one_line():
-    refused("batch is -4; allowed are positive integers", training, batch=-4)
-    refused("context is 2.0; allowed are positive integers", training, context=2.0)
+    for words, job, layout in (
+        ("data 3 x microbatches 1 must divide batch 4", training(), Layout(data=3)),
+        ("tensor 4 must divide num_heads 2", training(), Layout(tensor=4)),
+        ("one must divide the other", three, Layout(tensor=4)),
+        ("pipeline 5 with num_layers 2; allowed", training(), Layout(pipeline=5)),
+        ("context 3 with context length 4", training(), Layout(context=3)),
+        ("context 2 with context length 4 and eager", training(attention="eager"),
+         Layout(context=2)),
+        ("data is -1; allowed are positive integers", training(), Layout(data=-1)),
+        ("sharding 'ddp': allowed are none, zero1", training(), Layout(sharding="ddp")),
+        ("selective with flash attention", training(), Layout(checkpointing="selective")),
+        ("expert 2 must divide", mixed, Layout(expert=2)),
+        ("sequence False with tensor and experts", mixed, Layout(tensor=2, sequence=False)),
+        ("schedule zb-h1 with pipeline 1", mixed, Layout(schedule="zb-h1")),
+        ("the first stage must have all 3 blocks", deep, Layout(pipeline=2)),
+    ):  # fmt: skip
+        refused(words, evaluate, job, layout, TOY)
     refused("precision 'fp16': allowed are bf16, fp32", training, precision="fp16")
-    refused("attention 'flex': allowed are flash, eager", training, attention="flex")
-    refused("optimizer 'adam': allowed are adamw, adamw-bf16", training, optimizer="adam")
-    refused("gradients 'fp8': allowed are fp32, bf16", training, gradients="fp8")
-    for wrong in (0, math.nan, 1.01):
-        refused(f"efficiency is {wrong}; allowed are numbers", training, efficiency=wrong)
-    refused("device 'A9': allowed are H100, H200, H800, A100, B200", named_device, "A9")
+    refused("efficiency is 1.01; allowed are numbers", training, efficiency=1.01)
     refused("link is -1.0; allowed are numbers above 0", replace, TOY, link=-1.0)
-    refused("node is 0; allowed are positive integers", replace, TOY, node=0)
-    narrow, fp32 = replace(TOY, fp32=None), training(precision="fp32")
-    refused("precision fp32: allowed is bf16 on toy", evaluate, fp32, Layout(), narrow)
-    ring, eager = Layout(context=2), training(attention="eager")
-    refused("context 2 with eager attention; allowed is 1", evaluate, eager, ring, TOY)

@@ -6,7 +6,6 @@ import weakref
 import pytest
 import torch
 from cuda_casts import as_cuda_casts
-from refusals import refused
 
 from a2lib.lab.saved import saved_for_backward
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock
@@ -16,24 +15,11 @@ from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 SHAPES = [(Shape(24, 40, 1, 2), 2, 12), (Shape(16, 24, 1, 4), 1, 20)]
 
 
-class AsPyTorchsFlash(torch.autograd.Function):
-    """What FlashAttention of PyTorch saves on CUDA, in its strides; nothing is computed."""
-
-    @staticmethod
-    def forward(ctx, q, k, v):
-        o = torch.empty_like(q.transpose(1, 2)).transpose(1, 2)
-        states = [torch.empty(size, dtype=torch.int64) for size in ((2,), ())]
-        ctx.save_for_backward(q, k, v, o, q.new_empty(q.shape[:-1], dtype=torch.float32), *states)
-        return o
-
-
 def kept(shape, batch, context, attention, precision):
     rope = RotaryPositionalEmbedding(1e4, shape.head_dim, context)
     block = TransformerBlock(shape.d_model, shape.num_heads, shape.d_ff, rope, attention)
     if precision == "bf16" and attention == "eager":
         block.attn.attention = as_cuda_casts
-    if attention == "sdpa_flash":
-        block.attn.attention = AsPyTorchsFlash.apply
     x = torch.randn(batch, context, shape.d_model, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         return saved_for_backward(block, x)[1]
@@ -41,8 +27,6 @@ def kept(shape, batch, context, attention, precision):
 
 KINDS = [
     *itertools.product(SHAPES, ("eager", "flash"), ("fp32", "bf16")),
-    ((Shape(32, 24, 1, 2), 2, 12), "sdpa_flash", "bf16"),
-    ((Shape(24, 40, 1, 3), 1, 20), "sdpa_flash", "bf16"),
 ]
 
 
@@ -91,10 +75,3 @@ def test_what_is_not_kept_and_what_cannot_be():
     assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
     _, found = saved_for_backward(torch.nn.RNN(3, 4), torch.ones(2, 3))  # a tuple of results
     assert any("TanhBackward0.result" in one.operations for one in found)
-    shape = SHAPES[0][0]
-    refused("attention 'fast': allowed are eager, flash, sdpa_", block_saved, shape, 1, 1, "fast")
-    refused("precision 'fp16': allowed are fp32, b", block_saved, shape, 1, 1, "eager", "fp16")
-    for one, precision in ((Shape(16, 24, 1, 2), "fp32"), (shape, "bf16")):
-        line = "allowed are bf16 and multiples of 8"
-        refused(line, block_saved, one, 1, 1, "sdpa_flash", precision)
-    refused("batch", block_saved, shape, 0, 1)

@@ -50,58 +50,6 @@ def test_what_is_not_early_or_in_one_part_does_not_overlap():
     assert per_layer(schedules.tensor(LAYERS, 3.0, 2.0, parts=1)) == pytest.approx(5.0)
 
 
-PIPELINES = [
-    ("gpipe", 4, 8, 1), ("1f1b", 4, 8, 1), ("1f1b", 4, 3, 1), ("gpipe", 1, 4, 1),
-    ("interleaved", 4, 8, 2), ("interleaved", 4, 8, 3), ("interleaved", 2, 6, 2),
-    ("interleaved", 8, 8, 2),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind, stages, m, chunks", PIPELINES)
-def test_bubbles_and_peaks_are_those_of_the_schedules(kind, stages, m, chunks):
-    timeline = run(schedules.pipeline(kind, stages, m, chunks, forward_s=1.0, backward_s=2.0))
-    for stage in range(stages):
-        busy = sum(t.seconds for t in timeline.tasks if t.stream == f"stage {stage}")
-        assert busy == pytest.approx(3.0 * m)
-        assert 1 - busy / timeline.seconds == pytest.approx(bubble_share(kind, stages, m, chunks))
-    held = [schedules.held_by_stage(timeline, stage, stages) for stage in range(stages)]
-    assert max(held) == held[0]
-    for stage in range(stages):
-        closed = peak_microbatches(kind, stages, m, chunks, stage)
-        assert held[stage] / chunks == pytest.approx(closed)
-
-
-@pytest.mark.parametrize(
-    "kind, stages, m",
-    [("zb-h1", 4, 8), ("zb-h1", 8, 8), ("zb-h1", 2, 5), ("zb-h2", 4, 8), ("zb-h2", 8, 15)],
-)
-@pytest.mark.parametrize("forward, inputs, weights", [(1, 1, 1), (1, 1.5, 0.8), (1, 1.2, 0.5)])
-def test_zero_bubble_waits_and_holds_as_its_formulas_say(kind, stages, m, forward, inputs, weights):
-    timeline = run(schedules.pipeline(kind, stages, m, 1, forward, inputs + weights, weights))
-    waits = other_axes.bubble_s(kind, stages, forward, inputs, weights)
-    streams = [f"stage {stage}" for stage in range(stages)]
-    every = [[t.name for t in timeline.tasks if t.stream == stream] for stream in streams]
-    # a stage's step is from its first task to its last: H2's stages begin one after another
-    spans = [timeline.end[names[-1]] - timeline.start[names[0]] for names in every]
-    assert max(spans) == pytest.approx(m * (forward + inputs + weights) + waits)
-    assert {len(names) for names in every} == {3 * m}
-    for stage in range(stages):
-        assert schedules.held_by_stage(timeline, stage, stages) == peak_microbatches(
-            kind, stages, m, 1, stage
-        )
-    if forward == inputs == weights:
-        assert bubble_share(kind, stages, m) == pytest.approx(waits / max(spans))
-        plain = other_axes.bubble_s("1f1b", stages, 1, 1, 1)
-        assert waits == pytest.approx(plain / 3 if kind == "zb-h1" else 0)
-
-
-def test_the_fewest_microbatches_are_the_fewest():
-    for kind, chunks in (("1f1b", 1), ("interleaved", 2)):
-        m = other_axes.microbatches_for(kind, 8, 0.1, chunks)
-        step = 8 if kind == "interleaved" else 1
-        assert bubble_share(kind, 8, m, chunks) <= 0.1 < bubble_share(kind, 8, m - step, chunks)
-
-
 def test_a_stage_hides_its_boundary_from_so_many_layers_on():
     C, W, D, F, tokens = 1e15, 1e11, 512, 2048, 4096
     layers = other_axes.least_stage_layers(F, C, W)
@@ -134,24 +82,21 @@ def test_experts_hide_their_exchange_from_a_width_on():
     assert sent / W == pytest.approx(3 * 2 * tokens * top_k * D * width / C)
 
 
-def test_experts_need_more_tokens_by_experts_over_top_k():
-    C, W, D, F, E, k, n = 1e15, 1e11, 512, 2048, 16, 2, 10**6
-    tokens = other_axes.least_tokens_with_experts(C, W, E, k)
-    gathered = (n - 1) / n * 2 * 3 * D * F * E / W
-    assert gathered == pytest.approx(6 * tokens * k * D * F / C, rel=1e-5)
-
-
-def test_what_is_not_allowed_is_refused():
+def test_tasks_that_wait_for_each_other_are_refused():
     each_other = Task("a", "x", 1.0, ("b",)), Task("b", "y", 1.0, ("a",))
     refused("tasks that never start: a, b", run, each_other)
+
+
+def test_bubbles_and_what_a_stage_holds_by_hand():
+    assert bubble_share("1f1b", 4, 8) == bubble_share("gpipe", 4, 8) == 3 / 11
+    assert bubble_share("interleaved", 4, 8, 2) == 3 / 19
+    assert bubble_share("zb-h1", 4, 8) == 1 / 9
+    held = [peak_microbatches("1f1b", 4, 8, 1, stage) for stage in range(4)]
+    assert held == [4, 3, 2, 1]
+    assert peak_microbatches("gpipe", 4, 8) == 8
+    assert peak_microbatches("interleaved", 4, 8, 2) == 4 + 3 / 2
+    assert peak_microbatches("1f1b", 4, 3) == 3
     refused("allowed are gpipe, 1f1b, interleaved", bubble_share, "zigzag", 2, 2)
-    refused("allowed is 1, except for an interleaved", bubble_share, "1f1b", 2, 2, 2)
-    refused("allowed are multiples of the 4 stages", bubble_share, "interleaved", 4, 6, 2)
-    refused("allowed in zb-h2 are 7 or more", bubble_share, "zb-h2", 4, 6)
-    assert other_axes.microbatches_for("zb-h1", 8, 0.5) == 8
-    assert other_axes.microbatches_for("1f1b", 8, 1 / (10**12 + 1)) == 7 * 10**12
-    refused("between 0 and 1", other_axes.microbatches_for, "1f1b", 4, 1.0)
-    refused("allowed are numbers above 0", peak_microbatches, "gpipe", 0, 2)
 
 
 def test_the_sums_of_a_tensor_parallel_backward_hide_up_to_its_own_limit():

@@ -1,7 +1,6 @@
 """A divided optimizer's memory, bytes and time: against sums a person can make, and simulations."""
 
 import pytest
-from refusals import refused
 
 from a2lib.shapes import Shape
 from a2lib.theory import sharding
@@ -75,10 +74,3 @@ def test_a_pipeline_hides_all_but_one_part_of_the_shorter(update, gather):
         found = pipelined_s(update, gather, chunks)
         assert found == pytest.approx(simulated(update, gather, chunks))
     assert pipelined_s(update, gather, 1) == update + gather
-
-
-def test_what_cannot_be_is_refused_in_one_line():
-    refused("moment 'later': allowed are init, before, after", held(True).at, "later")
-    refused("scheme 'zero2': allowed are plain, sharded, zero1", sent, "zero2", 1, 2)
-    refused("ranks is 0", held, True, ranks=0)
-    refused("chunks", pipelined_s, 1, 1, 0)

@@ -1,23 +1,20 @@
 """What a step holds at its fullest: the closed forms against every tensor that PyTorch makes."""
 
-import dataclasses
 import itertools
 
 import committed
 import pytest
 import torch
 from cuda_casts import as_cuda_casts
-from refusals import refused
 
-from a2lib.lab.steps import PHASES as BENCHMARKED
 from a2lib.lab.tape import Tape
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.shapes import SIZES, Shape
-from a2lib.theory.devices import named_device
+from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.memory.checkpointing import strategy_peak
-from a2lib.theory.memory.step import MODES, StepMemory, asked, peak
+from a2lib.theory.memory.step import StepMemory, asked, peak
 
 pytestmark = pytest.mark.usefixtures("plain_frames")  # it counts a step's tensors
 
@@ -48,7 +45,7 @@ class AsOurFlash(torch.autograd.Function):
 
 
 def taped(step):
-    """Return the tape of a step on the CPU, with what CUDA makes: the second, or the first."""
+    """Return the tape of a second step on the CPU, with what CUDA makes."""
     model = TransformerLM.from_size(step.shape, step.context, seed=0)
     for layer in model.layers:
         layer.attn.attention = as_cuda_casts if step.attention == "eager" else AsOurFlash.apply
@@ -57,19 +54,13 @@ def taped(step):
     targets = torch.zeros(step.batch, step.context, dtype=torch.long)
 
     def run():
-        with torch.set_grad_enabled(step.mode != "inference"):
-            with torch.autocast("cpu", torch.bfloat16, enabled=step.precision == "bf16"):
-                output = model(tokens)
-                if step.mode in ("inference", "forward"):
-                    return
-                output = cross_entropy(output, targets)
-        output.backward()
-        if step.mode == "train-step":
-            optimizer.step()
+        with torch.autocast("cpu", torch.bfloat16, enabled=step.precision == "bf16"):
+            loss = cross_entropy(model(tokens), targets)
+        loss.backward()
+        optimizer.step()
         model.zero_grad(set_to_none=step.fresh)
 
-    if not step.first:
-        run()
+    run()
     with Tape(as_cuda=True) as tape:
         tape.hold("parameters", [*model.parameters(), *model.buffers()])
         tape.hold("gradients", [p.grad for p in model.parameters()])
@@ -80,42 +71,39 @@ def taped(step):
     return tape
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("attention", ["eager", "flash"])
-@pytest.mark.parametrize("sizes", SHAPES)
+@pytest.mark.parametrize(
+    ("sizes", "attention", "precision"),
+    [
+        ("many words", "eager", "fp32"),
+        ("a wide FFN", "flash", "bf16"),
+        ("long rows", "eager", "bf16"),
+        ("few tokens", "flash", "fp32"),
+    ],
+)
 def test_the_fullest_moment_is_that_of_every_tensor(sizes, attention, precision):
     shape, batch, context = SHAPES[sizes]
-    for mode, first, fresh in (
-        ("inference", False, True),
-        ("forward", False, True),
-        ("train-step", False, True),
-        ("train-step", True, True),
-        ("train-step", False, False),
-    ):
-        step = StepMemory(shape, batch, context, mode, precision, attention, first, fresh)
+    for fresh in (True, False):
+        step = StepMemory(shape, batch, context, precision, attention, fresh)
         tape = taped(step)
-        assert peak(step).total == pytest.approx(tape.peak, rel=0.035), (mode, first, fresh)
-        if mode == "train-step" and not first:
-            assert tape.at_peak()["optimizer state"] == peak(step).by_category["optimizer state"]
+        assert peak(step).total == pytest.approx(tape.peak, rel=0.035), fresh
+        assert tape.at_peak()["optimizer state"] == peak(step).by_category["optimizer state"]
 
 
 def test_every_peak_that_was_measured_is_the_count():
-    rows = [
-        row
-        for row in committed.measured("memory")
-        if row["phase"] == "step" and row["status"] == "ok" and row["model"] in SIZES
-    ]
-    assert len(rows) > 200
+    steps = {"phase": "step", "status": "ok", "mode": "train-step", "step_number": "1"}
+    rows = [row for row in committed.measured("memory") if steps.items() <= row.items()]
+    rows = [row for row in rows if row["model"] in SIZES]
+    assert len(rows) > 30
     for row in rows:
-        how = row["mode"], row["precision"], row["attention"], row["step_number"] == "0"
-        step = StepMemory(SIZES[row["model"]], int(row["batch"]), int(row["context"]), *how)
+        sizes = SIZES[row["model"]], int(row["batch"]), int(row["context"])
+        step = StepMemory(*sizes, row["precision"], row["attention"])
         assert int(row["tensor_bytes"]) == asked(step), row
 
 
 @pytest.mark.parametrize(("size", "context"), [("large", 128), ("small", 2048), ("2.7B", 512)])
 def test_a_layout_of_one_device_takes_what_is_counted(size, context):
     """By a few terms, at the moment that is the largest; tensors, without workspaces."""
-    device = named_device("H200")
+    device = DEVICES["H200"]
     for precision, attention in itertools.product(("fp32", "bf16"), ("eager", "flash")):
         how = {"precision": precision, "attention": attention}
         training = Training(SIZES[size], 4, context, activations="library", **how)
@@ -132,19 +120,6 @@ def test_without_a_strategy_the_peak_is_the_steps(precision, attention, fresh):
     """One block's moments stand for all, played through block by block."""
     for size, context in (("small", 256), ("2.7B", 512), ("2.7B", 2048), ("large", 128)):
         how = {"precision": precision, "attention": attention, "fresh": fresh}
-        step = StepMemory(SIZES[size], 4, context, "forward-backward", **how)
+        step = StepMemory(SIZES[size], 4, context, **how)
         beyond = peak(step).total - sum(step.standing().values())
         assert strategy_peak(step, "none") == pytest.approx(beyond, rel=1e-3), (size, context)
-
-
-def test_steps_that_cannot_be():
-    tiny = StepMemory(SHAPES["long rows"][0])
-    for name, words in (
-        ("mode", "mode 'nap': allowed are inference, forward, forward-backward, train-step"),
-        ("precision", "precision 'nap': allowed are fp32, bf16"),
-        ("attention", "attention 'nap': allowed are eager, flash"),
-    ):
-        refused(words, dataclasses.replace, tiny, **{name: "nap"})
-    refused("allowed are none", strategy_peak, tiny, "all")
-    refused("as ops are linear", strategy_peak, tiny, "selective:all")
-    assert set(BENCHMARKED) - set(MODES) == {"overlapped-step"} and set(MODES) < set(BENCHMARKED)

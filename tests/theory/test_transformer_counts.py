@@ -1,8 +1,6 @@
 """Closed forms of the Transformer against the model's tensors and a counter of operations."""
 
 import functools
-import math
-import re
 
 import pytest
 import torch
@@ -70,46 +68,10 @@ def test_operations_are_those_a_counter_sees(shape, batch, context):
     assert parts["ffn"] == flops_of("ffn") and parts["lm_head"] == lm_head and len(parts) == 4
 
 
-def grouped_block(shape, x):
-    """One block whose heads share keys and values, in PyTorch's words; and its matrices."""
-    d, f, kv, heads = shape.d_model, shape.d_ff, shape.kv_width, shape.num_heads
-    widths = {"q": (d, d), "k": (kv, d), "v": (kv, d), "o": (d, d), "w1": (f, d), "w3": (f, d),
-              "w2": (d, f)}  # fmt: skip
-    w = {name: torch.empty(size, device="meta") for name, size in widths.items()}
-    q, k, v = ((x @ w[name].T).unflatten(-1, (-1, d // heads)).transpose(1, 2) for name in "qkv")
-    k, v = (one.repeat_interleave(heads // shape.kv_heads, 1) for one in (k, v))
-    x = ((q @ k.mT) @ v).transpose(1, 2).flatten(-2) @ w["o"].T
-    return ((x @ w["w1"].T) * (x @ w["w3"].T)) @ w["w2"].T, w
-
-
-def latent_block(shape, x):
-    """The same where keys and values come of a latent, with the experts of one token as one FFN."""
-    d, f, heads, r = shape.d_model, shape.d_ff, shape.num_heads, shape.rope
-    size = shape.head_size
-    widths = {"qa": (shape.q_rank, d), "qb": (heads * (size + r), shape.q_rank),
-              "kva": (shape.kv_rank + r, d), "kvb": (heads * 2 * size, shape.kv_rank),
-              "o": (d, heads * size), "w1": (f, d), "w3": (f, d), "w2": (d, f)}  # fmt: skip
-    w = {name: torch.empty(size, device="meta") for name, size in widths.items()}
-    q = (x @ w["qa"].T @ w["qb"].T).unflatten(-1, (heads, -1)).transpose(1, 2)
-    latent, turned = (x @ w["kva"].T).split((shape.kv_rank, r), -1)
-    k, v = (latent @ w["kvb"].T).unflatten(-1, (heads, -1)).transpose(1, 2).split(size, -1)
-    k = torch.cat((k, turned[:, None].expand(-1, heads, -1, -1)), -1)
-    x = ((q @ k.mT) @ v).transpose(1, 2).flatten(-2) @ w["o"].T
-    return ((x @ w["w1"].T) * (x @ w["w3"].T)) @ w["w2"].T, w
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_have_the_parameters_of_their_released_weights(name):
     shape = named_size(name, PRESETS)
     assert parameter_count(shape) == RELEASED[name]
-    x = torch.empty(1, 4, shape.d_model, device="meta")
-    with FlopCounterMode(display=False) as counter:
-        _, weights = (latent_block if shape.kv_rank else grouped_block)(shape, x)
-    assert shape.block_matrices == sum(w.numel() for w in weights.values())
-    head = 2 * 4 * shape.vocab_size * shape.d_model
-    routed = (shape.num_layers - shape.dense) * 2 * 4 * shape.d_model * shape.experts
-    total = shape.num_layers * counter.get_total_flops() + routed + head
-    assert transformer.forward_flops(shape, 1, 4) == total
 
 
 def test_of_experts_a_token_meets_a_few():
@@ -123,18 +85,6 @@ def test_of_experts_a_token_meets_a_few():
     assert parameter_count(shape) - met == 58 * 248 * expert
     for dense in (SIZES["8B"], PUBLISHED["Llama-3-8B"]):
         assert transformer.active_parameter_count(dense) == parameter_count(dense)
-    for wrong, words in (
-        ({"top_k": 2}, "top_k 2 of 0 experts"),
-        ({"experts": 4, "expert_ff": 8}, "experts 4, shared 0 with top_k 0"),
-        ({"experts": 4, "top_k": 2}, "expert_ff 0; allowed are a top_k and an expert_ff"),
-        ({"experts": -1}, "experts is -1; allowed are whole numbers from 0"),
-        ({"top_k": "2"}, "top_k is '2'; allowed are whole numbers from 0"),
-        ({"rope": math.inf}, "rope is inf; allowed are whole numbers from 0"),
-        ({"q_rank": 4}, "q_rank 4, rope 0 with kv_rank 0; allowed are 0"),
-        ({"kv_rank": 4, "num_kv_heads": 1}, "num_kv_heads 1 with a latent"),
-        ({"experts": 4, "top_k": 2, "expert_ff": 8, "dense": 2}, "dense 2 of 2 layers"),
-    ):
-        refused(re.escape(words), GroupedShape, 16, 64, 2, 2, 10, **wrong)
 
 
 def test_mixtral_has_the_parameters_that_its_config_says():
@@ -164,16 +114,16 @@ def test_a_tied_head_has_no_parameters_and_as_many_operations():
     assert parameter_count(GroupedShape(*sizes)) == parameter_count(Shape(*sizes))
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 2.0, True, "8", None])
-@pytest.mark.parametrize("name", ["d_model", "d_ff", "num_layers", "num_heads", "vocab_size"])
-def test_sizes_must_be_positive_integers(name, wrong):
-    good = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 8}
-    refused(f"{name} is .*; allowed are positive integers", Shape, **{**good, name: wrong})
-    for sizes in ((wrong, 4), (4, wrong)):
-        refused("allowed are positive integers", transformer.forward_flops, Shape(**good), *sizes)
-
-
-def test_heads_that_do_not_fit_and_names_that_are_none():
+def test_shapes_that_cannot_be_and_names_that_are_none():
+    refused("d_model is 2.0; allowed are positive integers", Shape, 2.0, 8, 1, 2)
+    for wrong, words in (
+        ({"top_k": 2}, "top_k 2 of 0 experts"),
+        ({"experts": 4, "expert_ff": 8}, "experts 4, shared 0 with top_k 0"),
+        ({"experts": -1}, "experts is -1; allowed are whole numbers from 0"),
+        ({"q_rank": 4}, "q_rank 4, rope 0 with kv_rank 0; allowed are 0"),
+        ({"kv_rank": 4, "num_kv_heads": 1}, "num_kv_heads 1 with a latent"),
+    ):
+        refused(words, GroupedShape, 16, 64, 2, 2, 10, **wrong)
     refused("num_heads 3 does not divide d_model 8", Shape, 8, 8, 1, 3)
     refused("head_dim must be even", Shape, 9, 8, 1, 3)
     six = functools.partial(GroupedShape, 12, 8, 1, 6)

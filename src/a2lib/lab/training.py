@@ -174,10 +174,27 @@ def stand_still(optimizer):
     return optimizer
 
 
+def fully_sharded(model, low, device: str) -> None:
+    """Shard `model` by PyTorch's FSDP2 in the units that ours has, freed where ours are: blocks
+    after their forward but for the last, the rest after backward. `low` is the dtype that it
+    computes in, None its own. Collective."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = DeviceMesh.from_group(dist.group.WORLD, device)
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
+    for block in model.layers:
+        again = block is not model.layers[-1]
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
 def state_bytes(optimizer) -> dict[str, int]:
     """Return the bytes that this rank holds of parameters, gradients and AdamW's state, as columns
     of a row. The parameters are the optimizer's: a sharded module's are whole while it computes."""
-    from a2lib.parallel.fsdp.shards import local
+    from a2lib.parallel.group import local
 
     params = [p for group in optimizer.param_groups for p in group["params"]]
     inner = getattr(optimizer, "optim", optimizer)  # PyTorch's that shards has one within

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from a2lib.activations import CHUNK
 from a2lib.attention.shapes import check_first_derivative
-from a2lib.model.layers import cross_entropy
+from a2lib.model.layers import IGNORED, check_targets, cross_entropy
 
 NAME = "a2lib::linear_cross_entropy"
-# The target of a token that is left out, as in PyTorch.
-IGNORED = -100
 
 torch.library.define(
     NAME,
@@ -83,7 +81,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 @torch.library.impl(NAME, "CompositeExplicitAutograd")
 def _forward(x, weight, targets, chunk, gradients):
     if not x.is_cuda:
-        _check_targets(targets, weight.shape[0])
+        check_targets(targets, weight.shape[0])
     wide = _wide(x.dtype)
     tokens = (targets != IGNORED).sum()
     losses = x.new_zeros((), dtype=wide)
@@ -103,15 +101,6 @@ def _forward(x, weight, targets, chunk, gradients):
     # Without a token the mean is NaN, and its gradients are zero, as PyTorch has it.
     divisor = tokens.clamp(min=1)
     return losses / tokens, dx.div_(divisor), dweight.div_(divisor).to(weight.dtype)
-
-
-def _check_targets(targets: Tensor, vocabulary: int) -> None:
-    wrong = ((targets < 0) & (targets != IGNORED)) | (targets >= vocabulary)
-    if wrong.any():
-        raise IndexError(
-            f"target {targets[wrong][0].item()}: allowed are 0 to {vocabulary - 1}, and {IGNORED}"
-            " for a token that is left out"
-        )
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:

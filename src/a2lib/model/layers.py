@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from a2lib.checks import check_sizes
 
 CUT = 3.0  # standard deviations at which the normal distributions are truncated
+# The target of a token that is left out, as in PyTorch.
+IGNORED = -100
 
 
 class Linear(nn.Module):
@@ -95,6 +97,7 @@ def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     their sum. Elsewhere, and where a Linear is replaced, hooked or there twice, each is called by
     itself.
     """
+    # PyTorch has no public name for the hooks that are registered.
     plain = torch.compiler.is_compiling() and all(
         type(linear) is Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
         for linear in linears
@@ -274,21 +277,50 @@ class RotaryPositionalEmbedding(nn.Module):
         return f"theta={self.theta}, d_k={self.d_k}, max_seq_len={self.max_seq_len}"
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Mean of ``-log softmax(logits)[target]``, a scalar: PyTorch's, for any leading dimensions.
 
-    logits ``(..., V)``, targets ``(...)`` int64, -100 for a token that is left out of the mean.
+    logits ``(..., V)``, targets ``(...)`` int64, each from 0 to V - 1, or -100 for a token that is
+    left out of the mean (where all are, the loss is NaN). ``reduction`` "sum" gives the sum.
     16-bit logits are cast to float32 first, as autocast would, because PyTorch alone would round
-    the logarithms to 16 bits. Raises ValueError where the shapes do not fit or there is no token.
+    the logarithms to 16 bits.
+
+    Raises ValueError where the shapes do not fit or there is no token, and IndexError for a target
+    outside the vocabulary on the CPU. In a compiled graph and on a GPU, where looking first would
+    wait for the device, such a target makes the loss and its gradients NaN; PyTorch's own kernel
+    would end the process's use of the GPU.
     """
     if logits.dim() < 1 or logits.shape[:-1] != targets.shape or targets.numel() == 0:
         raise ValueError(
             "logits must be (..., vocabulary) and targets (...) of at least one token; got "
             f"{tuple(logits.shape)} and {tuple(targets.shape)}"
         )
-    return F.cross_entropy(
-        _at_least_float32(logits).reshape(-1, logits.shape[-1]), targets.reshape(-1)
-    )
+    vocabulary = logits.shape[-1]
+    rows, targets = _at_least_float32(logits).reshape(-1, vocabulary), targets.reshape(-1)
+    if logits.is_cpu and not torch.compiler.is_compiling():
+        try:
+            return F.cross_entropy(rows, targets, reduction=reduction)
+        except IndexError:
+            check_targets(targets, vocabulary)
+            raise
+    wrong = outside_vocabulary(targets, vocabulary)
+    loss = F.cross_entropy(rows, targets.masked_fill(wrong, IGNORED), reduction=reduction)
+    return loss * torch.where(wrong.any(), math.nan, 1.0)
+
+
+def outside_vocabulary(targets: Tensor, vocabulary: int) -> Tensor:
+    """Return which targets are neither of the vocabulary nor left out."""
+    return ((targets < 0) & (targets != IGNORED)) | (targets >= vocabulary)
+
+
+def check_targets(targets: Tensor, vocabulary: int) -> None:
+    """Raise IndexError for a target outside the vocabulary; waits for the device."""
+    wrong = outside_vocabulary(targets, vocabulary)
+    if wrong.any():
+        raise IndexError(
+            f"target {targets[wrong][0].item()}: allowed are 0 to {vocabulary - 1}, and {IGNORED}"
+            " for a token that is left out"
+        )
 
 
 def check_context(length: int, longest: int) -> None:

@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from a2lib.activations import BlockPlan
 from a2lib.model.checkpointing import keeping
-from a2lib.parallel.lane import Ended, Lane
+from a2lib.parallel.lane import Lane
 
 # Smaller ones stay: each transfer costs the host some microseconds.
 LEAST = 2**20
@@ -99,7 +99,7 @@ class Mover:
         self._out, self._back = Lane(self.device), Lane(self.device)
         self._places: dict[tuple[object, int], Tensor] = {}
         # What is on its way: the tensor, and where its copy ends.
-        self._sent: collections.deque[tuple[Tensor, Ended | None]] = collections.deque()
+        self._sent: collections.deque[tuple[Tensor, torch.cuda.Event | None]] = collections.deque()
         self._forward = self._sent_bytes = 0
         self.begin()
 
@@ -109,7 +109,7 @@ class Mover:
         self._forward += 1
         self.moved_bytes = 0
         self._groups: dict[object, list[_Moved]] = {}
-        self._arrived: dict[object, Ended | None] = {}
+        self._arrived: dict[object, torch.cuda.Event | None] = {}
 
     def settle(self, allowed: int = 0) -> None:
         """Give up tensors that were sent, until no more bytes than ``allowed`` are on their way."""

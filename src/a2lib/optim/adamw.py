@@ -1,6 +1,7 @@
 """AdamW whose parameters may be 16-bit copies of float32 masters that the optimizer keeps."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -9,11 +10,21 @@ import torch
 from torch import Tensor
 
 from a2lib.optim.updates import update
-from a2lib.parallel.group import is_shard
-from a2lib.parallel.lane import Ended, Lane
+from a2lib.parallel.group import is_shard, local
+from a2lib.parallel.lane import Lane
 
 WORKING = (torch.float32, torch.bfloat16)
-MASTER, MOMENTS, NORMALISER = "master", ("exp_avg", "exp_avg_sq"), "normaliser"
+MASTER, MOMENTS, STEP = "master", ("exp_avg", "exp_avg_sq"), "step"
+# Settings of a group that torch.optim.AdamW has beside ours.
+OF_PYTORCH = {
+    "amsgrad",
+    "capturable",
+    "decoupled_weight_decay",
+    "differentiable",
+    "foreach",
+    "fused",
+    "maximize",
+}
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -31,16 +42,19 @@ class MasterAdamW(torch.optim.Optimizer):
     weights then; ``masters()`` has the exact ones, and so has this optimizer's state dict. What
     else sets a 16-bit parameter, ``model.load_state_dict`` say, the next step undoes: do it before.
 
-    Bias is corrected by ``normaliser``, the sums of the moments' weights (1 - beta**t), float64
-    on the parameter's device, so that a step may be captured in a CUDA graph, after one that is
-    not; ``lr`` and the other numbers are captured as they are. A parameter without a gradient is
-    left out of a step. On a GPU a contiguous parameter takes one kernel (Triton); any other, and
-    the CPU, PyTorch's operators.
+    A parameter's steps are counted on its device (``step``, as torch.optim.AdamW's with
+    ``capturable``), so that a step may be captured in a CUDA graph, after one that is not; ``lr``
+    and the other numbers are captured as they are. A parameter without a gradient is left out of a
+    step. On a GPU a contiguous parameter takes one kernel (Triton); any other, and the CPU,
+    PyTorch's operators. What is kept of a parameter has torch.optim.AdamW's names, so that either
+    loads the state dict of the other; a state that is PyTorch's has no masters.
+
+    Parameters may be rows of ``a2lib.parallel.FSDP`` or PyTorch's DTensors, as ``fully_shard``
+    makes them: each rank updates its part. They keep their dtype, so ``working_dtype`` is None.
 
     Not offered: amsgrad, maximize, a learning rate that is a tensor, loss scaling inside the step,
-    sparse gradients; and a place inside of ShardedOptimizer or FSDP, which move the parameters
-    themselves. Raises ValueError for numbers out of range, for another dtype, and for a group that
-    is to be rounded while its parameters have gradients.
+    sparse gradients. Raises ValueError for numbers out of range, for another dtype, for shards that
+    are to be rounded, and for a group that is to be rounded while its parameters have gradients.
     """
 
     def __init__(
@@ -58,10 +72,8 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def _forget(self) -> None:
         self._lanes: dict[torch.device, Lane] = {}
-        self._events: dict[torch.device, Ended | None] = {}
+        self._events: dict[torch.device, torch.cuda.Event | None] = {}
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
-        self._captured = False  # whether that was in the capture of a CUDA graph
-        self._ends: dict[tuple, tuple[Tensor, Tensor]] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -84,7 +96,8 @@ class MasterAdamW(torch.optim.Optimizer):
             return
         # detach: a parameter that is bfloat16 already has no more than its own digits.
         self.state[p][MASTER] = p.detach().to(torch.float32, copy=True)
-        p.data = p.data.to(working)
+        if p.dtype != working:
+            p.data = p.data.to(working)
 
     def masters(self) -> dict[Tensor, Tensor]:
         """Each parameter and the float32 tensor that is updated, which may be itself."""
@@ -148,6 +161,7 @@ class MasterAdamW(torch.optim.Optimizer):
                     "a parameter is a shard, whose gradient is complete after backward alone: FSDP "
                     "has no overlapping()"
                 )
+            # PyTorch has no public name for those that are registered.
             if getattr(p, "_post_accumulate_grad_hooks", None):
                 raise RuntimeError(
                     "another hook waits for a parameter's gradient; where it is that of a DDP or "
@@ -156,22 +170,14 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _now(self, group: dict[str, Any], p: Tensor) -> None:
-        self._drop_cut_off()
         if p in self._ahead:
             raise RuntimeError("a second backward within overlapping() before step()")
-        self._captured = p.is_cuda and torch.cuda.is_current_stream_capturing()
         self._start(p)
         if p.device not in self._lanes:
             # Behind the backward's own kernels where both wait: those are what all else waits for.
             self._lanes[p.device] = Lane(p.device, priority=0)
         self._events[p.device] = self._lanes[p.device].run(lambda: self._update(group, p))
         self._ahead[p] = None
-
-    def _drop_cut_off(self) -> None:
-        """Forget what was updated in a capture that failed: it has not been."""
-        if self._captured and not torch.cuda.is_current_stream_capturing():
-            self._captured = False
-            self._ahead.clear()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -181,48 +187,52 @@ class MasterAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._drop_cut_off()
         for group in self.param_groups:
             found = [p for p in group["params"] if p.grad is not None or p in self._ahead]
             for p in found:
                 if p not in self._ahead:
                     self._start(p)
                     self._update(group, p)
-            self._count(group, found)
+            self._count(found)
         self._ahead.clear()
         return loss
 
     def _start(self, p: Tensor) -> None:
-        state = self.state[p]
-        if NORMALISER in state:
-            return
-        for name in MOMENTS:
-            state[name] = torch.zeros_like(p, dtype=torch.float32)
-        state[NORMALISER] = torch.zeros(2, dtype=torch.float64, device=p.device)
+        if STEP not in self.state[p]:
+            self.state[p].update(_zeros(p))
 
-    def _count(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """One step more: each normaliser towards 1, all of a device in one launch."""
+    def _count(self, params: list[Tensor]) -> None:
+        """Count a step more, for all parameters of a device in one launch."""
         of_device: dict[torch.device, list[Tensor]] = {}
         for p in params:
-            of_device.setdefault(p.device, []).append(self.state[p][NORMALISER])
-        for device, found in of_device.items():
-            key = (device, *group["betas"])
-            if key not in self._ends:
-                rest = [1 - beta for beta in group["betas"]]
-                self._ends[key] = tuple(
-                    torch.tensor(x, dtype=torch.float64, device=device) for x in ([1, 1], rest)
-                )
-            one, rest = self._ends[key]
-            torch._foreach_lerp_(found, [one] * len(found), [rest] * len(found))
+            of_device.setdefault(p.device, []).append(self.state[p][STEP])
+        for steps in of_device.values():
+            torch._foreach_add_(steps, 1)
 
     def _update(self, group: dict[str, Any], p: Tensor) -> None:
         state, grad = self.state[p], p.grad
         if grad.is_sparse:
             raise RuntimeError("MasterAdamW does not take sparse gradients")
-        tensors = (state.get(MASTER, p), *(state[name] for name in MOMENTS), state[NORMALISER])
-        rest = (1 - beta for beta in group["betas"])
-        decay = group["lr"] * group["weight_decay"]
-        update(p, grad, *tensors, group["lr"], *rest, group["eps"], decay)
+        if hasattr(grad, "redistribute"):
+            grad = grad.redistribute(placements=p.placements)
+        weight = local(p)
+        master = local(state[MASTER]) if MASTER in state else weight
+        moments = [local(state[name]) for name in MOMENTS]
+        lr, betas = group["lr"], group["betas"]
+        rests = [1 - beta for beta in betas]
+        logs = [math.log(beta) if beta else -math.inf for beta in betas]
+        decay = lr * group["weight_decay"]
+        numbers = (lr, *rests, *logs, group["eps"], decay)
+        update(weight, local(grad), master, *moments, state[STEP], *numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of torch.optim.Optimizer. A parameter that has a master and no step yet has zeros for
+        the rest, since PyTorch's AdamW takes what has a state for what has stepped."""
+        whole = super().state_dict()
+        for i, state in whole["state"].items():
+            if STEP not in state:
+                whole["state"][i] = {**state, **_zeros(state[MASTER])}
+        return whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As of torch.optim.Optimizer, which would round masters and moments to the parameters'
@@ -233,29 +243,48 @@ class MasterAdamW(torch.optim.Optimizer):
         for group in state_dict["param_groups"]:
             _check_settings(group)
         held = {p: state[MASTER] for p, state in self.state.items() if MASTER in state}
+        working = [group["working_dtype"] for group in self.param_groups]
         super().load_state_dict(state_dict)
-        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        params = [(group, p) for group in self.param_groups for p in group["params"]]
         with torch.no_grad():
-            for i, (group, p) in zip(saved, params, strict=True):
-                self.state[p] = self._loaded(group, p, state_dict["state"].get(i, {}))
-                if MASTER in self.state[p]:
-                    p.copy_(self.state[p][MASTER])
-                    if p.dtype == torch.float32:
-                        del self.state[p][MASTER]
-                elif p in held:
-                    self.state[p][MASTER] = held[p]
+            for i, saved_group in enumerate(state_dict["param_groups"]):
+                group = self.param_groups[i]
+                group["working_dtype"] = working[i]
+                for name in OF_PYTORCH:
+                    group.pop(name, None)
+                # PyTorch's AdamW keeps a master that it was given, and does not update it.
+                names = MOMENTS if OF_PYTORCH & saved_group.keys() else (MASTER, *MOMENTS)
+                for key, p in zip(saved_group["params"], group["params"], strict=True):
+                    self.state[p] = _loaded(p, state_dict["state"].get(key, {}), names)
+                    self._set_master(p, held.get(p))
 
-    @staticmethod
-    def _loaded(group: dict[str, Any], p: Tensor, saved: dict[str, Any]) -> dict[str, Tensor]:
-        # copy: what is saved stays the caller's
-        names = (MASTER, *MOMENTS, NORMALISER)
-        state = {name: saved[name].to(p.device, copy=True) for name in names if name in saved}
-        if "step" in saved:
-            sums = [1 - beta ** float(saved["step"]) for beta in group["betas"]]
-            state[NORMALISER] = torch.tensor(sums, dtype=torch.float64, device=p.device)
-            state |= {name: state[name].float() for name in MOMENTS}
-        return state
+    def _set_master(self, p: Tensor, held: Tensor | None) -> None:
+        """Set a parameter to the master that was loaded; without one it has that of before."""
+        state = self.state[p]
+        if MASTER in state:
+            p.copy_(state[MASTER])
+            if p.dtype == torch.float32:
+                del state[MASTER]
+        elif held is not None:
+            state[MASTER] = held
+
+
+def _zeros(p: Tensor) -> dict[str, Tensor]:
+    """Return the state of a parameter that is like ``p`` before its first step."""
+    state = {STEP: torch.zeros((), dtype=torch.float32, device=p.device)}
+    for name in MOMENTS:
+        state[name] = torch.zeros_like(p, dtype=torch.float32)
+    return state
+
+
+def _loaded(p: Tensor, saved: dict[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
+    """Return a parameter's state in float32: of what was saved, copies of these and the step."""
+    state = {}
+    for name in names:
+        if name in saved:
+            state[name] = saved[name].to(p.device, torch.float32, copy=True)
+    if STEP in saved:
+        state[STEP] = torch.tensor(float(saved[STEP]), dtype=torch.float32, device=p.device)
+    return state
 
 
 def _check_settings(group: dict[str, Any]) -> None:
@@ -282,7 +311,14 @@ def _check(group: dict[str, Any]) -> None:
             raise ValueError(f"a parameter is {p.dtype}; allowed are {names}")
         if group["working_dtype"] == torch.float32 and p.dtype != torch.float32:
             raise ValueError("working_dtype torch.float32: a parameter is torch.bfloat16 already")
-        if p.grad is not None and group["working_dtype"] not in (None, p.dtype):
+        if group["working_dtype"] in (None, p.dtype):
+            continue
+        if is_shard(p):
+            raise ValueError(
+                "a parameter is a shard of FSDP, which keeps its dtype; allowed is a working_dtype "
+                "of None"
+            )
+        if p.grad is not None:
             raise ValueError(
                 "a parameter to be rounded has a gradient; make the optimizer before the first "
                 "backward, or drop the gradients"

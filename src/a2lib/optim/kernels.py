@@ -16,10 +16,12 @@ def adamw(
     master,
     exp_avg,
     exp_avg_sq,
-    normaliser,
+    step,
     lr,
     rest1,
     rest2,
+    log1,
+    log2,
     eps,
     decay,
     n,
@@ -32,11 +34,10 @@ def adamw(
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
-    first, second = tl.load(normaliser), tl.load(normaliser + 1)
-    first += (1 - first) * rest1
-    second += (1 - second) * rest2
-    rate = (lr / first).to(tl.float32)
-    root = tl.sqrt(second).to(tl.float32)
+    # In float64: 1 less a power near 1 has few digits left.
+    count = (tl.load(step) + 1).to(tl.float64)
+    rate = lr / (1 - tl.exp(count * log1)).to(tl.float32)
+    root = tl.sqrt((1 - tl.exp(count * log2)).to(tl.float32))
 
     # Everything is read before anything is written: a program waits for memory once.
     held = master if HAS_MASTER else weight

@@ -21,21 +21,25 @@ def update_plain(
     master: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
-    normaliser: Tensor,
+    step: Tensor,
     lr: float,
     rest1: float,
     rest2: float,
+    log1: float,
+    log2: float,
     eps: float,
     decay: float,
 ) -> None:
     """The same by PyTorch's operators.
 
-    ``normaliser`` is of the step before, and stays. ``rest1`` and ``rest2`` are 1 less the betas,
-    ``decay`` is lr times weight decay. ``master`` may be ``weight`` itself.
+    ``step`` counts those before, and stays. ``rest1`` and ``rest2`` are 1 less the betas, ``log1``
+    and ``log2`` their logarithms, ``decay`` is lr times weight decay. ``master`` may be ``weight``
+    itself.
     """
     grad = grad.float()
-    first = normaliser[0] + (1 - normaliser[0]) * rest1
-    second = normaliser[1] + (1 - normaliser[1]) * rest2
+    count = step.double() + 1
+    first = 1 - (count * log1).exp()
+    second = 1 - (count * log2).exp()
     exp_avg.lerp_(grad, rest1)
     exp_avg_sq.lerp_(grad * grad, rest2)
     root = (exp_avg_sq.sqrt() / second.sqrt().float()).add_(eps)

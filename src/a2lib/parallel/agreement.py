@@ -33,6 +33,7 @@ class Members:
 
     def _remember(self) -> None:
         modules = list(self._module.modules())
+        # PyTorch's public names walk the tree.
         self._tables = [m._parameters for m in modules] + [m._modules for m in modules]
         self._before = self._identities()
 

@@ -70,11 +70,11 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
       gradients over on that step's stream, which is not captured.
     - Nothing read on the host. A parameter without a gradient has none in the warm-up either.
     - At least one step of warm-up: the order of the gradients is agreed on in it, and memory,
-      communicators and kernels are made. FSDP gathers ahead from the second one on.
+      communicators and kernels are made.
 
     Gradients live in the graph's memory. Raises ValueError without a step of warm-up, RuntimeError
-    without a GPU, and what the capture raised, with the process made fit for further work: after
-    ``reset`` of the wrapper and ``zero_grad`` it trains on, launched or captured anew.
+    without a GPU, and what the capture raised. The process has to end then: of the step that was
+    cut off, messages and updates were recorded and never sent.
     """
     if warmup < 1:
         raise ValueError(f"warmup must be at least 1; got {warmup!r}")
@@ -89,10 +89,5 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
         return output
 
     # NCCL's watchdog, a thread of its own, asks after earlier work meanwhile.
-    graphs = CudaGraphs(error_mode="thread_local")
-    try:
-        graph = graphs.capture(lambda: work, warmup)
-    except Exception:
-        graphs.mend()
-        raise
+    graph = CudaGraphs(error_mode="thread_local").capture(lambda: work, warmup)
     return CapturedStep(graph, output, warmup + 1)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.copy_engines import CopyEngines, Then, why_not
-from a2lib.parallel.group import Mean, capturing
-from a2lib.parallel.lane import Ended, Lane
+from a2lib.parallel.group import Mean
+from a2lib.parallel.lane import Lane
 
 COMMUNICATIONS = ("backend", "copy_engines", "auto")
 
@@ -20,8 +20,7 @@ class _Message:
     works: list[dist.Work]
     grads: list[Tensor]
     dense: list[Tensor]  # what is sent of them, held until it has arrived: the backend does not
-    captured: bool  # whether it went into a CUDA graph
-    landed: Ended | None = None  # where it is in the gradients already
+    landed: torch.cuda.Event | None = None  # where it is in the gradients already
 
     def wait(self) -> None:
         for work in self.works:
@@ -54,7 +53,7 @@ class Backend:
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
         works = self._mean(dense)
-        message = _Message(works, grads, dense, capturing(grads[0].device))
+        message = _Message(works, grads, dense)
         self._sent.append(message)
         if then is None or not grads[0].is_cuda:
             return False
@@ -71,8 +70,6 @@ class Backend:
     def arrive(self) -> None:
         """Let the current stream wait for all that was sent, and write it into the gradients."""
         sent, self._sent = self._sent, []
-        # What a capture that is over has not waited for was cut off with it.
-        sent = [m for m in sent if not m.captured or capturing(m.grads[0].device)]
         for message in sent:
             message.wait()
         for message in sent:

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.group import everyone, member
-from a2lib.parallel.lane import Ended, Lane
+from a2lib.parallel.lane import Lane
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
@@ -103,6 +103,7 @@ def shared_memory(
 ) -> tuple[Tensor, object]:
     """Return this rank's ``size`` bytes, and the handle with ``get_buffer(rank, ...)`` of every
     rank's and ``barrier``. Collective; the memory stays until the process ends."""
+    # PyTorch has no public module yet that gives GPUs each other's memory.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     whole, aside = group or dist.group.WORLD, []
@@ -220,7 +221,7 @@ class CopyEngines:
         self._lane = Lane(device)
         self._memory: _Shared | None = None
         self._slots: _Shared | None = None
-        self._under_way: Ended | None = None  # where the lane is through with all of it
+        self._under_way: torch.cuda.Event | None = None  # where the lane is through with all of it
         # The gradients that the lane reads. Their memory, of backward's stream, would else be that
         # of a later kernel there before it has read them.
         self._held: list[Tensor] = []

@@ -44,6 +44,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from a2lib.parallel.agreement import Agreement, Members
 from a2lib.parallel.carriers import Backend, choose
@@ -157,6 +158,9 @@ class _Replica(nn.Module):
         """Return the parameters, while some have gradients that wait for the finish."""
         return self._trained if self._step.accumulated else ()
 
+    def meet(self, optimizer: Optimizer) -> None:
+        """Do nothing: an optimizer over these parameters has all of them whole."""
+
     @torch.no_grad()
     def reset(self) -> None:
         """Forget a backward that raised half way, or a step that is not to be taken; every rank
@@ -254,7 +258,6 @@ class _UnderWay:
     arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
     # The gradient that each parameter of what was sent has to have still.
     sent: list[tuple[int, Tensor]] = field(default_factory=list)
-    captured: bool = False  # all of it goes into a CUDA graph, which may be cut off
     # What the carrier does not do by itself.
     in_the_finish: list[tuple[Then, list[nn.Parameter]]] = field(default_factory=list)
 
@@ -284,13 +287,6 @@ class _Overlapped(_Replica):
         self._then: Then | None = None
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
-
-    def reset(self) -> None:
-        if self._under_way.captured:
-            # The capture was cut off, and nothing of it has been sent.
-            self._carrier.arrive()
-            self._forget()
-        super().reset()
 
     @contextlib.contextmanager
     def each_mean(self, then: Then) -> Iterator[None]:
@@ -345,8 +341,6 @@ class _Overlapped(_Replica):
                 "run all backwards but the last in no_sync(), and checkpoint with "
                 "use_reentrant=False; then reset() and zero_grad()"
             )
-        if not now.arrived:
-            now.captured = capturing(self.device)
         now.arrived[i] = None
         now.waits_for[self._bucket_of[i]] -= 1
         while now.next < len(now.waits_for) and not now.waits_for[now.next]:

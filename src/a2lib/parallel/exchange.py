@@ -92,7 +92,6 @@ class Chunk:
         self.params = params
         self._out = sticking_out(_rooms_in_bytes(params))
         self._rows = self._new_rows()
-        self.padding_bytes = self._rows.nbytes  # less what moves there, below
         # What is broadcast, with its rank. Parameters that are sent from where they lie, and where.
         self._broadcast: list[tuple[int, Tensor]] = []
         self._placed: list[tuple[Tensor, int]] = []
@@ -120,8 +119,6 @@ class Chunk:
         for i, p in enumerate(self.params[rank]):
             if (rank, i) in self._out:
                 place = p.detach().contiguous()  # where it lies, or a copy
-                if not p.is_contiguous():
-                    self.padding_bytes += p.nbytes
                 self._broadcast.append((rank, place.view(-1)))
             else:
                 place = self._rows[rank, begin : begin + p.numel()].view(p.shape)
@@ -130,7 +127,6 @@ class Chunk:
                     place.copy_(p)
                     p.data = place
                     p._moved_to = place.data_ptr()
-                    self.padding_bytes -= p.nbytes
             if not p.numel():
                 continue
             if place.data_ptr() == p.data_ptr():

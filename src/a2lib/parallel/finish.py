@@ -21,7 +21,7 @@ _wrappers: weakref.WeakSet = weakref.WeakSet()
 def watch_steps(wrapper) -> None:
     """Have a step of any torch.optim optimizer raise RuntimeError while it would read a gradient of
     ``wrapper.unfinished()``, parameters whose gradients are this rank's own, or once its closure
-    has read such.
+    has read such. Before each step ``wrapper.meet(optimizer)`` is called.
 
     A step that is compiled itself is not watched: it has no hooks.
     """
@@ -31,8 +31,16 @@ def watch_steps(wrapper) -> None:
 
 @functools.cache
 def _register() -> None:
-    register_optimizer_step_pre_hook(_refuse)
+    register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_refuse)
+
+
+def _before_step(optimizer: Optimizer, *_: object) -> None:
+    _refuse(optimizer)
+    if torch.compiler.is_compiling():
+        return
+    for wrapper in _wrappers:
+        wrapper.meet(optimizer)
 
 
 def _refuse(optimizer: Optimizer, *_: object) -> None:

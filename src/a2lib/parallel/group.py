@@ -58,19 +58,6 @@ def reduce_scatter_coalesced(
     _done(scatter(parts, wholes, options))
 
 
-def mean_coalesced(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Make each tensor the mean of the ranks' own, all of one dtype."""
-    group = group or dist.group.WORLD
-    operator = mean_operator(tensors, group)
-    if _checks_each_call():
-        for tensor in _real(tensors):
-            dist.all_reduce(tensor, operator, group=group)
-        return
-    options = AllreduceCoalescedOptions()
-    options.asyncOp, options.reduceOp = False, operator
-    _done(group.allreduce_coalesced(_real(tensors), options))
-
-
 def _checks_each_call() -> bool:
     """Return whether PyTorch compares each collective over the ranks before it runs it."""
     return dist.get_debug_level() == dist.DebugLevel.DETAIL
@@ -162,6 +149,11 @@ def is_shard(parameter: Tensor) -> bool:
     """Return whether it is of an FSDP, ours or PyTorch's: other ranks have other rows of it."""
     # DTensor's module takes a process more than a second to import.
     return hasattr(parameter, "device_mesh") or getattr(parameter, "_is_shard", False)
+
+
+def local(x: Tensor) -> Tensor:
+    """Return this rank's part of what may be a DTensor."""
+    return x.to_local() if hasattr(x, "to_local") else x
 
 
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:

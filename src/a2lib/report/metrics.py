@@ -1,9 +1,12 @@
-"""Rates that a device reaches or is stated to reach, and the GPU time of a row."""
+"""Rates that a device reaches or is stated to reach, least times by them, GPU times of rows."""
+
+from collections.abc import Iterable
 
 import pandas as pd
 
 from a2lib.report.data import load_devices
 from a2lib.theory.products import matmul_flops
+from a2lib.theory.roofline import Floor, Kernel, floor
 
 OURS = "a2lib"
 
@@ -32,6 +35,17 @@ def copy_bandwidth(ceiling: pd.DataFrame) -> float | None:
     if no copy was measured."""
     copies = ceiling[(ceiling["operation"] == "copy") & ceiling["ms"].notna()]
     return (2 * copies["size"] / copies["ms"] / 1e9).max() if len(copies) else None
+
+
+def floors(
+    kernels: Iterable[Kernel], rates: dict[str, float], bandwidth: float | None, precision: str
+) -> dict[str, Floor]:
+    """Return ``theory.roofline.floor`` of kernels by measured rates (``ceilings``) and bandwidth
+    (``copy_bandwidth``); {} if either was not measured in this precision."""
+    rate = rates.get(precision.removesuffix("_weights"))
+    if not (rate and bandwidth):
+        return {}
+    return floor(kernels, rate * 1e12, bandwidth * 1e12)
 
 
 def by_graph(rows: pd.DataFrame) -> pd.DataFrame:

@@ -25,13 +25,11 @@ import numpy as np
 import pandas as pd
 
 from a2lib.lab.sections import SECTIONS
-from a2lib.paths import ROOT
 from a2lib.report import data, provenance, style
 from a2lib.report.tables import Markdown, Table, folded
 
 LEVEL = 1.02
 OPEN_LINES = 8  # a table of more lines is folded away
-ROWS_SHOWN = 500  # more of them make a page heavy: a link to their file
 # What derived columns and claims raise where some of a reader's rows are not there.
 LACKING = LookupError, AttributeError, NameError, ValueError, TypeError, ArithmeticError
 
@@ -225,29 +223,20 @@ class Page:
         return Markdown(folded(table, longest=OPEN_LINES)) if fold else table
 
     def source(self, command: str) -> Markdown:
-        """Return a fold that says where the page's rows come from: files, machine, versions, the
-        command that measures them, their runs, and what the lab record holds."""
-        published = {name: _every(name, self._roots).query("not local") for name in self._derive}
-        rows = pd.concat(published.values())
-        notebook = SECTIONS[self.section].notebook
-        # A notebook's run may have measured another of its sections alone.
-        of_notebook = [published[name] for name in published if SECTIONS[name].notebook == notebook]
-        label = f"tab-{self._label}-runs"
-        runs = provenance.runs_table(rows, self.runs, "The runs behind this page", label)
-        path = ROOT / "notebooks" / f"{notebook}.ipynb"
-        record = provenance.lab_record(pd.concat(of_notebook), path)
-        line = provenance.source(rows, self.runs, command)
-        text = f"{line.text}\n{runs.text}\n{record.text}"
-        return Markdown(f":::::{{dropdown}} Where these numbers come from\n{text}\n:::::\n")
+        """Return a fold that says where the page's rows come from: files, machine, versions, and
+        the command that measures them."""
+        published = [_every(name, self._roots).query("not local") for name in self._derive]
+        line = provenance.source(pd.concat(published), self.runs, command)
+        return Markdown(f":::::{{dropdown}} Where these numbers come from\n{line.text}\n:::::\n")
 
     def your_machine(self, command: str) -> Markdown:
         """Return what of this page holds on each other device: the claims that its rows answer, and
-        of its rows, as they are stored, the columns that differ."""
+        links to the rows."""
         text = []
         for device, tables in self.local().items():
             text.append(self._answers(device, tables))
             if len(tables[self.section]):
-                text.append(self._stored_rows(device, tables[self.section]))
+                text.append(_links(device, tables[self.section]))
         if not text:
             text.append(
                 "Nothing is measured on another machine yet. To see which of this page's "
@@ -270,16 +259,6 @@ class Page:
         if left:
             text += f"\nClaims whose rows are not measured on {name}: {left}.\n"
         return text
-
-    def _stored_rows(self, device: str, rows: pd.DataFrame) -> str:
-        """Return the rows of a device in a fold, or a link to their files if there are many."""
-        name = style.device_name(device)
-        if len(rows) > ROWS_SHOWN:
-            links = ", ".join(provenance.link(file) for file in sorted(set(rows["file"])))
-            return f"Rows of {name}: {links}."
-        label = f"tab-{self._label}-rows-{device}"
-        table = Table(_as_stored(rows, self.section), f"Rows of {name}", label)
-        return folded(table, longest=0)
 
     def _tables(self, device: str | None) -> dict[str, pd.DataFrame]:
         """Return the page's tables of a device (None: the published one); they are copies, to which
@@ -328,19 +307,10 @@ def _derived(
         return rows
 
 
-def _as_stored(rows: pd.DataFrame, section: str) -> pd.DataFrame:
-    """Return, as texts, the key columns that differ between rows and the values that are there."""
-    table = SECTIONS[section]
-    keys = [name for name in table.key if rows[name].nunique(dropna=False) > 1]
-    values = ["status", "ms", *(name for name in table.values if name != "note")]
-    values = [name for name in values if rows[name].notna().any()]
-    frame = rows[[*(keys or table.key[:1]), *values]].copy()
-    numbers = frame.select_dtypes("number").astype(object)
-    return frame.assign(**numbers.map(_stored_text, na_action="ignore"))
-
-
-def _stored_text(number: float) -> str:
-    return f"{number:.4g}" if number % 1 else f"{int(number):,}"
+def _links(device: str, rows: pd.DataFrame) -> str:
+    """Return links to the files that hold a device's rows."""
+    links = ", ".join(provenance.link(file) for file in sorted(set(rows["file"])))
+    return f"Rows of {style.device_name(device)}: {links}."
 
 
 def _column(name: str) -> str:

@@ -1,14 +1,10 @@
-"""Parts that figures share: axes with few ticks, names at the ends of lines, legends.
-
-Lines are named where they end if there is room beside the panels, and in a legend otherwise.
-"""
+"""Parts that figures share: axes with few ticks, legends."""
 
 from matplotlib.lines import Line2D
 
 from a2lib.report.style import DIM, INK, Look, Looks, chart
 
 REFERENCE_LINE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
-LINE = 1.28  # height of a line of text, in font sizes
 
 
 def doubling_axis(ax) -> None:
@@ -24,77 +20,22 @@ def doubling_axis(ax) -> None:
     ax.minorticks_off()
 
 
-def places(wanted: list[float], line: float, low: float, high: float) -> list[float]:
-    """Return heights for labels of height `line`, near the `wanted` ones and in their order.
+def name_ends(figure, ends: list, looks: Looks) -> None:
+    """Draw a legend at the right of the panels, its lines in the order in which they end.
 
-    No two labels touch, and from bottom to top they keep the order of the wanted heights. Labels
-    that would touch are placed as a block around the mean of what they want (the method of pooled
-    adjacent violators). Blocks lie between `low` and `high`; without room they run over `high`.
+    `ends` are (x, y, name), as ``plots.lines`` returns them.
     """
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    blocks: list[list[float]] = []  # of each block the heights that its labels want
-    for i in order:
-        blocks.append([min(max(wanted[i], low + line / 2), high - line / 2)])
-        while len(blocks) > 1 and _touch(blocks[-2], blocks[-1], line):
-            upper = blocks.pop()
-            blocks[-1] += upper
-    heights = [0.0] * len(wanted)
-    labels = iter(order)
-    top = low  # of the block below
-    for block in blocks:
-        size = line * len(block)
-        bottom = max(top, min(_mean(block) - size / 2, high - size))
-        for k in range(len(block)):
-            heights[next(labels)] = bottom + line * (k + 0.5)
-        top = bottom + size
-    return heights
-
-
-def _touch(lower: list[float], upper: list[float], line: float) -> bool:
-    """Return whether two blocks of labels, each around the mean of its heights, overlap."""
-    top_of_lower = _mean(lower) + line * len(lower) / 2
-    return top_of_lower > _mean(upper) - line * len(upper) / 2
-
-
-def _mean(heights: list[float]) -> float:
-    return sum(heights) / len(heights)
-
-
-def name_ends(figure, ax, ends: list, looks: Looks) -> None:
-    """Write the label of each line beside the panel, with a hairline from the line's end.
-
-    `ends` are (x, y, name), as ``plots.lines`` returns them. Call this when the layout is final
-    (see ``Chart``); the panel needs ``plots.ROOM`` at its right.
-    """
-    if not ends:
-        return
-    pixels = figure.dpi / 72
-    line = 10.5 * LINE * pixels
-    panel = ax.get_window_extent()
-    points = [ax.transData.transform((x, y)) for x, y, _ in ends]
-    heights = places([y for _, y in points], line, panel.y0 - line / 2, panel.y1 + line)
-    start = panel.x1 + 13 * pixels
-    to_figure = figure.transFigure.inverted().transform
-    for (x, y), height, (_, _, name) in zip(points, heights, ends, strict=True):
-        look = looks.look(name)
-        (x0, y0), (x1, y1) = to_figure([(x, y), (start, height)])
-        bend = to_figure((max(panel.x1, x + 4 * pixels), y))[0]
-        hairline = Line2D(
-            [x0, bend, x1],
-            [y0, y0, y1],
-            color=look.colour,
-            linewidth=0.7,
-            marker=look.marker,
-            markersize=5,
-            markevery=[2],
-        )
-        figure.add_artist(hairline)
-        figure.text(
-            *to_figure((start + 6 * pixels, height)),
-            look.label,
-            va="center_baseline",
-            fontweight="bold" if look.ours else "normal",
-        )
+    from_the_top = sorted(ends, key=lambda end: end[1], reverse=True)
+    names = [name for _, _, name in from_the_top]
+    drawn = figure.legend(
+        handles=handles(names, looks),
+        loc="outside right center",
+        frameon=False,
+        handlelength=1.2,
+        handletextpad=0.4,
+    )
+    for name, text in zip(names, drawn.get_texts(), strict=True):
+        text.set_fontweight("bold" if looks.look(name).ours else "normal")
 
 
 def handles(names: list[str], looks: Looks) -> list[Line2D]:

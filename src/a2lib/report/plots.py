@@ -20,7 +20,6 @@ from a2lib.report.units import digits
 # Colours of ratios: a2lib faster by more than 2, by more than 1.25, by less; tied; a peer likewise.
 HEAT = ("#f0ad78", "#f6cfab", "#fbe9da", "#eeeeee", "#dce9f7", "#b5d2f0", "#86b6e6")
 HEAT_STEPS = (1.02, 1.25, 2.0)
-ROOM = 0.235  # share of the width that names beside the panels take
 
 
 def lines(ax, rows: pd.DataFrame, x: str, y: str, by: str, looks: Looks) -> list:

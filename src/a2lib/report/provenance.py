@@ -1,14 +1,12 @@
-"""Where rows come from: texts and tables that name their runs, versions and files."""
+"""Where rows come from: a text that names their files, machine, versions and command."""
 
-import json
 import os
 import re
-from pathlib import Path
 
 import pandas as pd
 
 from a2lib.report import style
-from a2lib.report.tables import Markdown, Table
+from a2lib.report.tables import Markdown
 
 VERSIONS = ("driver", "torch", "triton", "cuda", "cudnn")
 
@@ -56,58 +54,6 @@ def repeating(command: str) -> str:
         return command
     command = re.sub(r" -p (?:time_limit_s|remeasure) \S+", "", command)
     return f"{command} -p remeasure True"
-
-
-def lab_record(rows: pd.DataFrame, notebook: Path) -> Markdown:
-    """Return a link to the committed notebook, and how many of `rows` its runs measured. Its runs
-    are those that its output names."""
-    record = f"The [lab record](notebooks/{notebook.name}) is the notebook"
-    printed = _printed(notebook)
-    if printed is None:
-        return Markdown(f"{record} without outputs.")
-    runs = re.findall(r"^ *run +(\S+)$", printed, re.M)
-    if not runs:
-        return Markdown(f"{record} as executed; every row it shows was stored before.")
-    names = ", ".join(f"`{run}`" for run in runs)
-    word = "run" if len(runs) == 1 else "runs"
-    measured = int(rows["run"].isin(runs).sum())
-    share = f"{measured:,} of the {len(rows):,} rows of this notebook used here"
-    return Markdown(f"{record} as executed in {word} {names}, which measured {share}.")
-
-
-def _printed(notebook: Path) -> str | None:
-    """Return what the cells of an executed notebook printed; None if it was not executed."""
-    outputs = []
-    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
-        outputs += cell.get("outputs", [])
-    if not outputs:
-        return None
-    return "".join("".join(output.get("text", "")) for output in outputs)
-
-
-def runs_table(rows: pd.DataFrame, runs: pd.DataFrame, caption: str, name: str) -> Table:
-    """Return the table of the runs behind `rows`, oldest first: rows, device, versions, command.
-
-    What all runs have in common moves to the caption, so that the table fits a page.
-    """
-    used = runs.loc[sorted(set(rows["run"]))]
-    frame = pd.DataFrame({"run": [f"`{run}`" for run in used.index]})
-    counts = rows["run"].value_counts()
-    frame["rows"] = [int(counts[run]) for run in used.index]
-    frame["device"] = list(used["device"].map(style.device_name))
-    for field in VERSIONS:
-        frame[_title(field)] = [_version(field, value) or "–" for value in used[field]]
-    frame["Python"] = list(used["python"])
-    may_be_shared = list(frame.columns[2:])
-    frame["commit"] = [f"`{commit}`" if commit else "–" for commit in used["git"]]
-    frame["command"] = [f"`{command}`" for command in used["command"]]
-    if len(frame) > 1:
-        shared = [column for column in may_be_shared if frame[column].nunique() == 1]
-        words = [f"{column} {frame[column][0]}".removeprefix("device ") for column in shared]
-        if words:
-            caption = f"{caption}; all with {', '.join(words)}"
-        frame = frame.drop(columns=shared)
-    return Table(frame, caption, name)
 
 
 def link(file: str, folder: bool = False) -> str:

@@ -40,7 +40,7 @@ def write(file: Path = PICTURE, root: Path = ROOT / "data") -> Path:
     times = gpu_times(root)
     if not file.exists() or plotted(file) != times:
         # 1200 by 630 pixels, the size of a preview.
-        chart = style.Chart(partial(_draw, times=times), width=7.5, height=3.9375, room=0.35)
+        chart = style.Chart(partial(_draw, times=times), width=7.5, height=3.9375)
         chart.save(file, dpi=160, metadata={"Software": None, KEY: json.dumps(times)})
     return file
 
@@ -84,7 +84,7 @@ def _draw(figure, times):
     ax.set_xlabel("tokens")
     what = "Causal attention, forward and backward, one head of 64, bf16"
     ax.set_title(f"{what}:\nGPU time in ms on one {style.device_name(data.PUBLISHED)}", loc="left")
-    return lambda: name_ends(figure, ax, ends, looks)
+    name_ends(figure, ends, looks)
 
 
 if __name__ == "__main__":

@@ -97,21 +97,14 @@ class Chart:
     """A matplotlib figure that a page shows as a reproducible SVG; the same data give the same
     bytes (no dates, fixed ids).
 
-    draw: fills the figure, `draw(figure)`. It may return a function, which is called when positions
-        are final: names at the ends of lines need them.
+    draw: fills the figure, `draw(figure)`.
     width, height: in inches.
-    room: the share of the width, at the right, that is kept free of panels.
     """
 
-    def __init__(self, draw, *, width: float = WIDTH, height: float = 4.0, room: float = 0.0):
+    def __init__(self, draw, *, width: float = WIDTH, height: float = 4.0):
         with rc_context(RC):
             self.figure = Figure(figsize=(width, height), layout="constrained")
-            self.figure.get_layout_engine().set(rect=(0, 0, 1 - room, 1))
-            finish = draw(self.figure)
-            if finish:
-                self.figure.get_layout_engine().execute(self.figure)
-                self.figure.set_layout_engine(None)
-                finish()
+            draw(self.figure)
 
     def save(self, file, **options) -> None:
         """Write the figure in its light colours; the format follows from the file's name."""
@@ -140,7 +133,7 @@ def chart(**options: float) -> Callable:
         def bars(figure, rows):  # called as bars(rows)
             ...
 
-    `options` are those of Chart: width, height, room.
+    `options` are those of Chart: width, height.
     """
 
     def decorate(draw: Callable) -> Callable[..., Chart]:

@@ -1,5 +1,6 @@
 """Numbered tables as Markdown, which MyST parses: cells may hold roles."""
 
+import re
 from collections.abc import Iterable
 
 import pandas as pd
@@ -56,10 +57,12 @@ def cells(values: Iterable[float]) -> list[str | None]:
 
 
 def folded(table: Table, longest: int) -> str:
-    """Return the table's text, in a fold under its caption if it has more than `longest` lines."""
+    """Return the table's text, in a fold under its caption's first clause if it has more than
+    `longest` lines."""
     if len(table.frame) <= longest:
         return table.text
-    return f"::::{{dropdown}} {table.caption}\n{table.text}::::\n"
+    title = re.split(r"[.:;] ", table.caption)[0]
+    return f"::::{{dropdown}} {title}\n{table.text}::::\n"
 
 
 def _line(cells) -> str:

@@ -10,20 +10,18 @@ calls that launch), kind (the class of the kernel), phase and part. Nothing here
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import groupby
-from pathlib import Path as File
+from pathlib import Path
 
 import pandas as pd
-from matplotlib.patches import Patch, PathPatch
-from matplotlib.path import Path
+from matplotlib.patches import Patch
 
 from a2lib.lab import bulk, kernel_names
 from a2lib.lab.kernel_names import plain
 from a2lib.lab.trace import HOST
 from a2lib.lab.trace import union as covered
-from a2lib.report import data, panels
+from a2lib.report import data, panels, plots
 from a2lib.report.page import Missing
-from a2lib.report.style import PAPER, Chart
+from a2lib.report.style import Chart
 
 # In the order of kernel_names.KINDS; what a step mostly consists of differs in lightness too.
 _PALETTE = (
@@ -31,19 +29,12 @@ _PALETTE = (
     "#86b6e6", "#a86f00", "#f6cfab", "#444444", "#b5d2f0", "#dddddd",
 )  # fmt: skip
 KINDS = dict(zip(kernel_names.KINDS, _PALETTE, strict=True))
-BLOCKED = "blocked launch"  # of any kernel: it waits for a place in a full queue
-BLOCKED_US = 200  # a launch of this length is one; under a profiler others take up to some 50
-COLOURS = KINDS | {BLOCKED: "#000000"}
-LEAST = 1 / 700  # of the width: what is narrower is drawn with its neighbours
-LONG_US = 2_000  # a strip from there on has its axis in ms
-LETTER = 0.0195  # of the width of a strip that a letter takes
-LANES = ("part", "module", "phase")
-STREAMS = 4  # with more, all but the busiest share a row
+CLASSES = {"matmul": "matmul", "attention": "flash", "copy": "copies", "optimizer": "adamw"}
 _read = cache(bulk.read)  # pages of one process share pictures, which none of them changes
 
 
 def pictures(
-    table: str, rows: pd.DataFrame, roots: list[File] | None = None
+    table: str, rows: pd.DataFrame, roots: list[Path] | None = None
 ) -> dict[str, bulk.Picture]:
     """Return the pictures of a bulk table by name, of the device that ``rows`` of a section were
     measured on. What was measured here replaces what came with the project.
@@ -104,6 +95,18 @@ def kernels(rows: pd.DataFrame) -> pd.DataFrame:
     return table.assign(kernel=table["kernel"].map(plain))
 
 
+def ms_by_class(kernels: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Return the kernel time (ms) of each case of the columns ``key``, by the class of kernel.
+
+    matmul, flash, copies, adamw, between: of matmuls, fused attention, copies, AdamW, all others
+    total: of all kernels
+    """
+    classes = kernels["kind"].map(CLASSES).fillna("between").rename("class")
+    sums = kernels.groupby([*key, classes])["ms"].sum().unstack(fill_value=0.0)
+    sums = sums.reindex(columns=[*CLASSES.values(), "between"], fill_value=0.0)
+    return sums.assign(total=sums.sum(axis=1))
+
+
 def union(rows: Iterable[dict]) -> list[tuple[float, float]]:
     """Return the intervals, in µs and in order, in which at least one of a strip's rows runs."""
     return covered((row["start_us"], end_us(row)) for row in rows)
@@ -137,162 +140,51 @@ def idle_share(rows: Iterable[dict]) -> float:
     return 1 - busy_us / (busy[-1][1] - busy[0][0])
 
 
-def strips(shown: dict[str, Sequence[dict]], *, lanes: Sequence[str] = LANES) -> Chart:
+def strips(shown: dict[str, Sequence[dict]]) -> Chart:
     """Return a chart of strips one above another, each under its title, on one axis of time that
-    begins where each strip begins.
-
-    ``lanes`` are the ranges that stand above the kernels, from the lowest, where a strip has them.
-    """
-    drawn = {title: _Strip(list(rows), lanes) for title, rows in shown.items() if len(rows)}
+    begins where each strip begins: a row for each stream, launches first."""
+    drawn = {title: list(rows) for title, rows in shown.items() if len(rows)}
     if not drawn:
         return panels.empty()
-    width = max(strip.end_us() for strip in drawn.values())
-    kinds_present = set().union(*(strip.kinds() for strip in drawn.values()))
-    kinds = [kind for kind in COLOURS if kind in kinds_present]
-    heights = [strip.height for strip in drawn.values()]
+    streams = {title: _streams(rows) for title, rows in drawn.items()}
+    heights = [len(streams[title]) for title in drawn]
+    present = {row["kind"] for rows in drawn.values() for row in rows}
+    kinds = {kind: colour for kind, colour in KINDS.items() if kind in present}
 
     def draw(figure):
         axes = figure.subplots(len(drawn), 1, squeeze=False, sharex=True, height_ratios=heights)
-        strokes = []
-        for ax, (title, strip) in zip(axes[:, 0], drawn.items(), strict=True):
-            for stroke in strip.draw(ax, kinds, width):
-                strokes.append((ax, strip.height, stroke))
+        for ax, (title, rows) in zip(axes[:, 0], drawn.items(), strict=True):
+            _draw_strip(ax, rows, streams[title], kinds)
             ax.set_title(title, loc="left")
-        ax.set_xlim(0, width)
-        ax.set_xlabel("time (ms)" if width >= LONG_US else "time (µs)")
-        if width >= LONG_US:
-            ax.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g}")
-        legend(figure, {kind: COLOURS[kind] for kind in kinds})
-
-        def set_thickness():
-            for ax, height, stroke in strokes:  # in points
-                stroke.set_linewidth(0.72 * ax.bbox.height / figure.dpi * 72 / height)
-
-        return set_thickness
+        ax.set_xlabel("time (µs)")
+        ax.set_xlim(left=0)
+        legend(figure, kinds)
 
     lines = sum(heights) + 0.8 * (len(drawn) - 1)
-    legend_lines = math.ceil(len(kinds) / 3)
-    return Chart(draw, height=1.4 + 0.36 * lines + 0.22 * legend_lines)
+    return Chart(draw, height=1.4 + 0.36 * lines + 0.22 * math.ceil(len(kinds) / 3))
+
+
+def _streams(rows: list[dict]) -> list[str]:
+    """Return the streams of a strip, the launches first."""
+    return sorted({row["stream"] for row in rows}, key=lambda stream: (stream != HOST, stream))
+
+
+def _draw_strip(ax, rows: list[dict], streams: list[str], kinds: dict[str, str]) -> None:
+    """Draw a box for each kernel (or launch) of each stream, in the colour of its class."""
+    begin = min(row["start_us"] for row in rows)
+    for y, stream in enumerate(streams):
+        for kind, colour in kinds.items():
+            mine = [row for row in rows if row["stream"] == stream and row["kind"] == kind]
+            boxes = [(row["start_us"] - begin, row["duration_us"]) for row in mine]
+            ax.broken_barh(boxes, (y - 0.36, 0.72), facecolor=colour, linewidth=0)
+    on_gpu = ["GPU"] if len(streams) == 2 else [f"stream {s}" for s in streams if s != HOST]
+    names = ["launches", *on_gpu] if HOST in streams else on_gpu
+    plots.name_lanes(ax, range(len(streams)), names)
+    ax.invert_yaxis()
+    ax.grid(False)
 
 
 def legend(figure, colours: dict[str, str], columns: int = 3) -> None:
     """Draw a legend of colours above the panels."""
     patches = [Patch(color=colour, label=name, linewidth=0) for name, colour in colours.items()]
     panels.legend(figure, patches, columns)
-
-
-class _Strip:
-    """The rows of a strip from time 0 on, its streams (launches first) and the lanes it fills."""
-
-    def __init__(self, rows: list[dict], lanes: Sequence[str]):
-        begin = min(row["start_us"] for row in rows)
-        self.rows = [_prepared(row, begin) for row in _in_few_streams(rows)]
-        self.streams = sorted({row["stream"] for row in self.rows}, key=_stream_order)
-        self.lanes = [lane for lane in lanes if self._fills(lane)]
-        self.height = len(self.streams) + len(self.lanes)
-
-    def _fills(self, lane: str) -> bool:
-        """Return whether any row has a name in a lane that the phase does not have already."""
-        has_parts = any(row["part"] != row["phase"] for row in self.rows)
-        return any(row[lane] for row in self.rows) and (has_parts or lane == "phase")
-
-    def end_us(self) -> float:
-        """Return when the last row ends."""
-        return union(self.rows)[-1][1]
-
-    def kinds(self) -> set[str]:
-        """Return the kinds of the rows."""
-        return {row["kind"] for row in self.rows}
-
-    def draw(self, ax, kinds: list[str], width: float) -> list[PathPatch]:
-        """Draw the strip; return its strokes, whose thickness is set when the layout is final."""
-        strokes = []
-        for y, stream in enumerate(reversed(self.streams)):
-            of_stream = [row for row in self.rows if row["stream"] == stream]
-            for kind in kinds:
-                of_kind = [row for row in of_stream if row["kind"] == kind]
-                strokes.append(_stroke(ax, of_kind, y, COLOURS[kind], width * LEAST))
-        # What two streams do at once has no single name: the lanes are those of the busiest.
-        busiest = max(self.streams, key=self._busyness)
-        named = [row for row in self.rows if row["stream"] == busiest]
-        for level, lane in enumerate(self.lanes, start=len(self.streams)):
-            _draw_lane(ax, named, lane, level, width)
-        names = [_stream_name(stream) for stream in reversed(self.streams)]
-        if len(self.streams) == 2 and self.streams[0] == HOST:  # launches, and where they go
-            names[0] = "GPU"
-        ax.set_yticks(range(self.height), [*names, *self.lanes])
-        ax.set_ylim(-0.6, self.height - 0.4)
-        ax.grid(False)
-        return strokes
-
-    def _busyness(self, stream: str) -> tuple[bool, float]:
-        return stream != HOST, _busy_us(self.rows, stream)
-
-
-def _prepared(row: dict, begin: float) -> dict:
-    """Return a row from ``begin`` on, with the module and the part of its part: "attn.q_proj" is
-    the part q_proj of the module attn. A launch that takes long is of the kind BLOCKED."""
-    module, _, part = row["part"].rpartition(".")
-    prepared = {**row, "part": part, "module": module.partition(".")[0] or part}
-    prepared["start_us"] = row["start_us"] - begin
-    if row["stream"] == HOST and row["duration_us"] >= BLOCKED_US:
-        prepared["kind"] = BLOCKED
-    return prepared
-
-
-def _in_few_streams(rows: list[dict]) -> list[dict]:
-    """Return the rows; if they have more than STREAMS streams, as the branches of a CUDA graph do,
-    all of these except the busiest become one."""
-    streams = {row["stream"] for row in rows} - {HOST}
-    if len(streams) <= STREAMS:
-        return rows
-    streams.remove(max(streams, key=lambda stream: _busy_us(rows, stream)))
-    merged = f"{len(streams)} others"
-    return [{**row, "stream": merged} if row["stream"] in streams else row for row in rows]
-
-
-def _stream_name(stream: str) -> str:
-    if stream == HOST:
-        return "launches"
-    return f"stream {stream}" if stream.isdigit() else stream
-
-
-def _stream_order(stream: str) -> tuple:
-    """Return a key that sorts launches first, then streams by number, then the others by name."""
-    return stream != HOST, not stream.isdigit(), len(stream), stream
-
-
-def _busy_us(rows: list[dict], stream: str) -> float:
-    return sum(row["duration_us"] for row in rows if row["stream"] == stream)
-
-
-def _stroke(ax, rows: list[dict], y: float, colour: str, least: float) -> PathPatch:
-    """Draw the rows as one line with gaps, which makes a small SVG; gaps below ``least`` close."""
-    ends: list[float] = []
-    for start, end in union(rows):
-        if ends and start - ends[-1] < least:
-            ends[-1] = end
-        else:
-            ends += [start, end]
-    corners = [(x, y) for x in ends]
-    moves = [Path.MOVETO, Path.LINETO] * (len(ends) // 2)
-    path = Path(corners or [(0, y)], moves or None)
-    path.should_simplify = False
-    return ax.add_patch(PathPatch(path, fill=False, color=colour, capstyle="butt"))
-
-
-def _draw_lane(ax, rows: list[dict], lane: str, level: float, width: float) -> None:
-    """Draw a box for each stretch of kernels of one phase (or part), with its name if it fits."""
-    in_order = sorted(rows, key=lambda row: row["start_us"])
-    for name, stretch in groupby(in_order, key=lambda row: row[lane]):
-        intervals = union(stretch)
-        start, end = intervals[0][0], intervals[-1][1]
-        share = (end - start) / width
-        if not name or share <= LEAST:
-            continue
-        across = [(start, end - start)]
-        upwards = (level - 0.36, 0.72)
-        ax.broken_barh(across, upwards, facecolor="#eeeeee", edgecolor=PAPER, linewidth=0.6)
-        if share > LETTER * len(name):
-            middle = (start + end) / 2, level
-            ax.annotate(name, middle, ha="center", va="center_baseline")

@@ -87,4 +87,4 @@ def span(values: Iterable[float], write: Callable[..., Number], *options) -> Num
     values = list(values)
     low = write(min(values), *options)
     high = write(max(values), *options)
-    return low if low == high else Number(f"{low} to {high}")
+    return low if low == high else Number(f"{low} to\N{NO-BREAK SPACE}{high}")

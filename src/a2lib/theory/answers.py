@@ -5,16 +5,14 @@ The questions of 2026 ask for formulas; their values are those of an example lay
 
 from dataclasses import asdict, dataclass
 
-from a2lib.theory import accounting, collectives, parallelism
+from a2lib.theory import accounting, parallelism
 from a2lib.theory.accounting import GB, GIB, H100_GB, XXL, Mesh
-from a2lib.theory.parallelism import EXAMPLE, PASSES, Layer
+from a2lib.theory.collectives import alternate_all_reduce_s
+from a2lib.theory.parallelism import EXAMPLE, Layer
 
 WHOLE = "answer"  # the part of a question that has no parts
-BYTES_ONLY = "two bytes per element; a message costs its bytes over W and no latency"
-OVERLAP = "communication runs beside computation; " + BYTES_ONLY
-
 # The backward of tensor parallelism on device i, W1 and W2 sharded by columns, W3 by rows.
-TENSOR_BACKWARD = (
+TENSOR_BACKWARD = [
     "dz(i) = dy W3(i)ᵀ",
     "dx2(i) = dz(i) * f(x1(i))",
     "dx1(i) = dz(i) * f'(x1(i)) * x2(i)",
@@ -22,7 +20,7 @@ TENSOR_BACKWARD = (
     "dW2(i) = xᵀ dx2(i)",
     "dW1(i) = xᵀ dx1(i)",
     "dx = all-reduce over i of dx1(i) W1(i)ᵀ + dx2(i) W2(i)ᵀ",
-)
+]
 
 
 @dataclass(frozen=True)
@@ -43,73 +41,40 @@ def all_answers(layer: Layer = EXAMPLE, n: int = 8) -> list[Answer]:
     """Return the answers of both editions. Times and operations of 2026 are on ``n`` devices, and
     on an n by n mesh where there are two axes. Raises ValueError for an ``n`` that is not above
     0."""
-    collectives.positive(n=n)
-    return [
-        *state_answers(),
-        *device_answers(),
-        *batch_answers(),
-        ring_answer(layer, n),
-        *data_parallel_answers(layer, n),
-        *fsdp_answers(layer, n),
-        *tensor_answers(layer, n),
-        *mesh_answers(layer, n),
-    ]
+    return [*accounting_answers(), *layer_answers(layer, n), *mesh_answers(layer, n)]
 
 
-def state_answers() -> list[Answer]:
-    """Return the answers of communication_accounting (a)."""
-    adamw = "AdamW, fp32, no copies in bf16"
-    saved = "bf16, the inputs of the two layers of each block, no nonlinearity"
-    gpu, token = H100_GB * GB, XXL.saved_bytes_per_token
-    lines = [
-        ("parameters", "2 L D F", XXL.parameters, "parameters", "two matrices per block"),
-        ("weights", "4 P", XXL.state["weights"] / GB, "GB", adamw),
-        ("gradients", "4 P", XXL.state["gradients"] / GB, "GB", adamw),
-        ("optimizer", "8 P", XXL.state["optimizer"] / GB, "GB", adamw),
-        ("state", "16 P", XXL.state_bytes / GB, "GB", adamw),
-        ("state", "16 P", XXL.state_bytes / GIB, "GiB", adamw),
-        ("saved for the backward, per token", "2 L (D + F)", token, "bytes", saved),
-        (
-            "H100s for the state",
-            "16 P / 80 GB",
-            -(-XXL.state_bytes // gpu),
-            "GPUs",
-            "80 GB of 1e9 bytes each, nothing else in them",
-        ),
-        (
-            "tokens whose activations fill one H100",
-            "80 GB / A",
-            gpu // token,
-            "tokens",
-            "80 GB of 1e9 bytes, nothing else in it",
-        ),
-    ]
-    return [Answer("communication_accounting", "a", *line) for line in lines]
-
-
-def device_answers() -> list[Answer]:
-    """Return the answers of communication_accounting (b)."""
-    rest = "GB of 1e9 bytes; no gathered weights, temporaries or buffers"
-    bytes_of_a_device = "(16 P + A T / 2) / N + A T / 2"
-    lines = []
-    for tokens in (0, 1024, 4096, 8192):
-        quantity = f"N_FSDP with the activations of {tokens} tokens"
-        formula = f"{bytes_of_a_device} < 95 GB"
-        lines.append((quantity, formula, XXL.least_devices(tokens), "devices", rest))
-    for tokens in (0, 4096):
-        n = XXL.least_devices(tokens)
-        quantity = f"memory per device of {n}, with the activations of {tokens} tokens"
-        lines.append((quantity, bytes_of_a_device, XXL.device_bytes(tokens, n) / GB, "GB", rest))
-    quantity = "tokens past which no N_FSDP suffices"
-    half = "half of the activations are on every device; " + rest
-    lines.append((quantity, "A T / 2 < 95 GB", XXL.most_tokens(), "tokens", half))
-    return [Answer("communication_accounting", "b", *line) for line in lines]
-
-
-def batch_answers() -> list[Answer]:
-    """Return the answers of communication_accounting (c) and (d)."""
+def accounting_answers() -> list[Answer]:
+    """Return the answers of communication_accounting."""
     question = "communication_accounting"
-    answers = []
+    state, token, gpu = XXL.state, XXL.saved_bytes_per_token, H100_GB * GB
+    fp32 = (
+        "AdamW, all in fp32; saved in bf16: the inputs of each block's two layers; nothing else "
+        "in 80 GB of 1e9 bytes"
+    )
+    lines = [
+        ("parameters", "2 L D F", XXL.parameters, "parameters"),
+        ("weights", "4 P", state["weights"] / GB, "GB"),
+        ("gradients", "4 P", state["gradients"] / GB, "GB"),
+        ("optimizer", "8 P", state["optimizer"] / GB, "GB"),
+        ("state", "16 P", XXL.state_bytes / GB, "GB"),
+        ("state", "16 P", XXL.state_bytes / GIB, "GiB"),
+        ("saved for the backward, per token", "A = 2 L (D + F)", token, "bytes"),
+        ("H100s for the state", "16 P / 80 GB", -(-XXL.state_bytes // gpu), "GPUs"),
+        ("tokens whose activations fill one H100", "80 GB / A", gpu // token, "tokens"),
+    ]
+    answers = [Answer(question, "a", *line, fp32) for line in lines]
+
+    held, half = "(16 P + A T / 2) / N + A T / 2", "A T / 2 < 95 GB"
+    rest = "GB of 1e9 bytes; no gathered weights, temporaries or buffers"
+    lines = [("tokens past which no N_FSDP suffices", half, XXL.most_tokens(), "tokens")]
+    for tokens in (0, 1024, 4096, 8192):
+        n, words = XXL.least_devices(tokens), f"with the activations of {tokens} tokens"
+        size = XXL.device_bytes(tokens, n) / GB
+        lines.append((f"N_FSDP {words}", f"{held} < 95 GB", n, "devices"))
+        lines.append((f"memory per device of {n}, {words}", held, size, "GB"))
+    answers += [Answer(question, "b", *line, rest) for line in lines]
+
     for name, mesh in accounting.readings().items():
         chosen = " (our reading)" if mesh == Mesh() else ""
         text = f"axes communicate {name}; M_X and M_Y multiply W_ici{chosen}"
@@ -119,10 +84,8 @@ def batch_answers() -> list[Answer]:
         ):
             answers.append(Answer(question, "c", quantity, formula, tokens, "tokens", text))
     for trick in accounting.tricks():
-        quantity, price = f"least batch overall: {trick.name}", f"price: {trick.price}"
-        answers.append(
-            Answer(question, "d", quantity, trick.formula, trick.overall, "tokens", price)
-        )
+        line = f"least batch overall: {trick.name}", trick.formula, trick.overall, "tokens"
+        answers.append(Answer(question, "d", *line, f"price: {trick.price}"))
     return answers
 
 
@@ -134,117 +97,67 @@ def threshold(mesh: Mesh) -> str:
     return f"{over} / (1 - {factor}α Y / (M_Y F))"
 
 
-def ring_answer(layer: Layer, n: int) -> Answer:
-    """Return the answer of alternate_ring_all_reduce, for the gradients of the layer."""
-    size = layer.weight_bytes
-    seconds = collectives.alternate_all_reduce_s(size, n, layer.bandwidth)
-    where = _at(layer, f"S {size:.4g} bytes, N {n}") + "; whole tensors, N - 1 rounds"
-    question = "alternate_ring_all_reduce"
-    return Answer(question, WHOLE, "time", "(N - 1) S / W", seconds, "s", where)
-
-
-def data_parallel_answers(layer: Layer, n: int) -> list[Answer]:
-    """Return the answers of data_parallel_calcs."""
-    where = _at(layer, f"N {n}") + "; "
-    cost = parallelism.data_parallel(layer, n)["backward"]
-    sent = "12 (N - 1) D F / (N W)"
-    return [
-        _flops("data_parallel_calcs", "a", "backward", cost.flops, where),
-        Answer(
-            "data_parallel_calcs",
-            "b",
-            "communication backward",
-            sent,
-            cost.data_s,
-            "s",
-            where + BYTES_ONLY,
-        ),
-        _data_limit("data_parallel_calcs", "largest N", layer, where),
+def layer_answers(layer: Layer, n: int) -> list[Answer]:
+    """Return the answers of 2026 on ``n`` devices along one axis."""
+    data = parallelism.data_parallel(layer, n)["backward"]
+    fsdp = parallelism.fully_sharded(layer, n)
+    tensor = parallelism.tensor_parallel(layer, n)
+    size, tensor_limit = layer.weight_bytes, parallelism.tensor_limit
+    ring_s = alternate_all_reduce_s(size, n, layer.bandwidth)
+    forward, backward = "6 B D F / N", "12 B D F / N"
+    once, twice = "6 (N - 1) D F / (N W)", "12 (N - 1) D F / (N W)"
+    sums = "4 (N - 1) B D / (N W)"
+    most, limit = "N <= 1 + B W / C", parallelism.data_limit(layer)
+    lines = [
+        ("alternate_ring_all_reduce", WHOLE, "time", "(N - 1) S / W", ring_s, "s"),
+        ("data_parallel_calcs", "a", "FLOPs backward, per device", backward, data.flops, "FLOP"),
+        ("data_parallel_calcs", "b", "communication backward", twice, data.data_s, "s"),
+        ("data_parallel_calcs", "c", "largest N", most, limit, "devices"),
     ]
-
-
-def fsdp_answers(layer: Layer, n: int) -> list[Answer]:
-    """Return the answers of fsdp_calcs."""
-    where = _at(layer, f"N {n}") + "; "
-    again = where + "weights are gathered again in the backward; " + BYTES_ONLY
-    costs = parallelism.fully_sharded(layer, n)
-    flops, times, limits = [], [], []
-    for pass_ in reversed(PASSES):
-        cost = costs[pass_]
-        formula = f"{_factor(pass_)} (N - 1) D F / (N W)"
-        flops.append(_flops("fsdp_calcs", "a", pass_, cost.flops, where))
-        quantity = f"communication {pass_}"
-        times.append(Answer("fsdp_calcs", "b", quantity, formula, cost.data_s, "s", again))
-        limits.append(_data_limit("fsdp_calcs", f"largest N, {pass_}", layer, where))
-    return flops + times + limits
-
-
-def tensor_answers(layer: Layer, n: int) -> list[Answer]:
-    """Return the answers of tp_calcs."""
-    where = _at(layer, f"N {n}") + "; "
-    whole = where + "every device has all of dy and x"
-    parts = where + OVERLAP + "; the batch goes in two or more parts"
-    costs = parallelism.tensor_parallel(layer, n)
-    equations = list(TENSOR_BACKWARD)
-    backward = Answer("tp_calcs", "a", "backward", "equations", equations, "equations", whole)
-    flops, times, limits = [], [], []
-    for pass_ in PASSES:
-        cost = costs[pass_]
-        flops.append(_flops("tp_calcs", "b", pass_, cost.flops, where))
-        quantity, formula = f"communication {pass_}", "4 (N - 1) B D / (N W)"
-        sent = where + BYTES_ONLY
-        times.append(Answer("tp_calcs", "c", quantity, formula, cost.tensor_s, "s", sent))
-        over = "(2 C)" if pass_ == "forward" else "C"
-        quantity, formula = f"largest N, {pass_}", f"N <= 1 + 3 F W / {over}"
-        limit = parallelism.tensor_limit(layer, pass_)
-        limits.append(Answer("tp_calcs", "d", quantity, formula, limit, "devices", parts))
-    return [backward, *flops, *times, *limits]
+    for pass_, flops, sent in (("backward", backward, twice), ("forward", forward, once)):
+        cost = fsdp[pass_]
+        lines += [
+            ("fsdp_calcs", "a", f"FLOPs {pass_}, per device", flops, cost.flops, "FLOP"),
+            ("fsdp_calcs", "b", f"communication {pass_}", sent, cost.data_s, "s"),
+            ("fsdp_calcs", "c", f"largest N, {pass_}", most, limit, "devices"),
+        ]
+    lines.append(("tp_calcs", "a", "backward", "equations", TENSOR_BACKWARD, "equations"))
+    for pass_, flops, over in (("forward", forward, "(2 C)"), ("backward", backward, "C")):
+        cost, widest = tensor[pass_], f"N <= 1 + 3 F W / {over}"
+        lines += [
+            ("tp_calcs", "b", f"FLOPs {pass_}, per device", flops, cost.flops, "FLOP"),
+            ("tp_calcs", "c", f"communication {pass_}", sums, cost.tensor_s, "s"),
+            ("tp_calcs", "d", f"largest N, {pass_}", widest, tensor_limit(layer, pass_), "devices"),
+        ]
+    where = f"{_at(layer)}, N {n}, S {size:.4g} bytes"
+    return [Answer(*line, where) for line in lines]
 
 
 def mesh_answers(layer: Layer, n: int) -> list[Answer]:
-    """Return the answers of fsdp_tp_calcs."""
-    where, example = _at(layer, f"N_FSDP {n}, N_TP {n}"), _at(layer)
+    """Return the answers of fsdp_tp_calcs, times and operations on an n by n mesh."""
     cost = parallelism.fully_sharded_tensor_parallel(layer, n, n)["forward"]
+    sent_s = max(cost.data_s, cost.tensor_s)
     n_fsdp, n_tp = parallelism.data_limit(layer), parallelism.tensor_limit(layer)
     shared_fsdp, shared_tp = parallelism.shared_mesh_split(layer)
-    overlap = f"{example}; the axes overlap; N_FSDP {n_fsdp:.4g}, N_TP {n_tp:.4g}"
-    shared = f"{example}; the axes share the links; N_FSDP {shared_fsdp:.4g}, N_TP {shared_tp:.4g}"
+    shared_limit = parallelism.shared_mesh_limit(layer)
+    flops = "6 B D F / (N_FSDP N_TP)"
+    sent = "max(6 (N_FSDP - 1) D F, 4 (N_TP - 1) B D) / (N_FSDP N_TP W)"
+    apart = "N <= (1 + B W / C) (1 + 3 F W / (2 C))"
+    together = (
+        "N <= (a + b + a b)^2 / (4 a b), a = B W / C, b = 3 F W / (2 C); "
+        "where its N_FSDP or N_TP is below 1, N <= 1 + max(a, b)"
+    )
+    here = f"N_FSDP {n}, N_TP {n}; the axes overlap"
+    best = f"the axes overlap; N_FSDP {n_fsdp:.4g}, N_TP {n_tp:.4g}"
+    shared = f"the axes share the links; N_FSDP {shared_fsdp:.4g}, N_TP {shared_tp:.4g}"
+    most = "largest N_FSDP N_TP"
     lines = [
-        (
-            "a",
-            "FLOPs forward, per device",
-            "6 B D F / (N_FSDP N_TP)",
-            cost.flops,
-            "FLOP",
-            where,
-        ),
-        (
-            "b",
-            "communication forward",
-            "max(6 (N_FSDP - 1) D F, 4 (N_TP - 1) B D) / (N_FSDP N_TP W)",
-            max(cost.data_s, cost.tensor_s),
-            "s",
-            f"{where}; the axes overlap; {BYTES_ONLY}",
-        ),
-        (
-            "c",
-            "largest N_FSDP N_TP",
-            "N <= (1 + B W / C) (1 + 3 F W / (2 C))",
-            parallelism.mesh_limit(layer),
-            "devices",
-            overlap,
-        ),
-        (
-            "d",
-            "largest N_FSDP N_TP",
-            "N <= (a + b + a b)^2 / (4 a b), a = B W / C, b = 3 F W / (2 C); "
-            "where its N_FSDP or N_TP is below 1, N <= 1 + max(a, b)",
-            parallelism.shared_mesh_limit(layer),
-            "devices",
-            shared,
-        ),
+        ("a", "FLOPs forward, per device", flops, cost.flops, "FLOP", here),
+        ("b", "communication forward", sent, sent_s, "s", here),
+        ("c", most, apart, parallelism.mesh_limit(layer), "devices", best),
+        ("d", most, together, shared_limit, "devices", shared),
     ]
-    return [Answer("fsdp_tp_calcs", *line) for line in lines]
+    return [Answer("fsdp_tp_calcs", *line[:-1], f"{_at(layer)}; {line[-1]}") for line in lines]
 
 
 def by_question(answers: list[Answer]) -> dict[str, dict[str, list[dict]]]:
@@ -257,24 +170,10 @@ def by_question(answers: list[Answer]) -> dict[str, dict[str, list[dict]]]:
     return questions
 
 
-def _flops(question: str, part: str, pass_: str, flops: float, where: str) -> Answer:
-    quantity, formula = f"FLOPs {pass_}, per device", f"{_factor(pass_)} B D F / N"
-    matmuls = where + "matmuls alone, two operations per multiply-add"
-    return Answer(question, part, quantity, formula, flops, "FLOP", matmuls)
-
-
-def _data_limit(question: str, quantity: str, layer: Layer, where: str) -> Answer:
-    limit = parallelism.data_limit(layer)
-    formula = "N <= 1 + B W / C"
-    return Answer(question, "c", quantity, formula, limit, "devices", where + OVERLAP)
-
-
-def _factor(pass_: str) -> int:
-    """Return the factor of B D F in a pass's FLOPs: two for each of its matmuls."""
-    return 6 if pass_ == "forward" else 12
-
-
-def _at(layer: Layer, more: str = "") -> str:
-    sizes = f"at B {layer.tokens} tokens, D {layer.d_model}, F {layer.d_ff}"
-    text = f"{sizes}, C {layer.flops:.4g} FLOP/s, W {layer.bandwidth:.4g} B/s"
-    return f"{text}, {more}" if more else text
+def _at(layer: Layer) -> str:
+    return (
+        "matmuls alone, two operations per multiply-add; two bytes per element, a message costs "
+        "its bytes over W and no latency; communication runs beside computation; at B "
+        f"{layer.tokens} tokens, D {layer.d_model}, F {layer.d_ff}, C {layer.flops:.4g} FLOP/s, "
+        f"W {layer.bandwidth:.4g} B/s"
+    )

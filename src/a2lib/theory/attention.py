@@ -65,50 +65,6 @@ def tensor_bytes(
     return queries * row, keys * row, queries * WIDE
 
 
-# Of each kernel: whose tile a program has, and how many matrices of that tile's rows it reads or
-# writes once.
-KERNELS = {"forward": ("queries", 2), "backward": ("keys", 4)}
-
-
-def tiled_l2_bytes(
-    kernel: str,
-    batch: int,
-    heads: int,
-    n_queries: int,
-    n_keys: int,
-    head_dim: int,
-    causal: bool,
-    element_bytes: int,
-    Bq: int,
-    Bk: int,
-) -> int:
-    """Return the bytes that reach the SMs through the L2 cache in one kernel of FlashAttention-2
-    with tiles of Bq queries and Bk keys.
-
-    A program has a tile of queries (``forward``) or of keys (``backward``, in one sweep), and reads
-    each tile of two matrices of the other side once. The backward also reads two fp32 numbers per
-    query, and adds to dQ in fp32. A tile at a ragged end or on the diagonal counts as whole.
-
-    Raises ValueError as attention_flops, or for an unknown kernel.
-    """
-    check_sizes(batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys)
-    check_sizes(head_dim=head_dim, element_bytes=element_bytes, Bq=Bq, Bk=Bk)
-    check_name("kernel", kernel, KERNELS)
-    side, matrices = KERNELS[kernel]
-    row = head_dim * element_bytes
-    query_tiles, key_tiles = -(-n_queries // Bq), -(-n_keys // Bk)
-    if side == "queries":
-        stays, passes, passing_row = query_tiles * Bq, Bk, 2 * row
-    else:
-        stays, passes, passing_row = key_tiles * Bk, Bq, 2 * row + WIDE * (2 + head_dim)
-    # Pairs of tiles of one head in which some query sees some key (key j if j <= i).
-    pairs = query_tiles * key_tiles
-    if causal:
-        seen = (-(-(tile + 1) * Bq // Bk) for tile in range(query_tiles))
-        pairs = sum(min(key_tiles, tiles) for tiles in seen)
-    return batch * heads * (pairs * passes * passing_row + stays * matrices * row)
-
-
 def tiled_memory(
     batch: int,
     heads: int,

@@ -8,10 +8,9 @@ with other numbers:
 
 from dataclasses import dataclass
 
-from a2lib.checks import check_name, check_sizes
+from a2lib.checks import check_sizes
 from a2lib.theory.collectives import positive
 
-FROM_ZERO = ("latency", "workspace")
 WORKSPACE = 32 * 2**20  # bytes of cuBLAS for one thread and stream, on Hopper
 
 
@@ -25,11 +24,10 @@ class Device:
     link: bytes per second that it sends over the fast links of its node
     network: bytes per second that it sends to other nodes
     node: devices of a node
-    fp32: FLOPs per second without tensor cores; None where the data sheet has none
-    latency: seconds of a collective beside its bytes
+    fp32: FLOPs per second without tensor cores
     workspace: bytes that matmuls keep, whatever their sizes
 
-    Raises ValueError for a number that is not above 0, or a latency or workspace below 0.
+    Raises ValueError for a number that is not above 0, or a workspace below 0.
     """
 
     slug: str
@@ -39,16 +37,14 @@ class Device:
     link: float
     network: float
     node: int
-    fp32: float | None = None
-    latency: float = 0.0
+    fp32: float
     workspace: float = 0.0
 
     def __post_init__(self) -> None:
         check_sizes(node=self.node)
-        positive(**{name: value for name, value in vars(self).items() if name not in FROM_ZERO})
-        for name in FROM_ZERO:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are numbers from 0")
+        positive(**{name: value for name, value in vars(self).items() if name != "workspace"})
+        if not self.workspace >= 0:
+            raise ValueError(f"workspace is {self.workspace!r}; allowed are numbers from 0")
 
 
 # From Hopper on cuBLAS has a workspace for each of the two threads, of forward and of backward.
@@ -60,9 +56,3 @@ DEVICES = {
     "A100": Device("nvidia-a100-80gb", 312e12, 80e9, 2.039e12, 300e9, 25e9, 8, fp32=19.5e12),
     "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8, **HOPPER | {"fp32": 80e12}),
 }  # fmt: skip
-
-
-def named_device(name: str) -> Device:
-    """Return ``DEVICES[name]``. Raises ValueError, which lists the devices, for another name."""
-    check_name("device", name, DEVICES)
-    return DEVICES[name]

@@ -23,16 +23,13 @@ instead; on a GPU in float32 only where matmuls may use TF32, as that attention 
 import math
 from dataclasses import dataclass
 
-from a2lib.checks import check_name, check_sizes
+from a2lib.checks import check_sizes
 from a2lib.theory import attention
-from a2lib.theory.attention import tiled_memory
-from a2lib.theory.products import INDEX, WIDE, largest, matmul_flops
+from a2lib.theory.products import INDEX, largest, matmul_flops
 from a2lib.theory.roofline import Kernel
 
 WRITTEN = ("plain", "causal", "heads")
-IMPLEMENTATIONS = ("eager", "compile")
 PASSES = ("forward", "backward")
-COUNTED = ("tensors", "blocks", "tiled")
 STEP = 512  # PyTorch's allocator rounds up to multiples of it
 OWN_BLOCK = 10 * 2**20  # smaller tensors take no part of a large block
 # Matrices of scores that the kernels between matmuls read and write. Eager without a mask: scale
@@ -96,7 +93,6 @@ class Eager:
     def inputs(self, pass_: str) -> dict[str, int]:
         """Return the bytes of the tensors that are there before a pass, by name: for the backward
         with those that the forward has saved."""
-        check_name("pass", pass_, PASSES)
         if pass_ == "forward":
             return {"q": self.tensor, "k": self.tensor, "v": self.tensor}
         return self.saved() | {"do": self.tensor, "o": self.tensor}
@@ -104,7 +100,6 @@ class Eager:
     def added(self, pass_: str) -> dict[str, int]:
         """Return the bytes that a pass holds at its peak beyond ``inputs(pass_)``, by name. The
         peak is p v in the forward, and the softmax's gradient in the backward."""
-        check_name("pass", pass_, PASSES)
         if pass_ == "backward":
             matrices = dict.fromkeys(("dp", "dp p", "ds"), self.matrix)
             return {"dv": self.tensor} | matrices
@@ -129,7 +124,6 @@ class Eager:
         (unless dv is small and has a block of its own). No matrix fits the rest, so with three new
         blocks there are five matrices. In the forward a mask does the same, and there are three.
         """
-        check_name("pass", pass_, PASSES)
         tensors = 5 if pass_ == "backward" else 4
         if pass_ == "forward":
             matrices = 3 if self.causal else 2
@@ -146,38 +140,20 @@ def longest(
     pass_: str,
     *,
     step: int = 1,
-    counted: str = "tensors",
+    in_blocks: bool = False,
 ) -> int:
     """Return the longest sequence, a multiple of ``step``, whose pass in fp32 fits ``room`` bytes,
     or 0 where none does.
 
     pass_: "forward", or "backward", which includes its forward
-    counted: "tensors" of eager attention, the "blocks" that PyTorch's allocator takes for them, or
-        the tensors of "tiled" attention
-
-    Raises ValueError as ``Eager``, or for another ``counted``.
+    in_blocks: whether the blocks that PyTorch's allocator takes are counted, and not tensors
     """
-    check_sizes(room=room, step=step)
-    check_name("counted", counted, COUNTED)
-
-    def needed(n: int) -> int:
-        if counted == "tiled":
-            return tiled_total(batch, n, d, pass_)
-        shape = Eager(batch, n, d, causal)
-        return shape.blocks(pass_) if counted == "blocks" else shape.total(pass_)
 
     def fits(steps: int) -> bool:
-        return needed(steps * step) <= room
+        shape = Eager(batch, steps * step, d, causal)
+        return (shape.blocks(pass_) if in_blocks else shape.total(pass_)) <= room
 
     return step * largest(fits)
-
-
-def tiled_total(batch: int, n: int, d: int, pass_: str) -> int:
-    """Return the bytes of the tensors of tiled attention in fp32 at the peak of a pass, with its
-    inputs."""
-    inputs = (3 if pass_ == "forward" else 4) * batch * n * d * WIDE
-    whole = "forward" if pass_ == "forward" else "end_to_end"
-    return inputs + sum(tiled_memory(1, batch, n, n, d, WIDE, whole).values())
 
 
 def attention_kernels(
@@ -187,11 +163,9 @@ def attention_kernels(
     kernels as one.
 
     The backward is that of a graph that saved the probabilities; indices are left out. Where
-    attention is recognized it is one kernel, without its matrices. Raises ValueError for unknown
-    names and for sizes that are not positive integers.
+    attention is recognized it is one kernel, without its matrices.
     """
-    check_sizes(batch=batch, n=n, d=d, element_bytes=element_bytes)
-    if _recognised(implementation, written, pass_):
+    if _recognised(implementation, written):
         return [tiled_kernel(pass_, batch, 1, n, d, False, element_bytes)]
     matrix, tensor = batch * n * n * element_bytes, batch * n * d * element_bytes
     flops = batch * matmul_flops(n, n, d)
@@ -208,7 +182,7 @@ def attention_kernels(
 def moves(implementation: str, written: str, pass_: str) -> int:
     """Return how many N x N matrices of the batch a pass reads and writes, without the mask, which
     has one byte per element and no batch; 0 where attention is recognized."""
-    if _recognised(implementation, written, pass_):
+    if _recognised(implementation, written):
         return 0
     return PRODUCTS[pass_] + _between(implementation, written, pass_)
 
@@ -225,10 +199,7 @@ def tiled_kernel(
     return Kernel(pass_, "attention", f"tiled {pass_}", read, written, flops)
 
 
-def _recognised(implementation: str, written: str, pass_: str) -> bool:
-    check_name("implementation", implementation, IMPLEMENTATIONS)
-    check_name("written", written, WRITTEN)
-    check_name("pass", pass_, PASSES)
+def _recognised(implementation: str, written: str) -> bool:
     return (implementation, written) == ("compile", "heads")
 
 

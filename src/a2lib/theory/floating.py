@@ -100,15 +100,6 @@ class Loop:
         """Return the last sum."""
         return self.partial_sums()[-1]
 
-    def stalls_at(self) -> Fraction:
-        """Return the sum that no further addition changes: the addend is at most half of its
-        spacing."""
-        format_ = FORMATS[self.sum]
-        total = Fraction(2) ** (_exponent(self.held) + format_.precision - 1)
-        while format_.round(total + self.held) != total:
-            total *= 2
-        return total
-
 
 def loops_of(terms: int, step: str) -> tuple[Loop, ...]:
     """Return the handout's four loops, and the same with bf16 instead of fp16."""

@@ -7,7 +7,6 @@ Computation is in bf16, with copies of the weights, or in fp32. Over data x cont
     zero2  shards all but the bf16 weights
     zero1  shards all but the bf16 weights and the gradients
     none   shards nothing
-    hsdp   is fsdp within each node
 
 With one micro-batch gradients appear as activations are freed. With several they are there all the
 time. Left out are the allocator's blocks and the buffers of a communication library. On one GPU the
@@ -98,52 +97,40 @@ class StageMemory:
         logits before it.
         """
         case, stage = self.case, self.stage
-        every = self.weights.total
-        head = case.table + case.shape.d_model if stage.last else 0
-        kept = stage.held * self.kept_by_blocks() + self.last_norm()
+        whole, block, logits = self.weights.total, self.block_temporaries(), self.logits()
+        saved = stage.dense * self.saved(self.dense) + stage.mixtures * self.saved(self.mixture)
+        saved *= stage.held
+        norm = self.last_norm()
         if case.layout.microbatches > 1:
-            fullest = max(self.of_a_block(), self.logits())
-            return [("accumulating", self.components(0, every, kept, fullest))]
-        last_block = case.dense_block if stage.dense else case.mixture_block.total
-        before = every - self.embedding() - last_block
-        end = every - self.embedding()
+            return [("accumulating", self.components(0, whole, saved + norm, max(block, logits)))]
+        # Weights that are done with: the head's, all but a block's, all but the embedding's.
+        head = case.table + case.shape.d_model if stage.last else 0
+        end = whole - self.embedding()
+        before = end - (case.dense_block if stage.dense else case.mixture_block.total)
+        last = self.saved(self.dense if stage.dense else self.mixture)
         return [
-            ("loss", self.components(0, 0, kept, self.logits())),
-            (
-                "first block's backward",
-                self.components(head, head, kept - self.last_norm(), self.of_a_block()),
-            ),
-            (
-                "last block's backward",
-                self.components(before, before, self.kept_by_one(), self.of_a_block()),
-            ),
-            ("after the backward", self.components(end, every, 0, 0)),
+            ("loss", self.components(0, 0, saved + norm, logits)),
+            ("first block's backward", self.components(head, head, saved, block)),
+            ("last block's backward", self.components(before, before, last, block)),
+            ("after the backward", self.components(end, whole, 0, 0)),
         ]
 
-    def kept_by_blocks(self) -> float:
-        """Return the bytes that all blocks save of a micro-batch under this checkpointing."""
-        dense, mixtures = self.stage.dense, self.stage.mixtures
-        return dense * self._kept(self.dense) + mixtures * self._kept(self.mixture)
-
-    def kept_by_one(self) -> float:
-        """Return the bytes that the last block of the backward has saved."""
-        return self._kept(self.dense if self.stage.dense else self.mixture)
-
-    def _kept(self, block: Kept) -> float:
+    def saved(self, block: Kept) -> float:
+        """Return the bytes that a block saves of a micro-batch under this checkpointing."""
         case = self.case
         stream = case.tokens * case.training.residual * case.shape.d_model / case.layout.rows
         without_scores = block.stream + block.inner
         kept = {"none": block.total, "selective": without_scores, "block": stream}
         return kept[case.layout.checkpointing]
 
-    def of_a_block(self) -> float:
+    def block_temporaries(self) -> float:
         """Return the temporaries of a block's backward: what it recomputes, the residual's gradient
         in two widths, three tensors of the hidden width or of scores, and the gathered input of a
         matmul with its gradient."""
         case, training, t = self.case, self.case.training, self.case.layout.tensor
         d, e = case.shape.d_model, training.element
         block = self.mixture if self.stage.mixtures else self.dense
-        again = block.total - self._kept(block)
+        again = block.total - self.saved(block)
         width = case.shape.routed_ff if self.stage.mixtures else case.shape.d_ff
         inner = max(3 * e * width / t, SCORE_TENSORS * WIDE * training.scores / t)
         gradient = (training.residual + e) * d / case.layout.rows
@@ -153,48 +140,41 @@ class StageMemory:
     def last_norm(self) -> float:
         """Return the last norm's input and output, and under autocast the head's narrow input."""
         case, training = self.case, self.case.training
-        if not self.stage.last:
-            return 0
         copied = NARROW if training.residual > training.element else 0
         width = 2 * training.residual + copied
-        return case.tokens * width * case.shape.d_model / case.layout.rows
+        return self.stage.last * case.tokens * width * case.shape.d_model / case.layout.rows
 
     def logits(self) -> float:
         """Return the bytes of the logits of a loss chunk, and of their gathered input."""
         case, training = self.case, self.case.training
-        if not self.stage.last:
-            return 0
         vocabulary = case.table / case.shape.d_model
         logits = LOGIT_TENSORS * WIDE * vocabulary / training.loss_chunks
         gathered = training.element * case.shape.d_model if case.layout.rows > 1 else 0
-        return case.tokens * (logits + gathered)
+        return self.stage.last * case.tokens * (logits + gathered)
 
     def embedding(self) -> float:
         """Return the parameters of an embedding that is not also the head: no matmul reads it."""
         tied = self.stage.last and self.case.shape.tied
         return self.case.table if self.stage.first and not tied else 0
 
-    def largest_layer(self) -> float:
-        """Return the parameters of the largest layer that is gathered or sent at once."""
-        case, stage = self.case, self.stage
-        layers = [case.table] if stage.first or stage.last else []
-        layers += [case.dense_block] if stage.dense else []
-        layers += [case.mixture_block.total] if stage.mixtures else []
-        return max(layers)
-
     def working_weights(self, gone: float) -> float:
         """Return the bytes of weights in the precision of matmuls, and of a layer's gradients
         before they are sent. Autocast's copies of ``gone`` weights were freed."""
-        case, element = self.case, self.case.training.element
+        case, stage, element = self.case, self.stage, self.case.training.element
         sharding, narrow = case.layout.sharding, element == NARROW
-        if sharding in ("fsdp", "hsdp"):
-            return element * 3 * self.largest_layer()
+        largest = max(
+            case.table if stage.first or stage.last else 0,
+            case.dense_block if stage.dense else 0,
+            case.mixture_block.total if stage.mixtures else 0,
+        )
+        if sharding == "fsdp":
+            return element * 3 * largest
         whole = 0  # in fp32 the weights are what is computed with
         if narrow and sharding == "none":
             whole = NARROW * (self.weights.total - self.embedding() - gone)
         elif narrow:
             whole = NARROW * self.weights.total
-        sent = element * self.largest_layer() if sharding == "zero2" else 0
+        sent = element * largest if sharding == "zero2" else 0
         return whole + sent
 
     def components(
@@ -203,16 +183,16 @@ class StageMemory:
         """Return the bytes by component when ``gone`` weights are done with in the backward and
         ``with_gradients`` of them have gradients."""
         case, training = self.case, self.case.training
-        every, sharding = self.weights.total, case.layout.sharding
-        cut = case.sharded(self.weights) / every
-        fsdp = sharding in ("fsdp", "hsdp")
-        cut_weights = cut if fsdp or (sharding != "none" and training.element == NARROW) else 1
-        cut_gradients = cut if fsdp or sharding == "zero2" else 1
+        whole, sharding = self.weights.total, case.layout.sharding
+        cut = case.sharded(self.weights) / whole
+        narrow = training.element == NARROW
+        cut_weights = cut if sharding == "fsdp" or (sharding != "none" and narrow) else 1
+        cut_gradients = cut if sharding in ("fsdp", "zero2") else 1
         cut_state = cut if sharding != "none" else 1
         return {
-            "parameters": WIDE * every * cut_weights,
+            "parameters": WIDE * whole * cut_weights,
             "gradients": GRADIENTS[training.gradients] * with_gradients * cut_gradients,
-            "optimizer": OPTIMIZERS[training.optimizer] * every * cut_state,
+            "optimizer": OPTIMIZERS[training.optimizer] * whole * cut_state,
             "working weights": self.working_weights(gone),
             "activations": kept,
             "temporaries": temporaries + case.device.workspace,

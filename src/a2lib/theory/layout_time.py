@@ -55,8 +55,6 @@ class StepTime:
 
     def seconds(self, hidden: float = HIDDEN) -> float:
         """Return the seconds of a step if this share of what can hide does."""
-        if not 0 <= hidden <= 1:
-            raise ValueError(f"hidden is {hidden!r}; allowed are numbers from 0 to 1")
         return self.none_hidden_s - hidden * (self.none_hidden_s - self.all_hidden_s)
 
     @property
@@ -66,16 +64,6 @@ class StepTime:
     @property
     def network_s(self) -> float:
         return sum(message.network for message in self.messages.values())
-
-    @property
-    def bound(self) -> str:
-        """The part that takes longest: computation, node links or network."""
-        parts = {
-            "computation": sum(self.work.values()),
-            "node links": self.links_s,
-            "network": self.network_s,
-        }
-        return max(parts, key=parts.get)
 
 
 def step_time(case: Case) -> StepTime:
@@ -108,16 +96,14 @@ def bubble_s(case: Case, stage_s: list[float]) -> float:
     """Return the seconds that the slowest stage waits for the others' first and last micro-batch.
 
     1F1B waits for one micro-batch of each other stage, or for a chunk of one if stages are
-    interleaved. Zero bubble waits less: two (H1) or three (H2) times the gradients of the weights
-    are filled in (Qi et al., 2024, table 2).
+    interleaved. Zero bubble fills in twice the gradients of the weights (Qi et al., 2024, table 2).
     """
     layout = case.layout
     through = sum(s * stage.count for s, stage in zip(stage_s, case.stages, strict=True))
     others = through - max(stage_s)
     if layout.schedule == "1f1b":
         return others / layout.chunks
-    weight_gradients = block_products(case) / block_flops(case)
-    return others * (1 - (2 if layout.schedule == "zb-h1" else 3) * weight_gradients)
+    return others * (1 - 2 * block_products(case) / block_flops(case))
 
 
 def block_products(case: Case, mixture: bool = False) -> float:
@@ -128,54 +114,48 @@ def block_products(case: Case, mixture: bool = False) -> float:
     return 2 * case.tokens * matrices
 
 
-def block_scores(case: Case) -> float:
-    """Return the FLOPs of a block's attention in the forward. Each query meets half of the whole
+def step_products(case: Case, mixture: bool = False) -> float:
+    """Return the FLOPs of a block's matmuls in a step: three forwards, and with recomputation one
+    more without its last matmul, which nothing in the backward needs."""
+    forward = block_products(case, mixture)
+    if case.layout.checkpointing != "block":
+        return 3 * forward
+    shape = case.shape
+    width = shape.routed_ff if mixture else shape.d_ff
+    return 4 * forward - 2 * case.tokens * shape.d_model * width
+
+
+def step_scores(case: Case) -> float:
+    """Return the FLOPs of a block's attention in a step. Each query meets half of the whole
     sequence, whichever part of it the device has; with eager attention it meets all."""
     shape, training = case.shape, case.training
-    causal = training.attention == "flash"
+    flash = training.attention == "flash"
     sizes = 1, shape.num_heads, case.tokens, training.context, shape.head_dim
-    return attention_flops(*sizes, causal, "forward")
-
-
-def product_passes(case: Case, mixture: bool = False) -> float:
-    """Return how many forwards of a block's matmuls a step computes: three, and with recomputation
-    one more without its last matmul, which nothing in the backward needs."""
-    if case.layout.checkpointing != "block":
-        return 3
-    shape = case.shape
-    last = 2 * case.tokens * shape.d_model * (shape.routed_ff if mixture else shape.d_ff)
-    return 4 - last / block_products(case, mixture)
-
-
-def score_passes(case: Case) -> float:
-    """Return how many forwards of attention a step computes."""
     again = case.layout.checkpointing != "none"
-    return (3.5 if case.training.attention == "flash" else 3) + again
+    forwards = (3.5 if flash else 3) + again
+    return forwards * attention_flops(*sizes, flash, "forward")
 
 
 def block_flops(case: Case) -> float:
     """Return the FLOPs of a dense block in a step's forward and backward."""
-    products = product_passes(case) * block_products(case)
-    return products + score_passes(case) * block_scores(case)
+    return step_products(case) + step_scores(case)
 
 
 def microbatch_work(case: Case, stage: Stage) -> dict[str, float]:
     """Return the seconds of a micro-batch's forward and backward on a device of a stage."""
     training, device, shape = case.training, case.device, case.shape
-    t, peak = case.layout.tensor, training.peak(device)
-    products = stage.dense * product_passes(case) * block_products(case)
+    rate = case.layout.tensor * training.efficiency * training.peak(device)
+    products = stage.dense * step_products(case)
     if stage.mixtures:
-        passes = product_passes(case, mixture=True)
-        products += stage.mixtures * passes * block_products(case, mixture=True)
+        products += stage.mixtures * step_products(case, mixture=True)
     if stage.last:
         products += 3 * 2 * case.tokens * shape.vocab_size * shape.d_model
     # Weights are read in the forward, for both matmuls of the backward, and for recomputation.
     reads = 4 if case.layout.checkpointing == "block" else 3
     read_s = reads * training.element * case.weights(stage).total / device.memory_bandwidth
-    scores = stage.blocks * score_passes(case) * block_scores(case)
     return {
-        "products": max(products / t / (training.efficiency * peak), read_s),
-        "attention": scores / t / (training.attention_efficiency * peak),
+        "products": max(products / rate, read_s),
+        "attention": stage.blocks * step_scores(case) / rate,
         "elementwise": elementwise_bytes(case, stage) / device.memory_bandwidth,
     }
 
@@ -215,14 +195,30 @@ def optimizer_s(case: Case, stage: Stage) -> float:
 
 
 def microbatch_messages(case: Case, stage: Stage) -> dict[str, Seconds]:
-    """Return the communication of a micro-batch on a device of a stage, by axis."""
+    """Return the communication of a micro-batch on a device of a stage, by axis. FSDP gathers the
+    weights in each pass and scatters their gradients; zero2 only scatters."""
+    rings = {"fsdp": 3, "zero2": 1}.get(case.layout.sharding, 0)
     return {
         "tensor": tensor_messages(case, stage),
         "context": context_messages(case, stage),
         "expert": expert_messages(case, stage),
-        "data": data_messages(case, stage),
+        "data": weight_messages(case, stage, rings),
         "pipeline": pipeline_messages(case, stage),
     }
+
+
+def once_messages(case: Case, stage: Stage) -> Seconds:
+    """Return the communication of weights and gradients once per step: zero1's scatter and gather
+    (an all-reduce without sharding sends as much), and zero2's gather."""
+    rings = {"fsdp": 0, "zero2": 1}.get(case.layout.sharding, 2)
+    return weight_messages(case, stage, rings)
+
+
+def weight_messages(case: Case, stage: Stage, rings: int) -> Seconds:
+    """Return so many rings of a stage's weights over all devices that have the same ones."""
+    weights, size = case.weights(stage), rings * case.training.element
+    dense = _rings(case, "data", size * weights.dense)
+    return dense + _rings(case, "replicas", size * weights.experts)
 
 
 def tensor_messages(case: Case, stage: Stage) -> Seconds:
@@ -238,23 +234,21 @@ def tensor_messages(case: Case, stage: Stage) -> Seconds:
     again = layout.checkpointing == "block"
     ffns = stage.blocks if case.shape.shared else stage.dense
     if layout.rows > 1:
-        messages = stage.blocks * (7 if again else 5) + ffns * (6 if again else 5)
-        messages += 2 * stage.first + 3 * stage.last
-        rings = messages
+        rings = stage.blocks * (7 if again else 5) + ffns * (6 if again else 5)
+        rings += 2 * stage.first + 3 * stage.last
     else:
-        messages = stage.blocks * (3 if again else 2) + ffns * 2 + stage.first + stage.last
-        rings = 2 * messages
-    size = rings * case.training.element * case.tokens * case.shape.d_model
-    return _rings(case, "tensor", size, messages)
+        all_reduces = stage.blocks * (3 if again else 2) + ffns * 2 + stage.first + stage.last
+        rings = 2 * all_reduces
+    return _rings(case, "tensor", rings * _stream_bytes(case))
 
 
 def context_messages(case: Case, stage: Stage) -> Seconds:
     """Return ring attention's rounds: keys and values, and in the backward these and their
     gradients."""
-    n = case.layout.context
     rings = stage.blocks * (4 if case.layout.checkpointing == "block" else 3)
-    size = ring_attention_bytes(case.tokens, case.kv_width, n, case.training.element)
-    return _hops(case, "context", rings * size, rings * (n - 1))
+    element, n = case.training.element, case.layout.context
+    size = ring_attention_bytes(case.tokens, case.kv_width, n, element)
+    return _hops(case, "context", rings * size)
 
 
 def expert_messages(case: Case, stage: Stage) -> Seconds:
@@ -267,37 +261,13 @@ def expert_messages(case: Case, stage: Stage) -> Seconds:
     if group.size == 1 or not stage.mixtures:
         return Seconds()
     messages = stage.mixtures * (5 if layout.checkpointing == "block" else 4)
-    size = messages * case.training.element * case.tokens / layout.rows * shape.d_model
+    size = messages * _stream_bytes(case) / layout.rows
     n_nodes = group.size // group.inside
     nodes = min(shape.top_k, shape.nodes or shape.top_k, n_nodes)
-    late = messages * device.latency
     return Seconds(
-        all_gather_s(size * shape.top_k, group.inside, device.link) + late * (group.inside > 1),
-        all_gather_s(size * nodes, n_nodes, device.network) + late * (n_nodes > 1),
+        all_gather_s(size * shape.top_k, group.inside, device.link),
+        all_gather_s(size * nodes, n_nodes, device.network),
     )
-
-
-def data_messages(case: Case, stage: Stage) -> Seconds:
-    """Return the communication of weights and gradients per micro-batch: FSDP gathers a layer in
-    each pass and scatters its gradients; zero2 only scatters."""
-    sharding = case.layout.sharding
-    rings = {"fsdp": 3, "hsdp": 3, "zero2": 1}.get(sharding, 0)
-    if not rings:
-        return Seconds()
-    sent = _weight_rings(case, stage, rings, rings * _layers(case, stage))
-    return Seconds(sent.links) if sharding == "hsdp" else sent
-
-
-def once_messages(case: Case, stage: Stage) -> Seconds:
-    """Return the communication of weights and gradients once per step: zero1's scatter and gather
-    (an all-reduce without sharding sends as much), zero2's gather, and hsdp's gradients between
-    nodes."""
-    sharding = case.layout.sharding
-    if sharding == "fsdp":
-        return Seconds()
-    messages = _layers(case, case.stages[0]) * (2 if sharding == "zero1" else 1)
-    sent = _weight_rings(case, stage, 1 if sharding == "zero2" else 2, messages)
-    return Seconds(network=sent.network) if sharding == "hsdp" else sent
 
 
 def pipeline_messages(case: Case, stage: Stage) -> Seconds:
@@ -306,50 +276,38 @@ def pipeline_messages(case: Case, stage: Stage) -> Seconds:
     parallelism the next ones gather it."""
     layout = case.layout
     hops = 2 * layout.chunks - stage.first - stage.last
-    size = hops * case.training.element * case.tokens * case.shape.d_model
-    sent = _hops(case, "pipeline", size / layout.tensor, hops)
+    size = hops * _stream_bytes(case)
+    sent = _hops(case, "pipeline", size / layout.tensor)
     if layout.pipeline == 1 or layout.rows == layout.tensor:
         return sent
-    return sent + _rings(case, "tensor", size, hops)
+    return sent + _rings(case, "tensor", size)
 
 
-def _layers(case: Case, stage: Stage) -> int:
-    return stage.blocks + case.tables(stage)
+def _stream_bytes(case: Case) -> float:
+    """Return the bytes of a micro-batch's residual stream as it travels."""
+    return case.training.element * case.tokens * case.shape.d_model
 
 
-def _weight_rings(case: Case, stage: Stage, rings: int, messages: int) -> Seconds:
-    """Return so many rings of a stage's weights over all devices that have the same ones."""
-    weights, element = case.weights(stage), case.training.element
-    sent = _rings(case, "data", rings * element * weights.dense, messages)
-    if weights.experts:
-        sent += _rings(case, "replicas", rings * element * weights.experts, 0)
-    return sent
-
-
-def _rings(case: Case, axis: str, size: float, messages: float) -> Seconds:
-    """Return the time of all-gathers, or reduce-scatters, of ``size`` bytes in so many messages.
+def _rings(case: Case, axis: str, size: float) -> Seconds:
+    """Return the time of all-gathers, or reduce-scatters, of ``size`` bytes in all.
 
     Each of the k devices of a node gathers a k-th from the other nodes over the network, then all
     of it within its node.
     """
-    group, device = case.group(axis), case.device
-    k, n_nodes = group.inside, group.size // group.inside
-    late = messages * device.latency
     if not size:
         return Seconds()
-    return Seconds(
-        all_gather_s(size, k, device.link) + late * (k > 1),
-        all_gather_s(size / k, n_nodes, device.network) + late * (n_nodes > 1),
-    )
+    group, device = case.group(axis), case.device
+    k, n_nodes = group.inside, group.size // group.inside
+    network = all_gather_s(size / k, n_nodes, device.network)
+    return Seconds(all_gather_s(size, k, device.link), network)
 
 
-def _hops(case: Case, axis: str, size: float, messages: float) -> Seconds:
+def _hops(case: Case, axis: str, size: float) -> Seconds:
     """Return the time of ``size`` bytes to the next device of an axis: over the network if any hop
     is."""
     group, device = case.group(axis), case.device
-    late = messages * device.latency
     if group.size == 1:
         return Seconds()
     if group.inside == group.size:
-        return Seconds(links=size / device.link + late)
-    return Seconds(network=size / device.network + late)
+        return Seconds(links=size / device.link)
+    return Seconds(network=size / device.network)

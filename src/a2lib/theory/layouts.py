@@ -5,15 +5,12 @@ A layout divides the batch among ``data`` devices, each matrix among ``tensor``,
 of tensor, context and data. ``layout_memory.py`` counts the bytes of a device, ``layout_time.py``
 the seconds of a step, and ``estimate.py`` has both: ``evaluate(training, layout, device)``.
 
-ZeRO: Rajbhandari et al., 2020; hybrid sharding: Zhao et al., 2023. Tensor parallelism: Shoeybi et
-al., 2019; sequence parallelism and selective recomputation: Korthikanti et al., 2022. 1F1B and
-interleaved stages: Narayanan et al., 2021; zero bubble: Qi et al., 2024. Ring attention: Liu et
-al., 2023. Experts: DeepSeek-AI, 2024. The formulas of each axis are derived in parallelism.py and
-other_axes.py.
+ZeRO: Rajbhandari et al., 2020. Tensor parallelism: Shoeybi et al., 2019; sequence parallelism and
+selective recomputation: Korthikanti et al., 2022. 1F1B and interleaved stages: Narayanan et al.,
+2021; zero bubble: Qi et al., 2024. Ring attention: Liu et al., 2023. Experts: DeepSeek-AI, 2024.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -21,19 +18,18 @@ from typing import NamedTuple
 from a2lib.checks import check_name, check_sizes
 from a2lib.shapes import Shape
 from a2lib.theory.devices import Device
-from a2lib.theory.other_axes import least_microbatches, peak_microbatches
+from a2lib.theory.other_axes import peak_microbatches
 from a2lib.theory.products import NARROW, WIDE
 
-AXES = ("data", "tensor", "pipeline", "context")
-SHARDINGS = ("none", "zero1", "zero2", "fsdp", "hsdp")
-SCHEDULES = ("1f1b", "zb-h1", "zb-h2")
+SHARDINGS = ("none", "zero1", "zero2", "fsdp")
+SCHEDULES = ("1f1b", "zb-h1")
 STRATEGIES = ("none", "selective", "block")
 PRECISIONS = ("bf16", "fp32")
 ATTENTIONS = ("flash", "eager")
 ACTIVATIONS = ("fused", "library")
 GRADIENTS = {"fp32": WIDE, "bf16": NARROW}
 # Bytes per parameter that an optimizer keeps from step to step.
-OPTIMIZERS = {"adamw": 8, "adamw-bf16": 4, "adamw-8bit": 2, "momentum": 4, "sgd": 0}
+OPTIMIZERS = {"adamw": 8, "adamw-bf16": 4, "adamw-8bit": 2}
 # The share of the data sheet's peak that matmuls of feed-forward layers reach on an H200 (rows of
 # section parallelism).
 EFFICIENCY = 0.65
@@ -53,7 +49,7 @@ class Training:
     optimizer: one of OPTIMIZERS
     gradients: their width while they add up
     loss_chunks: parts of a micro-batch's tokens that have their logits one after the other
-    efficiency, attention_efficiency: the rates of matmuls and of attention over the data sheet's
+    efficiency: the rate of matmuls and of attention over the data sheet's
 
     Raises ValueError for values that are not allowed.
     """
@@ -68,7 +64,6 @@ class Training:
     gradients: str = "fp32"
     loss_chunks: int = 1
     efficiency: float = EFFICIENCY
-    attention_efficiency: float = EFFICIENCY
 
     def __post_init__(self) -> None:
         check_sizes(batch=self.batch, context=self.context, loss_chunks=self.loss_chunks)
@@ -77,10 +72,8 @@ class Training:
         check_name("activations", self.activations, ACTIVATIONS)
         check_name("optimizer", self.optimizer, OPTIMIZERS)
         check_name("gradients", self.gradients, GRADIENTS)
-        for name in ("efficiency", "attention_efficiency"):
-            share = getattr(self, name)
-            if not 0 < share <= 1:
-                raise ValueError(f"{name} is {share!r}; allowed are numbers above 0 to 1")
+        if not 0 < self.efficiency <= 1:
+            raise ValueError(f"efficiency is {self.efficiency!r}; allowed are numbers above 0 to 1")
 
     @property
     def element(self) -> int:
@@ -143,21 +136,21 @@ class Stage(NamedTuple):
     """A pipeline stage.
 
     first, last: whether it has the embedding, and the head
-    blocks, dense: its blocks, and how many of them have no experts
+    dense, mixtures: its blocks without and with experts
     count: how many stages are like it
     held: micro-batches whose activations it holds at its peak
     """
 
     first: bool
     last: bool
-    blocks: int
     dense: int
+    mixtures: int
     count: int
     held: float
 
     @property
-    def mixtures(self) -> int:
-        return self.blocks - self.dense
+    def blocks(self) -> int:
+        return self.dense + self.mixtures
 
 
 class Weights(NamedTuple):
@@ -201,25 +194,25 @@ class Case:
         """The different stages; where there are three, the second stands for all between."""
         p = self.layout.pipeline
         if p == 1:
-            return [self._stage(True, True, self.shape.num_layers, 1, 1)]
+            return [self._stage(0, self.shape.num_layers, 1)]
         first, middle, last = stage_blocks(self.shape.num_layers, p)
         stages = [
-            self._stage(True, False, first, 1, self._held(0)),
-            self._stage(False, False, middle, p - 2, self._held(1)),
-            self._stage(False, True, last, 1, self._held(p - 1)),
+            self._stage(0, first, 1),
+            self._stage(1, middle, p - 2),
+            self._stage(p - 1, last, 1),
         ]
         return [stage for stage in stages if stage.count]
 
-    def _stage(self, first: bool, last: bool, blocks: int, count: int, held: float) -> Stage:
+    def _stage(self, number: int, blocks: int, count: int) -> Stage:
+        layout, shape = self.layout, self.shape
         dense = blocks
-        if self.shape.experts:
-            dense = min(blocks, self.shape.dense) if first else 0
-        return Stage(first, last, blocks, dense, count, held)
-
-    def _held(self, stage: int) -> float:
-        layout = self.layout
+        if shape.experts:
+            dense = min(blocks, shape.dense) if number == 0 else 0
         kind = "interleaved" if layout.chunks > 1 else layout.schedule
-        return peak_microbatches(kind, layout.pipeline, layout.microbatches, layout.chunks, stage)
+        sizes = layout.pipeline, layout.microbatches, layout.chunks
+        held = peak_microbatches(kind, *sizes, number)
+        is_last = count == 1 and number == layout.pipeline - 1
+        return Stage(number == 0, is_last, dense, blocks - dense, count, held)
 
     @property
     def kv_width(self) -> float:
@@ -255,23 +248,19 @@ class Case:
         """Parameters of the embedding or of the head on one of tensor's devices, with padding."""
         return math.ceil(self.shape.vocab_size / self.layout.tensor) * self.shape.d_model
 
-    def tables(self, stage: Stage) -> int:
-        """Return how many tables a stage has: embedding and head, which count once if tied."""
-        return stage.first + stage.last - (self.shape.tied and stage.first and stage.last)
-
     def weights(self, stage: Stage) -> Weights:
-        """Return the parameters of a stage on one device before they are sharded over data."""
+        """Return the parameters of a stage on one device before they are sharded over data.
+        Embedding and head count once if they are tied."""
         mixture = self.mixture_block
+        tables = stage.first + stage.last - (self.shape.tied and stage.first and stage.last)
         dense = stage.dense * self.dense_block + stage.mixtures * mixture.dense
-        dense += self.tables(stage) * self.table + stage.last * self.shape.d_model
+        dense += tables * self.table + stage.last * self.shape.d_model
         return Weights(dense, stage.mixtures * mixture.experts)
 
     def sharded(self, weights: Weights) -> float:
         """Return how many of these parameters a device keeps where they are sharded: dense ones
-        over data and context, experts over the devices that have the same; with hsdp in a node."""
+        over data and context, experts over the devices that have the same."""
         dense, experts = self.group("data"), self.group("replicas")
-        if self.layout.sharding == "hsdp":
-            return weights.dense / dense.inside + weights.experts / experts.inside
         return weights.dense / dense.size + weights.experts / experts.size
 
     def group(self, axis: str) -> Group:
@@ -294,7 +283,7 @@ class Case:
             "pipeline": (tensor * data, layout.pipeline),
         }[axis]
         node = self.device.node
-        if self.layout.devices <= node:
+        if layout.devices <= node:
             return Group(size, size)
         inside = math.gcd(size, node // stride) if node % stride == 0 else 1
         return Group(size, inside)
@@ -316,107 +305,71 @@ def stage_blocks(layers: int, stages: int) -> tuple[int, int, int] | None:
 
 def check(case: Case) -> None:
     """Raise ValueError, which names the rule, for a layout that breaks one."""
-    layout = case.layout
-    sizes = {name: getattr(layout, name) for name in (*AXES, "microbatches", "chunks", "expert")}
-    check_sizes(**sizes)
+    training, layout, shape = case.training, case.layout, case.shape
+    axes = ("data", "tensor", "pipeline", "context", "microbatches", "chunks", "expert")
+    check_sizes(**{name: getattr(layout, name) for name in axes})
     check_name("sharding", layout.sharding, SHARDINGS)
     check_name("checkpointing", layout.checkpointing, STRATEGIES)
     check_name("schedule", layout.schedule, SCHEDULES)
-    for broken in _broken_rules(case):
-        raise ValueError(broken)
-
-
-def _broken_rules(case: Case) -> Iterator[str]:
-    training, layout, shape = case.training, case.layout, case.shape
-    if case.training.precision == "fp32" and case.device.fp32 is None:
-        yield f"precision fp32: allowed is bf16 on {case.device.slug}, which has no rate in fp32"
-    yield from _data_rules(training, layout)
-    yield from _tensor_rules(shape, layout)
-    yield from _pipeline_rules(shape, layout)
-    yield from _context_rules(training, layout)
-    yield from _expert_rules(shape, layout)
-    if layout.checkpointing == "selective" and training.attention == "flash":
-        yield (
-            "checkpointing selective with flash attention; allowed are none and block, since "
-            "flash keeps no scores"
-        )
-
-
-def _data_rules(training: Training, layout: Layout) -> Iterator[str]:
-    if training.batch % layout.data:
-        yield f"data {layout.data} does not divide batch {training.batch}; it must"
-    sequences = training.batch // layout.data
-    if sequences % layout.microbatches:
-        yield (
-            f"microbatches {layout.microbatches} does not divide the {sequences} sequences of a "
-            f"data rank (batch {training.batch} / data {layout.data}); it must"
-        )
-
-
-def _tensor_rules(shape: Shape, layout: Layout) -> Iterator[str]:
-    t = layout.tensor
-    for name, size in (("num_heads", shape.num_heads), ("d_ff", shape.d_ff)):
-        if size % t:
-            yield f"tensor {t} does not divide {name} {size}; it must"
-    if shape.kv_heads % t and t % shape.kv_heads:
-        yield (
-            f"tensor {t} with num_kv_heads {shape.kv_heads}; one must divide the other, since "
-            "devices share whole heads of keys"
-        )
-
-
-def _pipeline_rules(shape: Shape, layout: Layout) -> Iterator[str]:
-    p, m, chunks = layout.pipeline, layout.microbatches, layout.chunks
-    layers = shape.num_layers
+    data, t, p, c = layout.data, layout.tensor, layout.pipeline, layout.context
+    m, chunks, expert = layout.microbatches, layout.chunks, layout.expert
+    layers, keys = shape.num_layers, shape.kv_heads
     spread = stage_blocks(layers, p)
-    if spread is None:
-        yield (
-            f"pipeline {p} with num_layers {layers}; allowed are up to {layers} stages that divide "
-            "the layers or up to three more, the first having one fewer, the last up to two"
-        )
-        return
-    first, blocks, _ = spread
-    if p > 1 and shape.experts and first < shape.dense:
-        yield (
-            f"pipeline {p}: the first stage has fewer blocks than the {shape.dense} dense; it must "
-            "have all of them"
-        )
-    if chunks > 1 and p == 1:
-        yield f"chunks {chunks} with pipeline 1; allowed is 1"
-    if chunks > 1 and blocks % chunks:
-        yield f"chunks {chunks} does not divide the {blocks} blocks of a stage; it must"
-    if chunks > 1 and m % p:
-        yield f"microbatches {m} with chunks {chunks}; allowed are multiples of the {p} stages"
-    least = least_microbatches(layout.schedule, p)
-    if layout.schedule != "1f1b" and (p == 1 or chunks > 1 or m < least):
-        yield (
+    first, middle, _ = spread or (0, 0, 0)
+    is_flash = training.attention == "flash"
+    rules = [
+        (
+            f"data {data} x microbatches {m} must divide batch {training.batch}",
+            training.batch % (data * m) == 0,
+        ),
+        (
+            f"tensor {t} must divide num_heads {shape.num_heads} and d_ff {shape.d_ff}",
+            shape.num_heads % t == 0 and shape.d_ff % t == 0,
+        ),
+        (
+            f"tensor {t} and num_kv_heads {keys}: one must divide the other",
+            keys % t == 0 or t % keys == 0,
+        ),
+        (
+            f"pipeline {p} with num_layers {layers}; allowed are stages that divide the layers or "
+            "up to three more, the first having one fewer, the last up to two",
+            spread is not None,
+        ),
+        (
+            f"pipeline {p}: the first stage must have all {shape.dense} blocks without experts",
+            p == 1 or not shape.experts or first >= shape.dense,
+        ),
+        (
+            f"chunks {chunks} with pipeline {p}, {middle} blocks per stage and microbatches {m}; "
+            "they must divide the blocks, and the stages (2 or more) the micro-batches",
+            chunks == 1 or (p > 1 and middle % chunks == 0 and m % p == 0),
+        ),
+        (
             f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; "
-            f"allowed are 2 stages or more, in one piece, and from {least} micro-batches on"
-        )
-
-
-def _context_rules(training: Training, layout: Layout) -> Iterator[str]:
-    c = layout.context
-    if c == 1:
-        return
-    if training.context % (2 * c):
-        yield (
-            f"context {c}: its double does not divide context length {training.context}; it must, "
-            "since each device has an early and a late part of a causal sequence"
-        )
-    if training.attention == "eager":
-        yield f"context {c} with eager attention; allowed is 1, since a ring of keys needs flash"
-
-
-def _expert_rules(shape: Shape, layout: Layout) -> Iterator[str]:
-    expert = layout.expert
-    if layout.tensor > 1 and shape.experts and not layout.sequence:
-        yield "sequence False with tensor and experts; allowed is True: a token is sent once"
-    if expert == 1:
-        return
-    devices = layout.tensor * layout.context * layout.data
-    for name, whole in (("experts", shape.experts), ("tensor x context x data", devices)):
-        if whole % expert or not whole:
-            yield f"expert {expert} does not divide {name} {whole}; it must"
-    if layout.sharding == "hsdp":
-        yield f"expert {expert} with sharding hsdp; allowed is 1, since nodes hold the same then"
+            "allowed are 2 stages or more, in one piece, and as many micro-batches or more",
+            layout.schedule == "1f1b" or (p > 1 and chunks == 1 and m >= p),
+        ),
+        (
+            f"context {c} with context length {training.context} and {training.attention} "
+            "attention; its double must divide the length, and attention must be flash",
+            c == 1 or (training.context % (2 * c) == 0 and is_flash),
+        ),
+        (
+            f"expert {expert} must divide experts {shape.experts} and tensor x context x data "
+            f"{t * c * data}",
+            expert == 1
+            or (shape.experts and shape.experts % expert == 0 and t * c * data % expert == 0),
+        ),
+        (
+            "sequence False with tensor and experts; allowed is True: a token is sent once",
+            t == 1 or not shape.experts or layout.sequence,
+        ),
+        (
+            "checkpointing selective with flash attention, which keeps no scores; allowed are none "
+            "and block",
+            layout.checkpointing != "selective" or not is_flash,
+        ),
+    ]
+    for rule, is_kept in rules:
+        if not is_kept:
+            raise ValueError(rule)

@@ -4,60 +4,27 @@ Letters are those of parallelism.py: D d_model, F d_ff, C FLOPs and W bytes per 
 Elements have two bytes unless said otherwise.
 
 Pipelines: Huang et al., 2019 (GPipe), Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages),
-Qi et al., 2024 (zero bubble: ZB-H1 and ZB-H2).
+Qi et al., 2024 (zero bubble, ZB-H1).
 Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attention).
 """
 
 from a2lib.checks import check_name
 from a2lib.theory.collectives import positive
-from a2lib.theory.products import largest
 
-PIPELINES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
-
-
-def check_pipeline(kind: str, stages: int, microbatches: int, chunks: int) -> None:
-    """Raise ValueError for what ``bubble_share`` refuses."""
-    check_name("pipeline", kind, PIPELINES)
-    positive(stages=stages, microbatches=microbatches, chunks=chunks)
-    if kind != "interleaved" and chunks != 1:
-        raise ValueError(f"chunks is {chunks}; allowed is 1, except for an interleaved pipeline")
-    if kind == "interleaved" and microbatches % stages:
-        raise ValueError(
-            f"microbatches is {microbatches}; allowed are multiples of the {stages} stages"
-        )
-    least = least_microbatches(kind, stages)
-    if microbatches < least:
-        raise ValueError(f"microbatches is {microbatches}; allowed in {kind} are {least} or more")
-
-
-def least_microbatches(kind: str, stages: int) -> int:
-    """Return the fewest micro-batches that a schedule needs; only zero bubble needs several."""
-    return {"zb-h1": stages, "zb-h2": 2 * stages - 1}.get(kind, 1)
+PIPELINES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 
 
 def bubble_share(kind: str, stages: int, microbatches: int, chunks: int = 1) -> float:
     """Return the share of a step in which a stage is idle: (p - 1) / (v m + p - 1).
 
-    ``chunks`` is v, the virtual stages on each device. GPipe and 1F1B are idle equally long. For
-    zero bubble, forward, gradients of inputs and gradients of weights take equally long: ZB-H1 is
-    idle for a third of 1F1B's time, ZB-H2 never. Raises ValueError for an unknown kind, for virtual
-    stages of a kind that has none, for micro-batches that the stages do not divide of a kind that
-    has some, and for fewer than ``least_microbatches``.
+    ``chunks`` is v, the virtual stages on each device. GPipe and 1F1B are idle equally long. Under
+    ZB-H1 a stage is idle for a third of 1F1B's time, if forward, gradients of inputs and gradients
+    of weights take equally long. Raises ValueError for another kind.
     """
-    check_pipeline(kind, stages, microbatches, chunks)
-    waits = bubble_s(kind, stages, 1, 1, 1, chunks)
-    return waits / (3 * microbatches + waits)
-
-
-def bubble_s(kind, stages, forward_s, input_s, weight_s, chunks=1):
-    """Return the seconds that a stage is idle in a step: (p - 1)(F + B + W) / v, for ZB-H1
-    (p - 1)(F + B - W), and for ZB-H2 (p - 1)(F + B - 2 W).
-
-    F, B and W are the seconds of a micro-batch's forward, of the gradients of its inputs and of
-    those of its weights. Under ZB-H2 stages begin and end one after the other.
-    """
-    late = {"zb-h1": -1, "zb-h2": -2}.get(kind, 1)
-    return (stages - 1) * (forward_s + input_s + late * weight_s) / chunks
+    check_name("pipeline", kind, PIPELINES)
+    positive(stages=stages, microbatches=microbatches, chunks=chunks)
+    waits = (stages - 1) / (3 if kind == "zb-h1" else chunks)
+    return waits / (microbatches + waits)
 
 
 def peak_microbatches(
@@ -68,37 +35,19 @@ def peak_microbatches(
     gpipe: m
     1f1b: p - stage
     interleaved: p + (p - 1 - 2 stage) / v
-    zb-h1, zb-h2: p, and 2 p - 1, on each stage, until weights have their gradients
+    zb-h1: p on each stage, until weights have their gradients
 
     It is never more than m. Raises ValueError as ``bubble_share``.
     """
-    check_pipeline(kind, stages, microbatches, chunks)
+    check_name("pipeline", kind, PIPELINES)
     if kind == "gpipe":
         return microbatches
     held = {
         "1f1b": stages - stage,
         "interleaved": stages + (stages - 1 - 2 * stage) / chunks,
         "zb-h1": stages,
-        "zb-h2": 2 * stages - 1,
     }
     return min(held[kind], microbatches)
-
-
-def microbatches_for(kind: str, stages: int, share: float, chunks: int = 1) -> int:
-    """Return the fewest micro-batches with a bubble of at most ``share`` of the step.
-
-    Raises ValueError unless the share lies between 0 and 1, and as ``bubble_share``.
-    """
-    if not 0 < share < 1:
-        raise ValueError(f"share is {share!r}; allowed are numbers between 0 and 1")
-    step = stages if kind == "interleaved" else 1
-    m = max(step, least_microbatches(kind, stages))
-    check_pipeline(kind, stages, m, chunks)
-
-    def is_too_few(more: int) -> bool:
-        return bubble_share(kind, stages, m + (more - 1) * step, chunks) > share
-
-    return m + step * largest(is_too_few)
 
 
 def least_stage_layers(d_ff, flops, bandwidth):
@@ -117,15 +66,6 @@ def least_expert_width(n, flops, bandwidth):
     """
     positive(n=n, flops=flops, bandwidth=bandwidth)
     return 2 * (n - 1) * flops / (3 * n * bandwidth)
-
-
-def least_tokens_with_experts(flops, bandwidth, experts, top_k):
-    """Return the tokens per device from which FSDP of a layer of experts hides: C E / (k W).
-
-    That is ``experts / top_k`` times the C / W of a dense layer, for many devices.
-    """
-    positive(flops=flops, bandwidth=bandwidth, experts=experts, top_k=top_k)
-    return flops * experts / (bandwidth * top_k)
 
 
 def ring_attention_bytes(tokens, d_kv, n, element_bytes=2):

@@ -13,7 +13,6 @@ Tensor parallelism: Shoeybi et al., 2019. Both: Austin et al., 2025, part 5.
 The formulas are arithmetic alone, so that they take sympy's symbols as well as numbers.
 """
 
-import math
 from dataclasses import dataclass
 
 from a2lib.checks import check_name
@@ -157,53 +156,6 @@ def shared_mesh_split(layer: Layer) -> tuple:
     budget = 1 + 1 / a + 1 / b  # of n_fsdp / a + n_tp / b
     n_fsdp = min(max(a * budget / 2, 1), 1 + a)
     return n_fsdp, b * (budget - n_fsdp / a)
-
-
-def best_split(layer: Layer, n: float, shared: bool) -> tuple[float, float]:
-    """Return N_FSDP and N_TP of product ``n``, as real numbers, whose forward communicates least.
-
-    Raises ValueError for an ``n`` below 1.
-    """
-    if not n >= 1:
-        raise ValueError(f"n is {n!r}; allowed are numbers from 1")
-    a, b = data_slope(layer), tensor_slope(layer)
-    if shared:
-        n_fsdp = math.sqrt(n * a / b)
-    else:  # (n_fsdp - 1) / a = (n / n_fsdp - 1) / b
-        root = math.sqrt((a - b) * (a - b) + 4 * a * b * n)
-        # Equal; a - b and the root, near each other, would leave no digits of their difference.
-        n_fsdp = 2 * a * n / (a - b + root) if a > b else (b - a + root) / (2 * b)
-    n_fsdp = min(max(n_fsdp, 1.0), n)
-    return n_fsdp, n / n_fsdp
-
-
-def least_tokens(layer: Layer, n_fsdp, n_tp, pass_: str = "forward"):
-    """Return the batch from which a pass is compute-bound on ``n_fsdp`` by ``n_tp`` devices whose
-    axes share the links: (N_FSDP - 1) / a + (N_TP - 1) / b = 1, solved for B.
-
-    It is infinite where tensor parallelism alone communicates for too long, and 0 where nothing
-    depends on the batch. Data parallelism has FSDP's. Raises ValueError for another pass.
-    """
-    check_name("pass", pass_, PASSES)
-    left = 1 - (n_tp - 1) / (tensor_limit(layer, pass_) - 1)
-    if left <= 0:
-        return math.inf
-    return (n_fsdp - 1) * layer.tokens / data_slope(layer) / left
-
-
-def least_width(layer: Layer, n, pass_: str = "forward"):
-    """Return the d_ff from which a pass of tensor parallelism is compute-bound on ``n`` devices:
-    2 (N - 1) C / 3 W forward, half of it backward. Raises ValueError for another pass."""
-    return (n - 1) * layer.d_ff / (tensor_limit(layer, pass_) - 1)
-
-
-def communication_share(layer: Layer, n_fsdp, n_tp, shared: bool, pass_: str = "forward"):
-    """Return communication over computation of a pass: the axes' sum if they are ``shared``, else
-    the longer. Above 1 communication is the bottleneck. Raises ValueError for another pass."""
-    check_name("pass", pass_, PASSES)
-    cost = fully_sharded_tensor_parallel(layer, n_fsdp, n_tp)[pass_]
-    axes = cost.data_s, cost.tensor_s
-    return (sum(axes) if shared else max(axes)) / cost.compute_s
 
 
 # The example of the command and of the book: the FFN of the 8B model and the tokens of one step

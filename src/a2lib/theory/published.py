@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from a2lib.checks import check_name
 from a2lib.shapes import PRESETS, GroupedShape, Shape, named_size
-from a2lib.theory.devices import Device, named_device
+from a2lib.theory.devices import DEVICES, Device
 from a2lib.theory.estimate import Estimate, evaluate, mfu, model_flops
 from a2lib.theory.layouts import Layout, Training
 
@@ -70,10 +70,8 @@ def published_run(row: Mapping[str, object]) -> PublishedRun:
         expert=int(row["expert"]),
         schedule=str(row["schedule"]),
     )
-    device = named_device(str(row["device"]))
-    return PublishedRun(
-        str(row["run"]), training, layout, device, float(row["value"]), str(row["unit"])
-    )
+    speed = float(row["value"]), str(row["unit"])
+    return PublishedRun(str(row["run"]), training, layout, DEVICES[str(row["device"])], *speed)
 
 
 def _shape(row: Mapping[str, object]) -> Shape:

@@ -1,16 +1,14 @@
-"""Schedules event by event: what the closed forms say of overlap and bubbles, run on a clock.
+"""Schedules event by event: what the closed forms say of overlap, run on a clock.
 
 A task runs on one stream, which takes its tasks one after another in the order they are given, and
 starts when the tasks it waits for have ended. Streams are what runs at the same time: a device's
-computation and its links, or the stages of a pipeline.
+computation and its links.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
 from a2lib.theory.collectives import positive
-from a2lib.theory.other_axes import check_pipeline
 
 COMPUTE, LINKS = "compute", "links"
 
@@ -135,89 +133,3 @@ def mesh_forward(
             if i + 2 < layers:
                 tasks.append(gather(i + 2, p))
     return tasks
-
-
-def pipeline_order(
-    kind: str, stage: int, stages: int, microbatches: int, chunks: int = 1
-) -> list[tuple[str, int, int]]:
-    """Return what a stage does, in order: ("F", "B" or "W", chunk, micro-batch).
-
-    The orders are those of GPipe, of PipeDream-Flush (1F1B) and of Megatron's interleaved 1F1B. In
-    zero bubble "B" is the gradients of inputs and "W" those of weights, which come so late that
-    each stage holds equally many micro-batches. Raises ValueError as ``check_pipeline``.
-    """
-    check_pipeline(kind, stages, microbatches, chunks)
-    if kind in ("zb-h1", "zb-h2"):
-        each = 1 if kind == "zb-h1" else 2
-        warm, late = min(each * (stages - 1 - stage), microbatches), each * stage
-        order = [("F", 0, k) for k in range(warm)]
-        for k in range(microbatches + late):
-            order += [("F", 0, warm + k)] * (warm + k < microbatches)
-            order += [("B", 0, k)] * (k < microbatches) + [("W", 0, k - late)] * (k >= late)
-        return order
-    group = stages * chunks
-
-    def place(k: int) -> tuple[int, int]:
-        if kind != "interleaved":
-            return 0, k
-        return k % group // stages, k // group * stages + k % stages
-
-    total = microbatches * chunks
-    forward = [("F", *place(k)) for k in range(total)]
-    backward = [("B", chunks - 1 - chunk, m) for _, chunk, m in forward]
-    if kind == "gpipe":
-        return forward + backward
-    warm = stages - stage - 1
-    if kind == "interleaved":
-        warm = 2 * warm + (chunks - 1) * stages
-    warm = min(warm, total)
-    order = forward[:warm]
-    for k in range(total - warm):
-        order += [forward[warm + k], backward[k]]
-    return order + backward[total - warm :]
-
-
-def pipeline(
-    kind: str,
-    stages: int,
-    microbatches: int,
-    chunks: int = 1,
-    forward_s: float = 1.0,
-    backward_s: float = 2.0,
-    weight_s: float = 1.0,
-) -> list[Task]:
-    """Return a pipeline's step, in which messages take no time.
-
-    ``forward_s`` and ``backward_s`` are those of one micro-batch on all chunks of a stage. Of the
-    latter ``weight_s`` are gradients of weights, which zero bubble computes apart. Raises
-    ValueError as ``check_pipeline``.
-    """
-    tasks = []
-    last = stages * chunks - 1
-    apart = weight_s if kind in ("zb-h1", "zb-h2") else 0.0
-    seconds = {"F": forward_s / chunks, "B": (backward_s - apart) / chunks, "W": apart}
-    for stage in range(stages):
-        for kind_of, chunk, m in pipeline_order(kind, stage, stages, microbatches, chunks):
-            piece = chunk * stages + stage  # pieces of the model go round the stages
-            if kind_of == "F":
-                after = (f"F {piece - 1} {m}",) if piece else ()
-            elif kind_of == "W":
-                after = (f"B {piece} {m}",)
-            else:
-                after = (f"B {piece + 1} {m}",) if piece < last else (f"F {piece} {m}",)
-            name = f"{kind_of} {piece} {m}"
-            tasks.append(Task(name, f"stage {stage}", seconds[kind_of], after))
-    return tasks
-
-
-def held_by_stage(timeline: Timeline, stage: int, stages: int) -> int:
-    """Return how many pairs of chunk and micro-batch have activations on a stage at most, each from
-    the start of its forward to the end of its last backward."""
-    changes = []
-    for name, start in timeline.start.items():
-        kind_of, piece, _ = name.split()
-        if kind_of == "F" and int(piece) % stages == stage:
-            last = timeline.end.get("W" + name[1:], timeline.end["B" + name[1:]])
-            changes += [(start, 1), (last, -1)]
-    # What is given back at a moment goes first.
-    return max(accumulate(change for _, change in sorted(changes)), default=0)

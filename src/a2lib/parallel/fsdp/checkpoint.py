@@ -189,8 +189,9 @@ def _held_tensors(fsdp: FSDP) -> Held:
         for name in p.names:
             held[name] = p, p.master.detach()
     for prefix, module in fsdp.module.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            # PyTorch says which are kept by the state dict alone, whose weights would be gathered.
+            if name not in module._non_persistent_buffers_set:
                 held[clean(f"{prefix}.{name}" if prefix else name)] = None, buffer
     return held
 
@@ -234,7 +235,7 @@ def _check_model(folder: Path, metadata: Metadata, ours: dict[str, Tensor]) -> N
 
 
 def _by_master(fsdp: FSDP, optimizer: Optimizer) -> dict[nn.Parameter, Sharded | Replicated]:
-    fsdp._optimizers.meet(optimizer)
+    fsdp.meet(optimizer)
     by_master = {p.master: p for p in fsdp._parameters_in_order}
     if not by_master.keys() >= set(parameters_of(optimizer.param_groups)):
         raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")

@@ -104,11 +104,10 @@ def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place
     module at two places has one place and two names."""
     places: dict[nn.Parameter, tuple[list[str], list[Place]]] = {}
     for prefix, module in root.named_modules(remove_duplicate=False):
-        for name, p in module._parameters.items():
-            if p is not None:
-                path = f"{prefix}.{name}" if prefix else name
-                names, at = places.setdefault(p, ([], []))
-                names.append(clean(path))
-                if (module, name) not in at:
-                    at.append((module, name))
+        for name, p in module.named_parameters(recurse=False, remove_duplicate=False):
+            path = f"{prefix}.{name}" if prefix else name
+            names, at = places.setdefault(p, ([], []))
+            names.append(clean(path))
+            if (module, name) not in at:
+                at.append((module, name))
     return places

@@ -4,9 +4,9 @@ Forward of unit i:   start the all-gather of i+1, wait for that of i, compute, f
 Backward of unit i:  free i+1 and set its gradients apart, start the all-gather of i-1, start the
                      reduce-scatter of i+1, wait for the all-gather of i, compute.
 
-The order is that of the forward before, so the first has no prefetch. A prefetch has to be queued
-before the kernels it hides behind: memory is taken on the stream that computes, and the all-gather
-waits for that point.
+The order is that in which the module has its units; one that runs them otherwise gathers some for
+nothing. A prefetch has to be queued before the kernels it hides behind: memory is taken on the
+stream that computes, and the all-gather waits for that point.
 
 Autograd runs the nodes of a device in the reverse order of their making, so a unit's backward is
 done when the next one's first gradient comes, unless that is at the same node: the root returns
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import Prepared, Unit
-from a2lib.parallel.lane import Ended, Lane
+from a2lib.parallel.lane import Lane
 
 # Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take
 # longer than its backward the link is what is waited for, with one or with more.
@@ -39,14 +39,13 @@ class Schedule:
     def __init__(self, units: list[Unit], trained: list[Sharded | Replicated], lane: Lane) -> None:
         self.units, self.root = units, units[0]
         self._trained, self._lane = trained, lane
-        # Units in the order of the last forward, and how far this forward has followed it.
-        self._order: list[Unit] = []
-        self._current: list[Unit] = []
-        self._position: int | None = None
+        # What comes next in forward; and in backward, which begins with the root's.
+        self._after = dict(zip(units, units[1:], strict=False))
+        self._before = {self.root: units[-1], **dict(zip(units[2:], units[1:], strict=False))}
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
         self._unseen: list[Unit] = []  # a backward that has begun could not be seen
-        self._sent: deque[tuple[Ended | None, list[Prepared]]] = deque()
+        self._sent: deque[tuple[torch.cuda.Event | None, list[Prepared]]] = deque()
         self._root_sent = False  # since the last finish
         # The backward that was seen last, and whether it adds to gradients of parameters.
         self._backward, self._accumulates = -1, True
@@ -65,7 +64,6 @@ class Schedule:
         self.send_begun()
         for unit in self.units:
             unit.free()
-        self._current, self._position = [], 0
         self._in_forward = True
         self.waits_for_backward = gradients
 
@@ -75,22 +73,10 @@ class Schedule:
         if not again and unit is not self.root and not self._in_forward:
             unit.free()  # called by itself: what it had may be of an earlier step
         unit.issue()
-        if not again:
-            self._prefetch(unit)
+        if self._in_forward and not again and unit in self._after:
+            self._after[unit].issue()
         unit.refresh()
         unit.wait_to_compute()
-
-    def _prefetch(self, unit: Unit) -> None:
-        if unit is not self.root:
-            self._current.append(unit)
-            if self._position is None:
-                return
-            if self._order[self._position : self._position + 1] != [unit]:
-                self._position = None  # another way than last time: each gathers for itself
-                return
-            self._position += 1
-        for following in self._order[self._position : self._position + 1]:
-            following.issue()
 
     def after_forward(self, unit: Unit, output: object, begins: Callable) -> None:
         """Free the unit, unless its backward may come at once; ``begins(unit, mark)`` is called
@@ -106,7 +92,6 @@ class Schedule:
         unit.show(False)
         if unit is self.root:
             self._in_forward = False
-            self._order = self._current
             if output is not None and not needed:
                 self.waits_for_backward = False
             # Gathered ahead and not used, or kept for a backward that will not come.
@@ -115,8 +100,7 @@ class Schedule:
                     other.free()
             return
         # Backward wants the last one at once.
-        is_last = self._position == len(self._order) and self._order[-1:] == [unit]
-        if not (needed and is_last) and unit not in self._unseen:
+        if not (needed and unit is self.units[-1]) and unit not in self._unseen:
             unit.free()
 
     def leave_forward(self) -> None:
@@ -143,14 +127,14 @@ class Schedule:
         prepared = [self._prepare(other) for other in done]
         self._begun = still
         if unit is self.root:
-            # Nothing is left behind a backward, which zero_grad could not reach.
+            # Nothing is left behind a backward, which zero_grad could not reach. PyTorch calls this
+            # at its end, and has no public name for it.
             torch.autograd.Variable._execution_engine.queue_callback(self.send_begun)
         unit.began_at, unit.in_backward = mark, True
         self._begun.append(unit)
         unit.issue()
-        before = self._one_before(unit)
-        if before is not None:
-            before.issue()
+        if unit in self._before:
+            self._before[unit].issue()
         for other, gradients in zip(done, prepared, strict=True):
             self._send(other, gradients)
         unit.wait_to_compute()
@@ -165,14 +149,6 @@ class Schedule:
             self._accumulates = any(map(_will_have_a_gradient, parameters))
         if self._accumulates:
             self.accumulated = True
-
-    def _one_before(self, unit: Unit) -> Unit | None:
-        order = self._order
-        if unit is self.root:
-            return order[-1] if order else None
-        if order.count(unit) != 1 or order[0] is unit:
-            return None
-        return order[order.index(unit) - 1]
 
     @torch.no_grad()
     def send_begun(self) -> None:
@@ -260,7 +236,8 @@ def _watch(unit: Unit, output: object, begins: Callable) -> bool:
             x.register_hook(_beginning(unit, None, begins))
             continue
         x.grad_fn.register_prehook(_beginning(unit, x.grad_fn, begins))
-        # Changed in place by the caller, a view gets another history, but not its base's.
+        # Changed in place by the caller, a view gets another history, but not its base's, which has
+        # no public name.
         if x._is_view() and x._base.grad_fn is not None:
             x._base.grad_fn.register_prehook(_beginning(unit, x._base.grad_fn, begins))
     return bool(tensors)
@@ -296,4 +273,5 @@ def _will_have_a_gradient(p: Sharded | Replicated) -> bool:
 
 def in_backward() -> bool:
     """Return whether autograd is running a backward here, so that a forward is a checkpoint's."""
+    # PyTorch has no public name for it.
     return torch._C._current_graph_task_id() != -1

@@ -20,11 +20,6 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def local(x: Tensor) -> Tensor:
-    """Return this rank's part of what may be sharded."""
-    return x.to_local() if hasattr(x, "to_local") else x
-
-
 @dataclass(eq=False)
 class Replicated:
     """A parameter that every rank holds whole. ``shown`` is what the module computes with: the

@@ -6,7 +6,6 @@ rows. So from its first step on, or its first ``save_sharded`` or ``load_sharded
 whole matrices, or at all parameters at once, would be wrong without an error: its step is refused.
 """
 
-import functools
 import weakref
 from collections.abc import Callable
 
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from a2lib.parallel.finish import parameters_of
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
@@ -22,8 +20,6 @@ from a2lib.parallel.group import check_alike
 
 # By the names of their classes, whoever wrote them.
 LOOK_AT_THE_WHOLE = {"adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap"}
-
-_every: weakref.WeakSet["Optimizers"] = weakref.WeakSet()
 
 
 def hook_modules(parameters: list[Sharded | Replicated], group: dist.ProcessGroup | None) -> None:
@@ -79,8 +75,6 @@ class Optimizers:
         self._group = group
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._loaded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        _every.add(self)
-        _watch_steps()
 
     def meet(self, optimizer: Optimizer) -> None:
         """Have the state dict of ``optimizer`` whole from now on, if it has parameters of these.
@@ -178,15 +172,3 @@ def _rows(p: Sharded, key: str, x: object) -> object:
         return x.to_local()
     check_whole(p, f"{key} of {p.names[0]}", x)
     return p.rows_of(x)
-
-
-@functools.cache
-def _watch_steps() -> None:
-    register_optimizer_step_pre_hook(_meet)
-
-
-def _meet(optimizer: Optimizer, *_: object) -> None:
-    if torch.compiler.is_compiling():
-        return
-    for optimizers in _every:
-        optimizers.meet(optimizer)

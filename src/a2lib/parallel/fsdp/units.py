@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from a2lib.parallel.fsdp.division import UnitParts
 from a2lib.parallel.fsdp.shards import Sharded
 from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
-from a2lib.parallel.lane import Ended, Lane
+from a2lib.parallel.lane import Lane
 
 # What an observer is told of a unit: on the stream of transfers, that its all-gather or its
 # reduce-scatter begins and has ended; on the stream that computes, that its turn has come, and that
@@ -49,7 +49,7 @@ class Unit:
         self.began_at: object = None  # the mark of the node at which it began
         self.observer: Callable[[str, str], object] | None = None
         self._lane, self._group = lane, group
-        self._filled: Ended | None = None
+        self._filled: torch.cuda.Event | None = None
         self._wholes: list[Tensor] = []
         # As bytes, whatever the dtype: not every backend sends every one.
         self._slots: list[Tensor] = []
@@ -123,6 +123,7 @@ class Unit:
         self.shown = whole
         for p in self.parameters:
             for owner, name in p.places:
+                # By setattr it would take the host longer.
                 owner._parameters[name] = p.shown if whole else p.master
         for owner, compute, guard in self._guards:
             if not whole:
@@ -214,7 +215,7 @@ class Unit:
         self._versions = self._versions_now()
         self.leave_backward()
 
-    def reduce(self, prepared: list[Prepared]) -> Ended | None:
+    def reduce(self, prepared: list[Prepared]) -> torch.cuda.Event | None:
         """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
         keeps ``prepared`` until its end."""
 

@@ -6,12 +6,12 @@ parameter by rows.
 
 import contextlib
 import re
-import weakref
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from a2lib.parallel.agreement import Agreement, Members
@@ -22,14 +22,12 @@ from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.state_dicts import Optimizers, hook_modules
 from a2lib.parallel.fsdp.units import Unit, by_dtype
-from a2lib.parallel.group import capturing, make_alike, mean_coalesced, member
+from a2lib.parallel.group import Mean, capturing, make_alike, member
 from a2lib.parallel.lane import Lane
 from a2lib.parallel.meeting import Meeting
 
 # Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
-_wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class FSDP(nn.Module):
@@ -83,9 +81,8 @@ class FSDP(nn.Module):
     at its own rows: take a step only where the norm, which is over all, is finite.
     ``save_sharded`` and ``load_sharded`` keep a training, for any number of ranks.
 
-    Raises RuntimeError without a process group or for a module that is wrapped already, ValueError
-    for modules that differ between ranks, several devices, a meta module, or a compute_dtype that
-    is not floating.
+    Raises RuntimeError without a process group, ValueError for modules that differ between ranks or
+    have an FSDP in them, several devices, a meta module, or a compute_dtype that is not floating.
     """
 
     def __init__(
@@ -98,8 +95,6 @@ class FSDP(nn.Module):
         if compute_dtype is not None and not compute_dtype.is_floating_point:
             raise ValueError(f"compute_dtype must be a floating dtype or None; got {compute_dtype}")
         self.rank, self.world_size = member(group)
-        if any(m in _wrapped for m in module.modules()):
-            raise RuntimeError("this module, or a part of it, is in an FSDP already")
         self.device = make_alike(module, group)
         self.module, self.group = module, group
         division = divide(module, compute_dtype, self.rank, self.world_size)
@@ -118,13 +113,13 @@ class FSDP(nn.Module):
         self._optimizers = Optimizers(self._sharded, group)
         self._agreement = Agreement([p.names[0] for p in self._trained], self.device, group)
         self._meeting = Meeting(group)
+        self._mean = Mean(group)
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_units()
         self._hook_parts(division.owners)
         hook_modules(division.parameters, group)
         for part in {*division.owners, *(unit.module for unit in self._units)}:
             part._fsdp = _NoCopies()
-        _wrapped.update(module.modules())
         watch_steps(self)
         if self.world_size > 1:
             refuse_norms_of(self._sharded)
@@ -158,6 +153,11 @@ class FSDP(nn.Module):
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""
         return [p.master for p in self._trained] if self._schedule.unfinished() else []
+
+    def meet(self, optimizer: Optimizer) -> None:
+        """Have the state dict of an optimizer over these parameters whole from now on; ValueError
+        for one that needs whole matrices."""
+        self._optimizers.meet(optimizer)
 
     def reset(self) -> None:
         """Forget what forwards and backwards have left since the last finish, after one that raised
@@ -320,7 +320,8 @@ class FSDP(nn.Module):
         for p in replicated:
             p.fill_gradient()
         for same in by_dtype(replicated, lambda p: p.master.dtype):
-            mean_coalesced([p.master.grad for p in same], self.group)
+            for work in self._mean([p.master.grad for p in same]):
+                work.wait()
         unused = self._agreement.end_step(missing, forwards)
         for i, p in enumerate(self._trained):
             p.settle(unused=i in unused)

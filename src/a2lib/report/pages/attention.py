@@ -113,7 +113,7 @@ def limits(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
             int(row.room_bytes),
             row.pass_,
             step=int(row.fails_len - row.fits_len),
-            counted="blocks" if row.allocator == "blocks" else "tensors",
+            in_blocks=row.allocator == "blocks",
         )
         lengths.append(length)
     return rows.assign(counted_len=lengths)

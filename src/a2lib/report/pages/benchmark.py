@@ -4,15 +4,12 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import traces
-from a2lib.report.metrics import ceilings, copy_bandwidth, stated_peak
-from a2lib.report.page import one, pick
-from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import ROOM, bars, lines, name_lanes
-from a2lib.report.style import COLOURS, chart, palette
-from a2lib.report.tables import cells
+from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
+from a2lib.report.page import Missing, one, pick
+from a2lib.report.plots import bars, name_lanes
+from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.shapes import SIZES
-from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import eager_step, fused_step
 from a2lib.theory.transformer import forward_flops, step_flops
 
@@ -88,14 +85,10 @@ def least(
     batch: int = 4,
     fused: bool = True,
 ) -> dict:
-    """Return ``theory.roofline.floor`` of a step by the best measured rates; {} without these."""
-    rate = ceilings(ceiling).get(precision.removesuffix("_weights"))
-    bandwidth = copy_bandwidth(ceiling)
-    if not (rate and bandwidth):
-        return {}
+    """Return the ``floors`` of a step by the best measured rates; {} without these."""
     kernels_of = fused_step if fused else eager_step
     kernels = kernels_of(SIZES[model], batch, context, precision)
-    return floor(kernels, rate * 1e12, bandwidth * 1e12)
+    return floors(kernels, ceilings(ceiling), copy_bandwidth(ceiling), precision)
 
 
 def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
@@ -118,57 +111,41 @@ def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     ms_kernels: their sum
     floor_...: the least time of each, of a fused step
     attention_calls: kernels of fused attention
-    ms_casts: compiled casts and joins of weights
-    ms_gradients: matmuls for the blocks' weight gradients
-    ms_ahead: the forward's matmuls, of as many FLOPs
-    ms_gate: the backward of the FFN's gate
+    ms_casts, ms_between: of ms_pointwise, compiled casts and joins of weights, and what is left
     """
-    steps = rows[(rows["mode"] == "train-step") & (rows["phase"] == "step")]
-    steps = steps[steps["precision"].isin(["bf16", "bf16_weights"]) & steps["model"].isin(SIZES)]
-    key = ["model", "context", "batch", "mode", *WAY, "profiler"]
     kernels = traces.kernels(rows)
-    kernels_of = dict(list(kernels.groupby(key))) if len(kernels) else {}
-    sums = {}
-    for place, case in zip(steps.index, steps[key].itertuples(index=False, name=None), strict=True):
-        if case in kernels_of:
-            sums[place] = sum_kernels(kernels_of[case], case, rows_of("ceiling"))
-    return rows.join(pd.DataFrame.from_dict(sums, orient="index")) if sums else rows
+    kernels = kernels[(kernels["mode"] == "train-step") & kernels["model"].isin(SIZES)]
+    kernels = kernels[kernels["precision"].isin(["bf16", "bf16_weights"])]
+    if kernels.empty:
+        return rows
+    key = ["model", "context", "batch", "mode", *WAY, "profiler"]
+    names = {"matmul": "ms_linear", "flash": "ms_attention", "adamw": "ms_adamw"}
+    sums = traces.ms_by_class(kernels, key).rename(columns={**names, "total": "ms_kernels"})
+    sums["ms_pointwise"] = sums.pop("between") + sums.pop("copies")
+    casts = (kernels["phase"] == "forward") & kernels["kernel"].str.fullmatch(CAST)
+    sums["ms_casts"] = kernels[casts].groupby(key)["ms"].sum()
+    sums["ms_between"] = sums["ms_pointwise"] - sums["ms_casts"]
+    fused = kernels[kernels["kind"] == "attention"]
+    sums["attention_calls"] = fused.groupby(key)["calls"].sum()
+    cases = sums.reset_index()[key]
+    floors_of = [_floors_by_part(row, rows_of("ceiling")) for row in cases.itertuples()]
+    sums = pd.concat([sums.reset_index(), pd.DataFrame(floors_of)], axis=1)
+    types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
+    return rows.merge(sums.astype(types), on=key, how="left")
 
 
-def sum_kernels(kernels: pd.DataFrame, case: tuple, ceiling: pd.DataFrame) -> dict[str, float]:
-    """Return the columns of ``traced`` for the kernels of one step."""
-    model, context, batch, _, precision, *_ = case
-    names, kinds = kernels["kernel"], kernels["kind"]
-    in_forward, in_backward = kernels["phase"] == "forward", kernels["phase"] == "backward"
-    in_blocks = kernels["calls"] > 1  # the head's matmuls are called once
-    # cuBLAS names a matmul by whether its operands are transposed.
-    weight_gradient = names.str.fullmatch(r"nvjet_sm90_\w+_NT[TN]")
-    ahead = names.str.fullmatch(r"nvjet_sm90_\w+_TN[TN]")
-    sums = {
-        "ms_linear": ms_of(kernels, kinds == "matmul"),
-        "ms_attention": ms_of(kernels, kinds == "attention"),
-        "ms_adamw": ms_of(kernels, kinds == "optimizer"),
-        "ms_kernels": kernels["ms"].sum(),
-        "attention_calls": kernels.loc[kinds == "attention", "calls"].sum(),
-        "ms_casts": ms_of(kernels, in_forward & names.str.fullmatch(CAST)),
-        "ms_gradients": ms_of(kernels, in_blocks & in_backward & weight_gradient),
-        "ms_ahead": ms_of(kernels, in_blocks & in_forward & ahead),
-        "ms_gate": ms_of(kernels, in_backward & names.str.contains("silu_backward")),
+def _floors_by_part(case, ceiling: pd.DataFrame) -> dict[str, float]:
+    """Return the floor_ columns of ``traced`` for a step."""
+    floors = least(ceiling, case.model, case.precision, int(case.context), int(case.batch))
+    if not floors:
+        return {}
+    return {
+        "floor_linear": floors["products"].ms,
+        "floor_attention": floors["attention"].ms,
+        "floor_adamw": floors["optimizer"].ms,
+        "floor_pointwise": floors["elementwise"].ms + floors["loss"].ms,
+        "floor_kernels": floors["total"].ms,
     }
-    listed = sums["ms_linear"] + sums["ms_attention"] + sums["ms_adamw"]
-    sums["ms_pointwise"] = sums["ms_kernels"] - listed
-    floors = least(ceiling, model, precision, int(context), int(batch))
-    if floors:
-        sums["floor_linear"] = floors["products"].ms
-        sums["floor_attention"] = floors["attention"].ms
-        sums["floor_adamw"] = floors["optimizer"].ms
-        sums["floor_pointwise"] = floors["elementwise"].ms + floors["loss"].ms
-        sums["floor_kernels"] = floors["total"].ms
-    return sums
-
-
-def ms_of(kernels: pd.DataFrame, where: pd.Series) -> float:
-    return kernels.loc[where, "ms"].sum()
 
 
 def step(
@@ -205,15 +182,12 @@ def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 
-# A change of the step -> its configuration.
+# What is added to plain bf16 -> the configuration.
 CHANGES = {
-    "plain fp32": PLAIN,
-    "TF32": TF32,
     "bf16": BF16,
-    "bf16, FlashAttention": {**FAST, "compile": "none"},
-    "bf16, compiled": {**BF16, "compile": "blocks"},
-    "bf16, both": FAST,
-    "both, 16-bit weights": NARROW,
+    "FlashAttention": {**FAST, "compile": "none"},
+    "compiled blocks": {**BF16, "compile": "blocks"},
+    "both": FAST,
 }
 
 
@@ -230,33 +204,26 @@ def launched_step(rows: pd.DataFrame, compiled: pd.DataFrame, model: str, config
 
 def changes_table(rows: pd.DataFrame, compiled: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each of CHANGES: the 3.4B and the small model's step of 512 tokens, from
-    Python (in the rows ``compiled`` if ``launched_step`` takes it there) and in a CUDA graph."""
-    only_there = {"attention": "eager", "compile": "blocks", "mode": "train-step", "phase": "wall"}
-    steps = [
-        pick(rows, context=512, **STEP),
-        pick(compiled, context=512, **only_there).assign(capture=False),
-    ]
-    values = ["ms", "mfu", "peak_bytes"]
-    steps = pd.concat(steps).set_index(["model", "capture", *WAY])[values].astype(float)
+    Python (``launched_step``) and in a CUDA graph, and the 3.4B model's peak memory."""
+    lines = []
+    for name, way in CHANGES.items():
+        line = {"": name}
+        for model in ("2.7B", "small"):
+            launched = launched_step(rows, compiled, model, way)
+            line[f"{TITLES[model]}: Python"] = digits(launched.ms, 3)
+            line[f"{TITLES[model]}: graph"] = _graph_cell(rows, model, way)
+            if model == "2.7B":
+                line["peak memory, GB"] = digits(launched.peak_bytes / 1e9, 3)
+        lines.append(line)
+    return pd.DataFrame(lines)
 
-    def of(model: str, capture: bool) -> pd.DataFrame:
-        cases = [(model, capture, *(way[name] for name in WAY)) for way in CHANGES.values()]
-        return steps.reindex(pd.MultiIndex.from_tuples(cases))
 
-    launched, in_graph = of("2.7B", False), of("2.7B", True)
-    peaks = launched["peak_bytes"].to_numpy()
-    peaks = np.where(np.isnan(peaks), in_graph["peak_bytes"], peaks)
-    return pd.DataFrame(
-        {
-            "": list(CHANGES),
-            "3.4B: Python": cells(launched["ms"]),
-            "graph": cells(in_graph["ms"]),
-            "MFU": in_graph["mfu"].map(percent, na_action="ignore").to_list(),
-            "peak memory, GB": cells(peaks / 1e9),
-            "small: Python": cells(of("small", False)["ms"]),
-            "graph ": cells(of("small", True)["ms"]),
-        }
-    )
+def _graph_cell(rows: pd.DataFrame, model: str, way: dict) -> str | None:
+    """Return a step's time in a CUDA graph, None if that was not measured."""
+    try:
+        return digits(step(rows, model, way, capture=True).ms, 3)
+    except Missing:
+        return None
 
 
 @chart(height=2.9)
@@ -281,20 +248,6 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
         ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]
         ax.set_xticks(ticks if len(ticks) < 4 else ticks[::2])
         ax.set_title(TITLES[model], loc="left")
-
-
-@chart(height=2.6, room=ROOM)
-def by_tokens(figure, rows: pd.DataFrame):
-    """Draw the MFU of the fast step in a CUDA graph against its tokens per sequence, by model."""
-    fast = pick(rows, **STEP, **FAST, capture=True, status="ok")
-    looks = palette([TITLES[m] for m in TITLES if m in set(fast["model"])])
-    fast = fast.assign(percent=100 * fast["mfu"], name=fast["model"].map(TITLES))
-    ax = figure.subplots()
-    ends = lines(ax, fast, "context", "percent", "name", looks)
-    doubling_axis(ax)
-    ax.set(xlabel="tokens per sequence", ylabel="MFU, %", ylim=(0, 60))
-    ax.set_xticks([128, 256, 512, 1024], ["128", "256", "512", "1,024"])
-    return lambda: name_ends(figure, ax, ends, looks)
 
 
 @chart(height=3.3)
@@ -349,31 +302,7 @@ def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
     return _named(table).rename(columns={"wall": "train-step"})
 
 
-def by_way(rows: pd.DataFrame, values: dict[str, tuple[dict, str]]) -> pd.DataFrame:
-    """Return the train-step by model and context, a column for each of ``values``: name ->
-    (configuration, column of the rows); a percentage for mfu, else ms."""
-    columns_of = {}
-    for name, (way, column) in values.items():
-        these = pick(rows, **STEP, **way).set_index(["model", "context"])[column].dropna()
-        written = percent if column == "mfu" else lambda v: digits(v, 3)
-        columns_of[name] = these.map(written)
-    return _named(pd.DataFrame(columns_of).dropna(how="all"))
-
-
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     table = table.reset_index().sort_values(["model", "context"], key=by_title)
     table = table.assign(model=table["model"].map(TITLES), context=table["context"].map(count))
     return table.rename(columns={"context": "tokens"})
-
-
-def published(rows: pd.DataFrame, reference: pd.DataFrame, phase: str) -> pd.DataFrame:
-    """Return a phase's time as others published it, and ours, by model and context."""
-    theirs = reference[(reference["warmup"] == 5) & (reference["phase"] == phase)]
-    cells = [spread(r.ms, r.ms_std) if r.status == "ok" else "oom" for r in theirs.itertuples()]
-    table = theirs.assign(cell=cells, context=theirs["context"].astype(int))
-    table = table.pivot(index=["model", "context"], columns="device", values="cell")
-    ours = pick(rows, **PLAIN, capture=False, warmup=5, mode="train-step", phase=phase, status="ok")
-    keys = [ours["model"], ours["context"].astype(int)]
-    cells = list(map(spread, ours["ms_mean"], ours["ms_std"]))
-    table["our H200"] = pd.Series(cells, pd.MultiIndex.from_arrays(keys))
-    return _named(table)

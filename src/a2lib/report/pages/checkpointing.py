@@ -7,23 +7,18 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import plots
-from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages.timeline import CATEGORIES
-from a2lib.report.style import COLOURS, DIM, PAPER, Chart, chart
+from a2lib.report.style import DIM, PAPER, Chart, chart
 from a2lib.report.units import gb, mb, ms
 from a2lib.shapes import SIZES
-from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.checkpointing import (
     BlockBytes,
     block_bytes,
-    repeated,
     selective_kept,
     strategy_peak,
 )
-from a2lib.theory.memory.step import StepMemory, block_peaks
-from a2lib.theory.products import matmul_flops
-from a2lib.theory.step_floor import eager_step
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.transformer import state_bytes
 
 SINGLE = ("block", "segments:2", "segments:4", "segments:8", "segments:16")  # one level of k blocks
@@ -70,22 +65,18 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     held: weights, moments and accumulated gradients, which exist between steps
     peak: the predicted peak above ``held``
     whole: ``held`` and the measured peak
-    again: how many forwards the backward recomputes
-    ms_expected: the predicted time, from the measured step of one block per segment
     """
     rows = rows[rows["model"].isin(SIZES) & rows["strategy"].isin(NAMES)]
-    rate = copy_bandwidth(rows_of("ceiling"))
-    derived = rows.join(pd.DataFrame([_theory(r) for r in rows.itertuples()], index=rows.index))
-    derived["name"] = derived["strategy"].map(NAMES)
-    derived["whole"] = derived["held"] + derived["peak_bytes"]
-    key = ["model", "layers", "precision", "attention", "gradients"]
-    base = derived[derived["strategy"] == "block"].set_index(key)[["ms", "ms_forward"]]
-    base = derived[key].join(base, on=key)
-    derived["ms_expected"] = [
-        row.ms + _beyond_one_block(r, row.ms_forward, rate * 1e12) if rate else None
-        for r, row in zip(derived.itertuples(), base.itertuples(), strict=True)
-    ]
-    return derived
+    steps = [_step(row) for row in rows.itertuples()]
+    peaks = [strategy_peak(s, name) for s, name in zip(steps, rows["strategy"], strict=True)]
+    rows = rows.assign(held=[_held(s) for s in steps], peak=peaks)
+    return rows.assign(name=rows["strategy"].map(NAMES), whole=rows["held"] + rows["peak_bytes"])
+
+
+def _held(step: StepMemory) -> int:
+    """Return the bytes that exist between steps."""
+    state = state_bytes(step.shape)
+    return state.total - (state.gradients if step.fresh else 0)
 
 
 def _step(row) -> StepMemory:
@@ -99,60 +90,6 @@ def _step(row) -> StepMemory:
         attention=row.attention,
         fresh=row.gradients == "fresh",
     )
-
-
-def _theory(row) -> dict:
-    step = _step(row)
-    state = state_bytes(step.shape)
-    linear, attention, head = _forward_flops(step)
-    again = repeated(row.strategy, step)
-    flops = again["linear"] * linear + again["attention"] * attention
-    return {
-        "held": state.total - (state.gradients if step.fresh else 0),
-        "peak": strategy_peak(step, row.strategy),
-        "again": flops / (linear + attention + head),
-    }
-
-
-def _forward_flops(step: StepMemory) -> tuple[int, int, int]:
-    """Return the FLOPs of a forward: of the blocks' linear layers, of attention (with all scores if
-    eager, else with half of them), and of the head."""
-    s, tokens = step.shape, step.batch * step.context
-    linear = s.num_layers * 2 * tokens * s.block_matrices
-    causal = step.attention != "eager"
-    sizes = step.batch, s.num_heads, step.context, step.context, s.head_dim
-    attention = s.num_layers * attention_flops(*sizes, causal, "forward")
-    return linear, attention, matmul_flops(tokens, s.vocab_size, s.d_model)
-
-
-def _beyond_one_block(row, ms_forward: float, bytes_per_s: float) -> float:
-    """Return the time of what a strategy recomputes beyond one block per segment, in ms.
-
-    Elementwise kernels, and all of eager attention, take the time of their bytes. Matmuls take the
-    rest of the measured forward.
-    """
-    step = _step(row)
-    linear, attention, head = _forward_flops(step)
-    forward = [
-        kernel
-        for kernel in eager_step(step.shape, step.batch, step.context, step.precision)
-        if kernel.phase == "forward"
-    ]
-    ms = {"attention": 0.0, "elementwise": 0.0}
-    for kernel in forward:
-        if kernel.part in ms:
-            moved = kernel.count * (kernel.read + kernel.written)
-            ms[kernel.part] += 1e3 * moved / bytes_per_s
-    if step.attention == "flash":
-        ms_products = ms_forward - ms["elementwise"]
-        ms["attention"] = ms_products * attention / (linear + attention + head)
-    else:
-        ms_products = ms_forward - ms["elementwise"] - ms["attention"]
-        attention = 0
-    ms["linear"] = ms_products * linear / (linear + attention + head)
-    ms["rest"] = ms["elementwise"]
-    this, block = (repeated(strategy, step) for strategy in (row.strategy, "block"))
-    return sum((this[part] - block[part]) * ms[part] for part in this)
 
 
 def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
@@ -187,40 +124,6 @@ def backward(figure, block: BlockBytes, blocks: int):
     ax.annotate("the block whose backward runs", (15.5, 8.4), color=DIM, **middle)
     ax.set(xlabel="blocks that the backward has reached", ylabel="GB above weights and moments")
     ax.set(xlim=(1, blocks))
-
-
-@chart(height=2.8)
-def best_segments(figure, saved_per_input: dict[str, float], blocks: int):
-    """Draw the memory of segments of k blocks, N/k inputs and k times what a block saves, relative
-    to that of the best k; by name, how many inputs a block saves."""
-    ax = figure.subplots()
-    k = np.linspace(1, 12, 221)
-    for i, (words, saved) in enumerate(saved_per_input.items()):
-        colour = COLOURS[1 - i]
-        held = blocks / k + k * saved
-        relative = held / held.min()
-        ax.plot(k, relative, color=colour, linewidth=2)
-        best = int(held.argmin())
-        ax.plot(k[best], 1, "o", color=colour, markersize=8, clip_on=False)
-        at, off, side = ((7, 0.72), (0, -6), "left") if i == 0 else ((6, 2.25), (4, -8), "left")
-        plots.label(ax, words, at, off, ha=side, color=colour)
-    ax.set(xlabel="blocks per segment, k", ylabel="memory, relative to the best k")
-    ax.set(xlim=(0.8, 12), ylim=(0, 4))
-
-
-def units() -> pd.DataFrame:
-    """Return a table of one block of the 3.4B model, batch 4, 2,048 tokens, in GB: I, A, G and M by
-    setting, and of M what is left of A, and what is temporary."""
-    lines = []
-    for setting, fresh in SETTINGS.items():
-        accumulated = dataclasses.replace(fresh, fresh=False)
-        block = block_bytes(accumulated)[0]
-        fullest = max(block_peaks(accumulated), key=lambda half: half.total)
-        sizes = [block.input, block.saved, block.gradients, block.peak]
-        sizes += [fullest.saved, fullest.temporary, block_bytes(fresh)[0].peak]
-        lines.append([setting, *(gb(size, 3)[:-3] for size in sizes)])
-    names = ["GB", "I", "A", "G", "M, accumulated", "saved", "temporary", "M, default"]
-    return pd.DataFrame(lines, columns=names)
 
 
 def block_tensors() -> pd.DataFrame:

@@ -6,7 +6,7 @@ from a2lib.report import data
 from a2lib.report.metrics import stated
 from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import ROOM, lines, log_values, reference
+from a2lib.report.plots import lines, log_values, reference
 from a2lib.report.style import Look, Looks, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import count, digits, span
@@ -147,7 +147,7 @@ def every_call(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts, columns=[*heads, "GB/s"])
 
 
-@chart(height=3.4, room=ROOM + 0.03)
+@chart(height=3.4)
 def bandwidth(figure, rows: pd.DataFrame):
     """Draw bus bandwidth against size: NCCL back to back and synchronized, and gloo, between two
     ranks."""
@@ -164,7 +164,7 @@ def bandwidth(figure, rows: pd.DataFrame):
     ax.set(xlabel="bytes of the tensor", ylabel="bus bandwidth, GB/s", ylim=(0.05, 900))
     reference(ax, link(), "the link, one way")
     reference(ax, line.half_size, "half speed", vertical=True)
-    return lambda: name_ends(figure, ax, ends, LOOKS)
+    name_ends(figure, ends, LOOKS)
 
 
 @chart(height=1.7)

@@ -3,57 +3,18 @@
 import numpy as np
 import pandas as pd
 
-from a2lib.report import plots
-from a2lib.report.page import one, pick
+from a2lib.report.page import pick
 from a2lib.report.pages.benchmark import PHASES, TITLES, spread
-from a2lib.report.style import COLOURS, chart
-from a2lib.report.units import ms
-
-# What a process prepares before its first step -> what that saves the step, beyond the line before.
-SAVED = {"product": "cuBLAS", "block": "kernels, autograd", "memory": "allocator"}
 
 
 def firsts(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Return a row per model, compile and preparation: medians over its processes, in ms.
-
-    ms_context: making the CUDA context, before the model is there
-    first, steady: the first step, and a later one
-    excess: first - steady
-    apart: the largest excess of a process less the smallest
-    processes: how many there are
-    """
+    """Return a row per model, compile and preparation with ``excess``: how much longer a process's
+    first step is than a later one, in ms; the median over processes."""
     key = ["model", "compile", "prepared"]
-    timed = rows[(rows["status"] == "ok") & rows["part"].isin(["context", "first", "steady"])]
+    timed = rows[(rows["status"] == "ok") & rows["part"].isin(["first", "steady"])]
     wide = timed.pivot_table(index=[*key, "repeat"], columns="part", values="ms", observed=True)
-    wide = wide.reindex(columns=["context", "first", "steady"])
-    wide["excess"] = wide["first"] - wide["steady"]
-    medians = wide.groupby(key).median()
-    excess = wide.groupby(key)["excess"]
-    medians["apart"] = excess.max() - excess.min()
-    medians["processes"] = wide.groupby(key).size()
-    return medians.reset_index().rename(columns={"context": "ms_context"})
-
-
-def parts(rows: pd.DataFrame, model: str) -> dict[str, float]:
-    """Return what each preparation saves an uncompiled model's first step, and the rest (ms)."""
-    left = one(rows, model=model, compile="none", prepared="nothing").excess
-    saved = {}
-    for prepared, name in SAVED.items():
-        after = one(rows, model=model, compile="none", prepared=prepared).excess
-        saved[name], left = left - after, after
-    return {**saved, "rest": left}
-
-
-@chart(height=1.9)
-def first_steps(figure, rows: pd.DataFrame, *models: str):
-    """Draw what a first step takes more than a steady one, by what it pays for."""
-    table = pd.DataFrame({TITLES[m]: parts(rows, m) for m in models}).T.clip(lower=0)
-    shades = dict(zip(table.columns, [COLOURS[i] for i in (1, 0, 2, 4)], strict=True))
-    text = [ms(t) for t in table.sum(axis=1)]
-    words = "ms more than a steady step"
-    plots.stacked(figure.subplots(), table, shades, text=text, xlabel=words)
-    narrow = {"columnspacing": 1.0, "handlelength": 1.0}
-    figure.legend(loc="outside upper left", ncols=4, frameon=False, **narrow)
+    excess = (wide["first"] - wide["steady"]).groupby(key).median()
+    return excess.rename("excess").reset_index()
 
 
 def processes(steps, model: str, phase: str = "wall", context: int = 512) -> list[np.ndarray]:

@@ -176,7 +176,7 @@ def bars(figure, rows: pd.DataFrame):
     ax.annotate("\n".join(["far to the right:", *far]), (1, 0.98), color=DIM, **corner)
 
 
-@chart(height=3.2, room=plots.ROOM)
+@chart(height=3.2)
 def regimes(figure, rows: pd.DataFrame):
     """Draw time against length, a line for each implementation, and tile_times, its one factor
     fitted to the longer half of FlashAttention-2, which has a program for each tile of 128."""
@@ -195,4 +195,4 @@ def regimes(figure, rows: pd.DataFrame):
     ax.minorticks_off()
     ax.annotate("dotted: max(P, P²/264)", (130, 2.2), color=DIM)
     ax.set(xlabel="tokens", ylabel="backward, ms")
-    return lambda: panels.name_ends(figure, ax, ends, LOOKS)
+    panels.name_ends(figure, ends, LOOKS)

@@ -101,7 +101,7 @@ def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
     return ms | {"gain": fp32 / bf16}
 
 
-@chart(height=3.0, room=0.12)
+@chart(height=3.0)
 def running(figure):
     """Draw 10,000 times 0.001 added up in three formats, as exact arithmetic predicts them."""
     colours = {"fp32": COLOURS[1], "fp16": COLOURS[2], "bf16": COLOURS[0]}

@@ -1,5 +1,5 @@
-"""Drawings of parallelism: what each device holds, what is sent when, rings, pipelines, and a map
-of the bottleneck."""
+"""Drawings of parallelism: what each device holds, what is sent when, rings, and a map of the
+bottleneck."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,7 +10,6 @@ from a2lib.report.plots import HEAT
 from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.theory import parallelism, schedules
 from a2lib.theory.collectives import run_all_reduce, run_alternate
-from a2lib.theory.other_axes import bubble_share
 from a2lib.theory.parallelism import EXAMPLE
 from a2lib.theory.schedules import COMPUTE, LINKS, Task, Timeline
 
@@ -20,15 +19,8 @@ LEFT = 66  # units for the names of streams
 HELD, SENT, PALE = "fill: #86b6e6", "fill: #f0ad78", "fill: #f6cfab"
 NONE = "fill: none; stroke: #808080; stroke-width: 0.8"
 FILLS = {"compute": HELD, "gather": SENT, "reduce": PALE, "scatter": PALE}
-FILLS |= {"F": HELD, "B": SENT, "W": PALE}
 LETTERS = {"compute": "C", "gather": "G", "reduce": "R", "scatter": "S"}
 LETTER = 8.3  # units that a box needs for each of its characters
-PIPES = {  # title, and pieces of the model on each device
-    "gpipe": ("GPipe", 1),
-    "1f1b": ("1F1B", 1),
-    "interleaved": ("interleaved", 2),
-    "zb-h1": ("zero bubble H1", 1),
-}
 DEVICES = 4
 NAMES = [f"device {i}" for i in range(DEVICES)]
 STREAMS = {COMPUTE: "computes", LINKS: "sends"}
@@ -99,35 +91,6 @@ def rings() -> Drawing:
         out.append(stroke(end, "#555555", more="; stroke-dasharray: 3 3"))
         y += 6
     return Drawing(out, y)
-
-
-def pipelines() -> Drawing:
-    """Draw four pipeline schedules on one axis of time; idle time is left white."""
-    stages, microbatches = DEVICES, 8
-    runs = [
-        (title, kind, chunks, schedules.run(schedules.pipeline(kind, stages, microbatches, chunks)))
-        for kind, (title, chunks) in PIPES.items()
-    ]
-    across = (WIDTH - LEFT - 6) / max(timeline.seconds for *_, timeline in runs)
-    out, y = [], 0.0
-    for title, kind, chunks, timeline in runs:
-        share = bubble_share(kind, stages, microbatches, chunks)
-        held = schedules.held_by_stage(timeline, 0, stages) / chunks
-        title += f": bubble {100 * share:.0f} %, {held:g} held"
-        out.append(text(LEFT, y + 12, title, bold=True))
-        y += 18
-        for stage in range(stages):
-            out.append(text(LEFT - 6, y + 12, f"stage {stage + 1}", anchor="end"))
-            for task in timeline.tasks:
-                if task.stream != f"stage {stage}":
-                    continue
-                x = LEFT + timeline.start[task.name] * across
-                style = FILLS[task.name[0]] + "; stroke: #555555; stroke-width: 0.5"
-                out.append(box(x, y, task.seconds * across, 15, style))
-            y += 18
-        y += 6
-    words = "forward", "backward (zero bubble: of inputs only)", "gradients of weights"
-    return Drawing(out, _legend(out, dict(zip((HELD, SENT, PALE), words, strict=True)), y))
 
 
 def own_row(i: int) -> list[tuple[int, int]]:

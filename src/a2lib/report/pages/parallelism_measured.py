@@ -194,8 +194,8 @@ def threshold(layer: Layer, scheme: str, pass_: str) -> float:
     """Return the batch, or for tensor parallelism the width, from which the formulas call a pass
     on two ranks compute-bound."""
     if scheme == "tp":
-        return parallelism.least_width(layer, 2, pass_)
-    return parallelism.least_tokens(layer, 2, 1, pass_)
+        return layer.d_ff / (parallelism.tensor_limit(layer, pass_) - 1)
+    return layer.tokens / parallelism.data_slope(layer)
 
 
 def measured_layer(rows: pd.DataFrame, backend: str = "nccl") -> Layer:
@@ -370,7 +370,6 @@ def _training(model: str, batch: int, efficiency: float, activations: str) -> Tr
         context=512,
         activations=activations,
         efficiency=efficiency,
-        attention_efficiency=efficiency,
     )
 
 

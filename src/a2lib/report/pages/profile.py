@@ -1,20 +1,21 @@
 """Read the traces of a training step: kernel time by phase and class, and its least time."""
 
-import re
-from functools import cache
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
 from a2lib.lab.trace import HOST
 from a2lib.report import traces
-from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.page import one, pick
+from a2lib.report.drawing import Drawing, box, stroke, text
+from a2lib.report.metrics import ceilings, copy_bandwidth, floors
+from a2lib.report.page import pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
+from a2lib.report.tables import cells
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
-from a2lib.theory.roofline import Kernel, floor
+from a2lib.theory.roofline import Kernel
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
@@ -28,7 +29,6 @@ WAYS = {
     ("bf16", "flash", "blocks"): ("bf16, Flash, compiled", fused_step),
     ("bf16_weights", "flash", "blocks"): ("16-bit weights, Flash, compiled", fused_step),
 }
-GROUPS = {"matmul": "matmul", "attention": "flash", "copy": "copies", "optimizer": "adamw"}
 SHOWN = {
     "matmuls": "#0072b2",
     "fused attention": "#d55e00",
@@ -36,21 +36,13 @@ SHOWN = {
     "copies and casts": "#808080",
     "AdamW": "#444444",
 }
-# Kernels that only add the parts of a split matmul, or clear its workspace.
-NO_CALL = r"split_k_kernel|reduce"
 INSIDE = "attn.attention."
-# What a block does between its matmuls: the ranges that launch it, its name in
-# theory/step_floor.py, and what the names of Inductor's kernels have that hold it (the first of
-# them counts).
+# What a block does between its matmuls -> the ranges that launch it.
 BETWEEN = {
-    "masked": (
-        (INSIDE + "scores", INSIDE + "softmax"),
-        r"masked|between",
-        r"softmax",
-    ),
-    "gate": (("ffn",), "gate", r"silu"),
-    "rope": (("attn", INSIDE + "values"), "rope", r"flip|neg_stack|transpose"),
-    "norms": (("ln1", "ln2", "block"), "norms|residual and norm", r"rsqrt|add"),
+    "masked": (INSIDE + "scores", INSIDE + "softmax"),
+    "gate": ("ffn",),
+    "rope": ("attn", INSIDE + "values"),
+    "norms": ("ln1", "ln2", "block"),
 }
 SOFTMAX_FLOPS = 5  # per score: compare, subtract, exponential, add, divide
 SOFTMAX_BYTES = 8  # per score: read and written, in fp32 in either precision
@@ -62,13 +54,12 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add to each row the sums of its phase's kernels ("step": of all phases); times in ms.
 
     way: the configuration's name in WAYS
-    matmul, flash, copies, adamw, between: kernel time of the class (flash: fused attention)
-    total, rest: of all kernels; of all except matmul and flash
-    share: (matmul + flash) / total
-    kernels, matmuls: calls
-    top, top_calls, top_ms, top_share, top_parts: the kernel that takes most
-    scores, values, softmax, masking, casts, softmax_ratio, those of BETWEEN: parts of a forward
-    counted_matmuls, moved, floor, ...: by counting (``count_work``)
+    matmul, flash, copies, adamw, between, total: kernel time (``traces.ms_by_class``)
+    rest, share: of all kernels except matmul and flash; the share of these two
+    kernels: calls
+    top, top_calls, top_ms, top_share: the kernel that takes most
+    scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
+    moved, floor, ...: by counting (``count_work``)
     depth: launches queued ahead of the GPU
     launch_us: CPU time per launch in µs, while Python does not wait for a full queue
     quick, slow: the phase in the quickest and in the slowest process that timed it
@@ -95,53 +86,37 @@ def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
     if kernels.empty:
         return kernels
     kernels = pd.concat([kernels, kernels.assign(phase="step")], ignore_index=True)
-    kernels["class"] = kernels["kind"].map(GROUPS).fillna("between")
-    sums = kernels.pivot_table("ms", CASE, "class", aggfunc="sum")
-    sums = sums.reindex(columns=[*GROUPS.values(), "between"]).fillna(0.0)
-    sums["total"] = sums.sum(axis=1)
+    sums = traces.ms_by_class(kernels, CASE)
     sums["rest"] = sums["total"] - sums["matmul"] - sums["flash"]
     sums["share"] = 1 - sums["rest"] / sums["total"]
     sums["kernels"] = kernels.groupby(CASE)["calls"].sum()
-    adds_parts = kernels["kernel"].str.contains(NO_CALL)
-    whole = kernels[(kernels["class"] == "matmul") & ~adds_parts]
-    sums["matmuls"] = whole.groupby(CASE)["calls"].sum().reindex(sums.index, fill_value=0)
     sums = sums.join(top_kernels(kernels)).join(forward_parts(kernels))
     sums["top_share"] = sums["top_ms"] / sums["total"]
     return sums.reset_index()
 
 
 def top_kernels(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return each phase's longest kernel: its name, ms, calls, and what launches it."""
+    """Return each phase's longest kernel: its name, ms and calls."""
     named = kernels[kernels["kernel"] != "rest"].groupby([*CASE, "kernel"])
-    names = named.agg(top_ms=("ms", "sum"), top_calls=("calls", "sum"), top_parts=("part", _listed))
+    names = named.agg(top_ms=("ms", "sum"), top_calls=("calls", "sum"))
     names = names.sort_values("top_ms", ascending=False).reset_index("kernel")
     return names[~names.index.duplicated()].rename(columns={"kernel": "top"})
-
-
-def _listed(parts: pd.Series) -> str:
-    return ", ".join(sorted(set(parts) - {""}))
 
 
 def forward_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     """Return the kernel time of each forward's parts: those of BETWEEN, and of eager attention."""
     kernels = kernels[kernels["phase"] == "forward"]
     is_matmul, is_copy = kernels["kind"] == "matmul", kernels["kind"] == "copy"
-    fused = kernels["kernel"].map(fused_work)
     sums = pd.DataFrame(index=kernels.groupby(CASE).size().index)
-    for name, (ranges, *_) in BETWEEN.items():
-        is_eager = kernels["part"].isin(ranges) & ~is_matmul
-        mine = kernels[is_eager | (fused == name)].groupby(CASE)
+    for name, ranges in BETWEEN.items():
+        mine = kernels[kernels["part"].isin(ranges) & ~is_matmul].groupby(CASE)
         sums[name], sums[f"{name}_kernels"] = mine["ms"].sum(), mine["calls"].sum()
-    sums = sums.fillna(0)
 
     def ms_in(part: str, where: pd.Series) -> pd.Series:
         return kernels[(kernels["part"] == INSIDE + part) & where].groupby(CASE)["ms"].sum()
 
     sums["scores"], sums["values"] = ms_in("scores", is_matmul), ms_in("values", is_matmul)
-    sums["masking"] = ms_in("scores", ~is_matmul)
     sums["softmax"] = ms_in("softmax", ~is_copy)
-    sums["casts"] = ms_in("softmax", is_copy)
-    sums["casts"] = sums["casts"].fillna(0).where(sums["softmax"].notna())
     sums["softmax_ratio"] = sums["softmax"] / (sums["scores"] + sums["values"])
     return sums
 
@@ -160,23 +135,11 @@ def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) 
     return rows
 
 
-@cache
-def fused_work(kernel: str) -> str:
-    """Return the work of BETWEEN that a kernel of Inductor's holds, or an empty text."""
-    if not kernel.startswith("triton_"):
-        return ""
-    for name, (*_, pattern) in BETWEEN.items():
-        if re.search(pattern, kernel):
-            return name
-    return ""
-
-
 def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     """Return what counting tells of a row's phase; nothing for a configuration without a count.
 
-    counted_matmuls: calls
-    moved, and masked_bytes, gate_bytes, ...: bytes between matmuls, in all and of BETWEEN
-    floor_rest, floor: least time between matmuls, and in all, by the best measured rates, ms
+    moved: bytes between matmuls
+    floor: the least time by the best measured rates, ms
     multiply_flops, multiply_bytes, softmax_flops, softmax_bytes: of eager attention in a forward
     """
     way = (row.precision, row.attention, row.compile)
@@ -186,22 +149,10 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     phases = PHASES_OF.get(row.mode, TRAINING) if row.phase == "step" else (row.phase,)
     kernels = WAYS[way][1](shape, batch, context, row.precision)
     kernels = [kernel for kernel in kernels if kernel.phase in phases]
-    matmuls = [kernel for kernel in kernels if kernel.flops]
-    others = [kernel for kernel in kernels if not kernel.flops]
-    counts = {
-        "counted_matmuls": sum(kernel.count for kernel in matmuls),
-        "moved": moved_bytes(others),
-    }
-    rate = rates.get(row.precision.removesuffix("_weights"))
-    if bandwidth and rate:
-        in_matmuls = floor(matmuls, rate * 1e12, bandwidth * 1e12)["total"].ms
-        counts["floor_rest"] = floor(others, rate * 1e12, bandwidth * 1e12)["total"].ms
-        counts["floor"] = in_matmuls + counts["floor_rest"]
+    counts = {"moved": moved_bytes(kernel for kernel in kernels if not kernel.flops)}
+    if least := floors(kernels, rates, bandwidth, row.precision):
+        counts["floor"] = least["total"].ms
     if row.phase == "forward":
-        for name, (_, pattern, _) in BETWEEN.items():
-            in_blocks = [kernel for kernel in others if kernel.count >= shape.num_layers]
-            mine = [kernel for kernel in in_blocks if re.fullmatch(pattern, kernel.name)]
-            counts[f"{name}_bytes"] = moved_bytes(mine)
         eager = [kernel for kernel in kernels if kernel.name == "scores"]
         counts["multiply_bytes"] = moved_bytes(eager)
         counts["multiply_flops"] = sum(kernel.count * kernel.flops for kernel in eager)
@@ -211,7 +162,7 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     return counts
 
 
-def moved_bytes(kernels: list[Kernel]) -> int:
+def moved_bytes(kernels: Iterable[Kernel]) -> int:
     """Return the bytes that kernels read and write."""
     return sum(kernel.count * (kernel.read + kernel.written) for kernel in kernels)
 
@@ -244,17 +195,6 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     return by_size(traced.drop_duplicates(["model", "context", "phase"]))
 
 
-# The longest context whose training step ran in fp32.
-LONGEST = {"small": 6144, "medium": 3072, "large": 2048, "xl25": 1536, "2.7B": 1536}
-
-
-def longest(rows: pd.DataFrame, phase: str = "forward") -> pd.DataFrame:
-    """Return the fp32 row of a training step's phase for each model at its longest context."""
-    trace = {"mode": "train-step", "profiler": "nsys", "way": "fp32", "phase": phase}
-    few = [one(rows, model=m, context=n, **trace) for m, n in LONGEST.items()]
-    return pd.DataFrame(few).set_index("model")
-
-
 def matmul_shares(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the matmuls' share of a forward's and of a whole fp32 step's kernel time, by model and
     context."""
@@ -275,12 +215,42 @@ def backward_over_forward(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(ratios)
 
 
-def until_last_kernel(*strips: list[dict]) -> list[list[dict]]:
-    """Cut strips to one length: that of the one whose last kernel ends first."""
+def answers(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the answers to nsys_profile in eager fp32 for each size and context, as texts.
+
+    The forward is that of a trace of forwards, or of a training step where there is none.
+    """
+    key = ["model", "context"]
+    plain = {"way": "fp32", "profiler": "nsys"}
+    traced = pick(rows, mode=["forward", "train-step"], phase="forward", **plain)
+    in_step = traced[traced["mode"] == "train-step"].set_index(key)
+    forwards = by_size(traced.sort_values("mode").drop_duplicates(key)).set_index(key)
+    steps = pick(rows, mode="train-step", phase="step", **plain).set_index(key)
+    flops = in_step["multiply_flops"] / in_step["softmax_flops"]
+    cases = forwards.index
+    table = pd.DataFrame(
+        {
+            "(a) timer, ms": cells(forwards["ms_timer"]),
+            "trace, ms": cells(forwards["ms"]),
+            "(b) calls": forwards["top_calls"].map("{:.0f}".format),
+            "share": forwards["top_share"].map(percent),
+            "(c) forward": forwards["share"].map(percent),
+            "(d) step": steps["share"][cases].map(percent),
+            "(e) time": in_step["softmax_ratio"][cases].map(digits),
+            "FLOPs": [f"1/{digits(flops[case])}" for case in cases],
+        },
+        index=cases,
+    )
+    return table.reset_index()
+
+
+def crop_to_shorter(first: list[dict], second: list[dict]) -> list[list[dict]]:
+    """Cut two strips to one length: until the last kernel of the one whose last kernel ends
+    first."""
     lasts = []
-    for strip in strips:
+    for strip in (first, second):
         lasts.append(max(traces.end_us(row) for row in strip if row["stream"] != HOST))
-    return [traces.cropped(strip, -np.inf, min(lasts)) for strip in strips]
+    return [traces.cropped(strip, -np.inf, min(lasts)) for strip in (first, second)]
 
 
 @chart(height=5.0)
@@ -329,3 +299,22 @@ def roofline(figure, rows: pd.DataFrame, bandwidth: float, flops: dict[str, floa
     ax.set_yticks([1, 10, 100], ["1", "10", "100"])
     ax.minorticks_off()
     ax.set(xlabel="FLOPs per byte", ylabel="TFLOP/s")
+
+
+def queue() -> Drawing:
+    """Draw a forward's last kernels that run while Python is already in the backward."""
+    python, gpu, high = 22, 86, 22  # upper edges of the two rows, and their height
+    elements = [text(2, python + 15, "Python"), text(2, gpu + 15, "GPU")]
+    for x, width, name in ((62, 104, "forward"), (168, 150, "backward")):
+        elements.append(box(x, python, width, high, "fill: #eeeeee", name))
+    for i in range(12):
+        launch, start, width, colour = 68 + 20 * i, 76 + 30 * i, 28, "#0072b2"
+        if i > 4:  # of the backward
+            launch, start, width, colour = 174 + 20 * (i - 5), 226 + 18 * (i - 5), 16, "#808080"
+        elements.append(box(start, gpu, width, high, f"fill: {colour}"))
+        elements.append(stroke(f"M{launch} 40 V48", width=1.6))
+        if i in (0, 3, 4, 11):
+            elements.append(stroke(f"M{launch} {python + high} L{start + 2} {gpu}", "#555555", 1.0))
+    elements.append(stroke("M168 114 V118 H224 V114", "#555555", 1.0))
+    words = "launched in the forward, run during the backward"
+    return Drawing([*elements, text(196, 132, words, anchor="middle")], 140)

@@ -4,7 +4,6 @@ import re
 
 import pandas as pd
 
-from a2lib.report.page import pick
 from a2lib.report.tables import cells
 from a2lib.report.units import percent
 
@@ -59,46 +58,21 @@ def work_of(kernel: str) -> str:
     return next((words for pattern, words in WORK.items() if re.search(pattern, kernel)), "")
 
 
-def by_part(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return a trace's kernel time by phase, class and the range that launched it, as texts."""
-    return as_texts(largest(kernels, "part")).rename(columns={"part": "launched by"})
-
-
 def by_name(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return a trace's kernel time by phase, class and kernel name, as texts."""
-    sums = as_texts(largest(kernels, "kernel"))
-    sums.insert(2, "what it does", sums["kernel"].map(work_of))
-    sums["name"] = [f"`{name}`" for name in sums.pop("kernel")]
-    return sums
-
-
-def largest(kernels: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return calls, ms and share by phase, class and ``by``, the largest first."""
-    sums = kernels.groupby(["phase", "kind", by])[["calls", "ms"]].sum().reset_index()
-    sums["share"] = sums["ms"] / sums["ms"].sum()
-    listed = (sums["share"] >= LEAST_SHARE) & (sums[by] != "rest")
-    return sums[listed].sort_values("ms", ascending=False)
-
-
-def as_texts(sums: pd.DataFrame) -> pd.DataFrame:
-    table = sums.rename(columns={"kind": "class"})
-    table["ms"] = cells(sums["ms"])
-    table["share"] = [percent(share, 1) for share in sums["share"]]
-    table["each, µs"] = cells(1e3 * sums["ms"] / sums["calls"])
-    return table
-
-
-def shares_by_mode(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return, by configuration, model and context, the share of matmuls and fused attention in the
-    kernel time of a forward, of forward and backward, and of a whole step."""
-    inner = ["forward", "loss", "backward"]
-    few = pick(rows, mode="train-step", profiler="nsys", phase=[*inner, "step"])
-    index = ["way", "model", "context"]
-    wide = few.pivot(index=index, columns="phase", values=["rest", "total"])
-    rest, total = wide["rest"], wide["total"]
-    shares = {
-        "forward": 1 - rest["forward"] / total["forward"],
-        "forward, backward": 1 - rest[inner].sum(axis=1) / total[inner].sum(axis=1),
-        "whole step": 1 - rest["step"] / total["step"],
-    }
-    return pd.DataFrame(shares).astype(float).reset_index()
+    """Return a trace's kernel time by phase, class and kernel name, the largest first, as texts."""
+    sums = kernels.groupby(["phase", "kind", "kernel"])[["calls", "ms"]].sum().reset_index()
+    shares = sums["ms"] / sums["ms"].sum()
+    listed = (shares >= LEAST_SHARE) & (sums["kernel"] != "rest")
+    sums = sums[listed].sort_values("ms", ascending=False)
+    return pd.DataFrame(
+        {
+            "phase": sums["phase"],
+            "class": sums["kind"],
+            "what it does": sums["kernel"].map(work_of),
+            "calls": sums["calls"],
+            "ms": cells(sums["ms"]),
+            "share": [percent(share, 1) for share in shares[sums.index]],
+            "each, µs": cells(1e3 * sums["ms"] / sums["calls"]),
+            "name": [f"`{name}`" for name in sums["kernel"]],
+        }
+    )

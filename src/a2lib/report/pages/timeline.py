@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from a2lib.report import panels, plots
 from a2lib.report.style import DIM, INK, Chart
-from a2lib.report.traces import LETTER, legend
+from a2lib.report.traces import legend
 
 CATEGORIES = {
     "parameters": "#444444",
@@ -21,16 +21,16 @@ CATEGORIES = {
     "temporaries": "#f6cfab",
     "other": "#dddddd",
 }
+LETTER = 0.0195  # of the width of a panel that a letter takes
 CORNERS = 1600  # of all areas of a figure together
 
 Rows = Sequence[dict]
 
 
-def memory(source: Rows | dict[str, Rows], *, shared: bool = True) -> Chart:
+def memory(source: Rows | dict[str, Rows]) -> Chart:
     """Return a chart of bytes by category, stacked, with the phases and the peak marked.
 
-    source: the rows, or several sources by title, each of which gets a panel.
-    shared: whether all panels have one scale.
+    source: the rows, or several sources by title, each of which gets a panel; all have one scale.
 
     The peak is that of the source, also where lines are thinned.
     """
@@ -45,13 +45,12 @@ def memory(source: Rows | dict[str, Rows], *, shared: bool = True) -> Chart:
     points = CORNERS // (len(names) * len(sources))
 
     def draw(figure):
-        axes = figure.subplots(len(sources), 1, squeeze=False, sharey=shared)[:, 0]
+        axes = figure.subplots(len(sources), 1, squeeze=False, sharey=True)[:, 0]
         for ax, (title, rows) in zip(axes, sources.items(), strict=True):
             _areas(ax, rows, names, scale, points)
             _mark_peak(ax, rows, scale, unit)
             _mark_phases(ax, rows)
-            top = highest if shared else max(map(total, rows))
-            ax.set(ylabel=unit, xlim=(0, _last(rows)), ylim=(0, top / scale * 1.3))
+            ax.set(ylabel=unit, xlim=(0, _last(rows)), ylim=(0, highest / scale * 1.3))
             ax.set_xticks([])
             ax.set_title(title, loc="left")
         axes[-1].set_xlabel("tensors made and dropped, in order")

@@ -15,11 +15,6 @@ log-sum-exps instead of s and the mask. Where heads share keys and values, k and
 (``Shape.kv_width``); the repeated heads that eager attention saves of them are not counted. Latent
 tensors are not counted either. With experts, the FFN is the one that a token meets.
 
-PyTorch's own FlashAttention on CUDA saves u numbers and 24 bytes more, by ``mha_fwd`` in
-``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``. Its result has the strides of q
-(``empty_like``), which RoPE leaves head by head, so joining the heads copies it. And two tensors of
-dropout's random state, of 16 and 8 bytes, exist without dropout too.
-
 Under CUDA's bf16 autocast the residual stream and the norms stay float32. Each linear layer saves
 a 16-bit copy of its input and of its weight (autocast caches only the copies of leaf tensors).
 Eager attention's softmax runs in float32, and its output is copied for the matmul with v: 4 s + 2 s
@@ -30,9 +25,8 @@ from a2lib.checks import check_name, check_sizes
 from a2lib.shapes import Shape
 from a2lib.theory.products import NARROW, WIDE
 
-ATTENTIONS = ("eager", "flash", "sdpa_flash")
+ATTENTIONS = ("eager", "flash")
 PRECISIONS = ("fp32", "bf16")
-MULTIPLE = 8  # of the head size, to which PyTorch's FlashAttention pads
 
 
 def block_saved(
@@ -43,8 +37,7 @@ def block_saved(
     Names: "0a/..." in the attention half, "0f/..." in the FFN half, "x0" and "y0" for the inputs of
     the two; "....16" for a copy of a weight, "....x" for a layer's own copy of its input.
 
-    attention: of ``ATTENTIONS``; "sdpa_flash" is PyTorch's FlashAttention, for 16 bits and head
-        sizes that are multiples of 8
+    attention: of ``ATTENTIONS``
     precision: "fp32" (TF32 saves the same tensors) or "bf16", CUDA's autocast
 
     Raises ValueError, in one line, for anything else.
@@ -52,11 +45,6 @@ def block_saved(
     check_sizes(batch=batch, context=context)
     check_name("attention", attention, ATTENTIONS)
     check_name("precision", precision, PRECISIONS)
-    if attention == "sdpa_flash" and (precision != "bf16" or shape.head_dim % MULTIPLE):
-        raise ValueError(
-            f"sdpa_flash with precision {precision!r} and head_dim {shape.head_dim}: allowed are "
-            f"bf16 and multiples of {MULTIPLE}"
-        )
     narrow = precision == "bf16"
     width = NARROW if narrow else WIDE
     rows = batch * context
@@ -98,8 +86,6 @@ def block_saved(
         saved |= {"0a/values": width * keys, "0a/o": width * queries}
     else:
         saved |= {"0a/o": width * queries, "0a/lse": WIDE * rows * shape.num_heads}
-    if attention == "sdpa_flash":  # its result head by head, beside that which is multiplied
-        saved |= {"0a/heads": width * queries, "0a/seed": 16, "0a/unused": 8}
     saved |= copies("0a/attn.output_proj", shape.q_width, inputs=False)
     saved |= norm("0f", "y0")
     saved |= copies("0f/ffn.w1", shape.d_ff)

@@ -4,13 +4,13 @@
     peak(step).total                   # bytes of tensors; .by_category
     asked(step)                        # with cuBLAS's workspaces
 
-The step is that of ``a2lib.benchmark``: the eager model and fused AdamW on CUDA. In the backward,
-each block frees what it saved and makes its gradients. So memory is fullest at one of a few
-moments: at the gradient of the logits; at the softmax's gradient or in the FFN, of the first or the
-last block that the backward passes; or when all gradients are there. ``peak`` writes each moment
-down and takes the largest. A block in the middle is never the fullest, since the bytes in use
-change by the same amount from block to block. A few small tensors of moments that come close are
-left out; ``a2lib.lab.tape`` counts every tensor of a step that PyTorch runs.
+The step is a training step after the first, that of ``a2lib.benchmark``: the eager model and fused
+AdamW on CUDA. In the backward, each block frees what it saved and makes its gradients. So memory is
+fullest at one of a few moments: at the gradient of the logits; at the softmax's gradient or in the
+FFN, of the first or the last block that the backward passes; or when all gradients are there.
+``peak`` writes each moment down and takes the largest. A block in the middle is never the fullest,
+since the bytes in use change by the same amount from block to block. A few small tensors of moments
+that come close are left out; ``a2lib.lab.tape`` counts every tensor of a step that PyTorch runs.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,6 @@ from a2lib.theory.products import INDEX, NARROW, WIDE
 from a2lib.theory.transformer import block_parameter_count
 
 ATTENTIONS = ("eager", "flash")
-MODES = ("inference", "forward", "forward-backward", "train-step")
 PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
 SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
 CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)
@@ -33,12 +32,11 @@ LOSS = 2 * WIDE  # the loss and its gradient
 
 @dataclass(frozen=True)
 class StepMemory:
-    """One step of a model of ``shape``, whose tensors are counted.
+    """A training step of a model of ``shape``, whose tensors are counted.
 
-    mode: of ``MODES``
-    attention: of ``ATTENTIONS``
+    attention: of ``ATTENTIONS``; "flash" in fp32 without the sums and terms of its backward's
+        kernels, which depend on the sizes
     precision: "fp32" or "bf16", as in ``saved.py``
-    first: whether it is the first step of a process, which makes the optimizer's state
     fresh: whether the backward allocates the gradients, as after ``zero_grad(set_to_none=True)``;
         else they exist before, as in gradient accumulation
 
@@ -48,15 +46,12 @@ class StepMemory:
     shape: Shape
     batch: int = 4
     context: int = 512
-    mode: str = "train-step"
     precision: str = "fp32"
     attention: str = "eager"
-    first: bool = False
     fresh: bool = True
 
     def __post_init__(self) -> None:
         check_sizes(batch=self.batch, context=self.context)
-        check_name("mode", self.mode, MODES)
         check_name("precision", self.precision, PRECISIONS)
         check_name("attention", self.attention, ATTENTIONS)
 
@@ -110,10 +105,8 @@ class StepMemory:
         held = dict.fromkeys(CATEGORIES, 0)
         held[PARAMETERS] = sum(sizes) + WIDE * self.context * self.shape.head_dim
         held[OTHER] = 2 * self.batch * self.context * INDEX
-        if self.mode == "train-step" and not self.first:
-            held[OPTIMIZER] = optimizer_bytes(self)
-        if "backward" in self.mode or self.mode == "train-step":
-            held[GRADIENTS] = 0 if self.fresh or self.first else sum(sizes)
+        held[OPTIMIZER] = optimizer_bytes(self)
+        held[GRADIENTS] = 0 if self.fresh else sum(sizes)
         return held
 
 
@@ -125,10 +118,8 @@ def optimizer_bytes(step: StepMemory) -> int:
 
 @dataclass(frozen=True)
 class Peak:
-    """A moment of a step: its phase ("loss" until the gradient of the logits), and its bytes by
-    category."""
+    """A moment of a step, by its bytes of each category."""
 
-    phase: str
     by_category: dict[str, int]
 
     @property
@@ -147,66 +138,32 @@ def asked(step: StepMemory) -> int:
 
     A process that has captured a step keeps as many again for the capture's stream.
     """
-    if step.mode in ("inference", "forward"):
-        return peak(step).total + WORKSPACE
-    if not step.first:
-        return peak(step).total + 2 * WORKSPACE
-    # The backward's workspace comes with its first matmul, after the gradient of the logits.
-    return max(
-        moment.total + (1 if moment.phase in ("forward", "loss") else 2) * WORKSPACE
-        for moment in moments(step)
-    )
+    return peak(step).total + 2 * WORKSPACE
 
 
 def moments(step: StepMemory) -> Iterator[Peak]:
     """Yield the moments of a step of which one is the fullest."""
     standing = step.standing()
 
-    def held(phase: str, **more: int) -> Peak:
-        names = {"saved": SAVED, "temporary": TEMPORARIES, "gradients": GRADIENTS}
-        return Peak(phase, standing | {names[n]: standing[names[n]] + more[n] for n in more})
+    def held(saved: int, temporary: int, gradients: int = 0) -> Peak:
+        more = {SAVED: saved, TEMPORARIES: temporary, GRADIENTS: gradients}
+        return Peak(standing | {name: standing[name] + more[name] for name in more})
 
-    if step.mode == "inference":
-        for size in forward_alone(step):
-            yield held("forward", temporary=size)
-        return
     layers, block = step.shape.num_layers, sum(step.saved.values())
     logits, stream = step.sizes["logits"], step.sizes["stream"]
     waiting = (layers - 1) * block
-    attention = attention_forward(step)
-    yield held("forward", saved=waiting, temporary=attention)
-    head = head_saved(step)
-    norm = stream if step.precision == "bf16" else 0  # the head's input, which is cast
-    result = norm + logits * step.width // WIDE
-    yield held("forward", saved=layers * block + head, temporary=result)
-    if step.mode == "forward":
-        return
-    yield held("loss", saved=layers * block + head + logits, temporary=2 * logits + LOSS)
+    # The gradient of the logits.
+    yield held(layers * block + head_saved(step) + logits, 2 * logits + LOSS)
     row = WIDE * step.shape.d_model
     table = row * step.shape.vocab_size
     gradients = WIDE * block_parameter_count(step.shape) if step.fresh else 0
     above = (table + row if step.fresh else 0) + LOSS
     for half in block_peaks(step):
         # In the first block of the backward, and in the last.
-        yield held(
-            "backward",
-            saved=waiting + half.saved,
-            temporary=half.temporary,
-            gradients=above + half.gradients,
-        )
-        yield held(
-            "backward",
-            saved=half.saved,
-            temporary=half.temporary,
-            gradients=above + half.gradients + (layers - 1) * gradients,
-        )
-    end = table + above + layers * gradients
-    yield held("backward", temporary=stream, gradients=end)
-    if step.mode == "train-step" and step.first:
-        whole = sum(step.parameters().values())
-        yield Peak(
-            "optimizer", standing | {OPTIMIZER: optimizer_bytes(step), GRADIENTS: whole + WIDE}
-        )
+        made = above + half.gradients
+        yield held(waiting + half.saved, half.temporary, made)
+        yield held(half.saved, half.temporary, made + (layers - 1) * gradients)
+    yield held(0, stream, table + above + layers * gradients)
 
 
 def head_saved(step: StepMemory) -> int:
@@ -217,48 +174,6 @@ def head_saved(step: StepMemory) -> int:
     if step.precision == "bf16":
         kept += NARROW * step.shape.vocab_size * step.shape.d_model
     return kept
-
-
-def forward_alone(step: StepMemory) -> Iterator[int]:
-    """Yield the bytes that a forward which saves nothing holds at its fullest moments: in the last
-    block's attention, at the end of its FFN, and with the logits. Autocast's copies of weights are
-    kept."""
-    s, stream = step.shape, step.sizes["stream"]
-    scores, logits = step.sizes["scores"], step.sizes["logits"]
-    narrow, hidden = (step.sizes[name] * step.width // WIDE for name in ("stream", "hidden"))
-    copies = block = head = 0
-    if step.precision == "bf16":
-        block = NARROW * s.block_matrices
-        copies = (s.num_layers - 1) * block
-        head = NARROW * s.vocab_size * s.d_model
-    if step.attention == "flash":
-        yield copies + 2 * stream + 4 * narrow
-    elif step.precision == "bf16":  # the scores in either width, and what the softmax makes of them
-        three = NARROW * s.d_model * (s.q_width + 2 * s.kv_width)
-        yield copies + three + 2 * stream + 3 * narrow + 5 * scores // 2 + INDEX * step.context
-    else:
-        yield 7 * stream + 2 * scores + INDEX * step.context
-    if step.precision == "bf16":
-        yield copies + block + 3 * stream + narrow + 3 * hidden
-        yield copies + block - NARROW * s.d_model * s.d_ff + 3 * stream + 4 * hidden
-    else:
-        yield 3 * stream + 4 * hidden
-    yield copies + block + head + 2 * stream + (narrow if head else 0) + logits * step.width // WIDE
-
-
-def attention_forward(step: StepMemory) -> int:
-    """Return the bytes of a block's attention while its softmax or its last matmul runs, in a
-    forward that saves what its backward needs."""
-    stream, scores, rows = step.sizes["stream"], step.sizes["scores"], step.batch * step.context
-    narrow = stream * step.width // WIDE
-    mask = step.context**2 + INDEX * step.context
-    if step.attention == "flash":
-        return 3 * stream + WIDE * rows + 4 * narrow
-    if step.precision == "fp32":
-        return 8 * stream + WIDE * rows + 2 * scores + mask
-    s = step.shape
-    copies = NARROW * s.d_model * (s.q_width + 2 * s.kv_width)
-    return 3 * stream + WIDE * rows + copies + 6 * narrow + 5 * scores // 2 + mask
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@
 
 shows, in a fold, the source of the code cells of notebooks/flash.ipynb that have a tag in `cells`
 (by default the tag `measure`). Where `functions` is given, only cells that define one of them are
-shown. The fold links the executed notebook. A notebook, tag or function that does not exist ends
-the build.
+shown. The fold links the executed notebook, and the notebook as a file. A notebook, tag or
+function that does not exist ends the build.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from sphinx.util.docutils import SphinxDirective
 FOLD = """\
 ``````````{{dropdown}} How this was measured
 These cells of `notebooks/{name}.ipynb` define what is measured, and how.
-The {{doc}}`lab record </notebooks/{name}>` shows the whole notebook as it ran.
+The {{doc}}`lab record </notebooks/{name}>` shows the whole notebook as it ran;
+{{download}}`as a file </notebooks/{name}.ipynb>` it runs where a2lib is installed.
 
 {code}
 ``````````"""

@@ -51,7 +51,7 @@ def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
         line = {"tokens": f"{count(n)}, {'causal' if causal else 'no mask'}"}
         for d in (64, 128):
             for pass_ in OWN:
-                line[f"heads of {d}: {pass_}"] = wide.loc[(n, causal)].get((d, pass_))
+                line[f"{pass_}, {d}"] = wide.loc[(n, causal)].get((d, pass_))
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -63,8 +63,8 @@ def grouped(rows: pd.DataFrame) -> pd.DataFrame:
     wide = rows.pivot(index=key, columns=["pass", "implementation"], values="ms")
     names = []
     for heads, kv_heads, n, batch in wide.index:
-        names.append(f"{heads} and {kv_heads} heads, {batch} × {count(n)} tokens")
-    columns = {"shape": names}
+        names.append(f"{heads} : {kv_heads}, {batch} × {count(n)}")
+    columns = {"heads, tokens": names}
     for pass_ in OWN:
         for name in (OURS, flash.FA4, "sdpa_cudnn"):
             columns[f"{pass_}: {LOOKS.label(name)}"] = cells(wide[pass_, name])

@@ -8,8 +8,7 @@ from a2lib.report.page import one, pick
 from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import lines, log_values, reference
 from a2lib.report.style import Look, Looks, chart
-from a2lib.report.tables import cells
-from a2lib.report.units import count, digits, span
+from a2lib.report.units import digits
 from a2lib.theory.latency import Line, fit, wire_share
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -27,14 +26,11 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
     bus: GB/s of a synchronized call
     bus_queued: GB/s of calls back to back
-    ranks: who took part, in words
     """
     calls = zip(rows["operation"], rows["world_size"], strict=True)
     shares = [wire_share(operation, int(ranks)) for operation, ranks in calls]
     sent = rows["size"].astype(float) * shares / 1e6
-    words = rows["backend"].map({"nccl": "NCCL, {} GPUs", "gloo": "gloo, {} processes"})
-    ranks = [word.format(n) for word, n in zip(words, rows["world_size"], strict=True)]
-    return rows.assign(bus=sent / rows["ms"], bus_queued=sent / rows["ms_queued"], ranks=ranks)
+    return rows.assign(bus=sent / rows["ms"], bus_queued=sent / rows["ms_queued"])
 
 
 def call(
@@ -88,26 +84,14 @@ def link() -> float:
 
 def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return ms of synchronized all-reduces at the handout's sizes, by backend and ranks."""
-    same = (rows["operation"] == "all_reduce") & (rows["dtype"] == "fp32")
-    few = rows[same & rows["size"].isin(HANDOUT)]
+    few = pick(rows, operation="all_reduce", dtype="fp32", size=HANDOUT)
+    backend = few["backend"].map({"nccl": "NCCL", "gloo": "gloo"})
+    few = few.assign(ranks=backend + ", " + few["world_size"].astype(str) + " ranks")
     table = few.pivot(index="ranks", columns="size", values="ms").map(lambda ms: digits(ms, 3))
     table.columns = [f"{size // MIB} MiB" if size < GIB else "1 GiB" for size in table.columns]
     at_gib = few[few["size"] == GIB].set_index("ranks")["bus"]
     table["GB/s at 1 GiB"] = at_gib.map(lambda rate: digits(rate, 3))
     return table.reset_index()
-
-
-def small_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return all-reduces of up to 25 MiB between two GPUs, back to back and synchronized, in us."""
-    line = fitted(rows)
-    texts = []
-    for row in between_two_gpus(rows).sort_values("size").itertuples():
-        if row.size > 25 * MIB:
-            continue
-        size = f"{row.size // 1024} KiB" if row.size < MIB else f"{row.size // MIB} MiB"
-        times = (1e3 * row.ms_queued, 1e6 * line.time_s(row.size), 1e3 * row.ms)
-        texts.append([size, *cells(times)])
-    return pd.DataFrame(texts, columns=["tensor", "back to back", "fitted line", "synchronized"])
 
 
 def published(rows: pd.DataFrame) -> pd.DataFrame:
@@ -125,26 +109,6 @@ def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
     at_gib = rows[is_large].set_index(["device", "world_size"])["bus"]
     table["GB/s at the largest"] = at_gib.map(lambda rate: digits(rate, 3))
     return table.reset_index().rename(columns={"world_size": "GPUs"})
-
-
-def published_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what others published, as text."""
-    table = rows[["device", "backend", "world_size", "size"]]
-    table = table.assign(ms=cells(rows["ms"]))
-    return table.rename(columns={"world_size": "ranks", "size": "bytes"})
-
-
-def every_call(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return every row of the section as text, times in ms."""
-    texts = []
-    order = ["operation", "backend", "world_size", "dtype", "size"]
-    for row in rows.sort_values(order).itertuples():
-        spread = span((row.ms_p20, row.ms_p80), digits, 3)
-        synchronized, back_to_back, rate = cells((row.ms, row.ms_queued, row.bus))
-        words = [row.operation, row.ranks, row.dtype, count(row.size)]
-        texts.append([*words, synchronized, spread, back_to_back, rate])
-    heads = ["operation", "ranks", "dtype", "bytes", "synchronized", "20 to 80 %", "back to back"]
-    return pd.DataFrame(texts, columns=[*heads, "GB/s"])
 
 
 @chart(height=3.4)
@@ -165,19 +129,3 @@ def bandwidth(figure, rows: pd.DataFrame):
     reference(ax, link(), "the link, one way")
     reference(ax, line.half_size, "half speed", vertical=True)
     name_ends(figure, ends, LOOKS)
-
-
-@chart(height=1.7)
-def parts(figure, line: Line):
-    """Draw overhead and bytes of three all-reduces, as shares of their time."""
-    ax = figure.subplots()
-    sizes = {"1 MiB": MIB, "10 MiB": 10 * MIB, "100 MiB": 100 * MIB}
-    shares = [line.overhead_s / line.time_s(size) for size in sizes.values()]
-    ax.barh(list(sizes), shares, color="#f0ad78", height=0.6)
-    ax.barh(list(sizes), [1 - share for share in shares], left=shares, color="#86b6e6", height=0.6)
-    for y, share in enumerate(shares):
-        ax.annotate("overhead" if share > 0.2 else "", (0.01, y), va="center")
-        ax.annotate("bytes", (0.99, y), va="center", ha="right")
-    ax.invert_yaxis()
-    ax.grid(False)
-    ax.set(xlim=(0, 1), xlabel="share of the time")

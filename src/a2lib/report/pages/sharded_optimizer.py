@@ -7,10 +7,10 @@ from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives
 from a2lib.report.pages.benchmark import TITLES
-from a2lib.report.plots import bars, name_lanes, stacks
+from a2lib.report.plots import bars, stacks
 from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.report.tables import cells
-from a2lib.report.units import digits, gb, ms, span
+from a2lib.report.units import gb, ms
 from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
@@ -32,18 +32,9 @@ SHADES = {"weights": "#0072b2", "gradients": "#a86f00", "moments": "#d55e00"}
 ESTIMATED, REPLICATED, SHARDED = "#808080", COLOURS[1], COLOURS[0]
 
 
-def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """Add ``launched``, by what a step is launched, and ``transport``, by what gradients travel."""
-    transport = rows["carrier"].map({"copy_engines": "copy engines", "backend": "NCCL"})
-    transport = transport.mask(rows["wrapper"] == "torch_ddp", "PyTorch's DDP")
-    launched = rows["capture"].map({True: "graph", False: "Python"})
-    return rows.assign(launched=launched, transport=transport)
-
-
 def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """Return, of each moment, the rank that holds more, with ``counted``, the formula's bytes; at
-    the moment "step", of the peak of a later step. PyTorch's DDP, which keeps buckets of its own,
-    has no count."""
+    """Return, of each moment, the rank that holds more, with ``counted``, the formula's bytes at a
+    moment of the first step. PyTorch's DDP, which keeps buckets of its own, has no count."""
     rows = rows.sort_values(["present_bytes", "tensor_bytes", "on_rank"])
     key = ["optimizer", "wrapper", "carrier", "model", "precision", "moment"]
     fullest = rows.drop_duplicates([name for name in key if name in rows], keep="last")
@@ -51,18 +42,12 @@ def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
 
 def _counted(row) -> float:
-    if row.wrapper == "torch_ddp":
+    if row.wrapper == "torch_ddp" or row.moment not in MOMENTS:
         return float("nan")
-    shape = SIZES[row.model]
-    step = StepMemory(
-        shape,
-        int(row.batch),
-        int(row.context),
-        precision=row.precision,
-        attention=row.attention,
-    )
+    sizes = SIZES[row.model], int(row.batch), int(row.context)
+    step = StepMemory(*sizes, precision=row.precision, attention=row.attention)
     held = Held(step, int(row.world_size), row.optimizer != "plain")
-    return held.peak() if row.moment == "step" else sum(held.at(row.moment).values())
+    return sum(held.at(row.moment).values())
 
 
 def moment(memory: pd.DataFrame, optimizer: str, when: str, precision: str = "bf16"):
@@ -129,76 +114,41 @@ def memory_bars(memory: pd.DataFrame) -> Chart:
 
 @chart(height=2.8)
 def updates(figure, times: dict[str, float]):
-    """Draw update times as bars, by their words, which begin with "by bytes" for estimates and end
-    with "replicated" or with what is sharded."""
-    colours = []
-    for words in times:
-        if words.startswith("by bytes"):
-            colours.append(ESTIMATED)
-        else:
-            colours.append(REPLICATED if words.endswith("replicated") else SHARDED)
-    text = [ms(time) for time in times.values()]
+    """Draw update times as bars, by their words, replicated and sharded in turn; the first two are
+    estimates."""
     bars(
         figure.subplots(),
         list(times),
         list(times.values()),
-        text=text,
-        colours=colours,
+        text=[ms(time) for time in times.values()],
+        colours=[ESTIMATED, ESTIMATED, REPLICATED, SHARDED, REPLICATED, SHARDED],
         xlabel="update, and exchange where it is sharded, ms",
     )
 
 
-@chart(height=2.0)
-def timeline(figure, at: dict[str, float]):
-    """Draw half an update in chunks, the all-gather of each below, and a whole update above."""
-    ax = figure.subplots()
-    update, gather = at["half"] / CHUNKS, at["exchange"] / CHUNKS
-    free = 0.0
-    ax.barh(0, at["whole"], color=ESTIMATED, height=0.6)
-    for n in range(CHUNKS):
-        start = max(free, (n + 1) * update)
-        free = start + gather
-        ax.barh(1, update, left=n * update, color=SHARDED, height=0.6, edgecolor="#ffffff")
-        ax.barh(2, gather, left=start, color=COLOURS[1], height=0.6, edgecolor="#ffffff")
-    name_lanes(ax, range(3), ["whole update", "half an update", "all-gathers"])
-    ax.invert_yaxis()
-    ax.set(xlabel="ms, estimated from bytes", xlim=(0, None))
-
-
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
-    """Return the three moments of the first step by component, in GB, beside the formula."""
-    lines = []
-    for when, words in MOMENTS.items():
-        for optimizer in ("plain", "sharded"):
-            row = moment(memory, optimizer, when)
-            parts = [getattr(row, column) for column in PARTS]
-            totals = [digits(size / 1e9, 3) for size in (row.present_bytes, row.counted)]
-            texts = [digits(size / 1e9, 3) for size in parts]
-            lines.append([f"{words}, {OPTIMIZERS[optimizer]}", *texts, *totals])
-    return pd.DataFrame(lines, columns=["moment", *PARTS.values(), "total", "formula"])
-
-
-def handout_memory(memory: pd.DataFrame) -> pd.DataFrame:
-    """Return the moments in fp32 of both models in GB, with the peaks since the moment before."""
+    """Return the moments of the first step in fp32, of both models in GB, beside the formula and
+    the peaks since the moment before."""
     rows = pick(memory, precision="fp32", moment=list(MOMENTS))
     lines = []
     for row in rows.sort_values(["model", "optimizer"]).itertuples():
         sizes = [getattr(row, column) for column in PARTS]
-        sizes += [row.present_bytes, row.tensor_bytes, row.allocated_bytes]
-        texts = [digits(size / 1e9, 3) for size in sizes]
-        words = f"{MOMENTS[row.moment]}, {OPTIMIZERS[row.optimizer]}"
-        lines.append([TITLES[row.model], words, *texts])
-    heads = ["model", "moment", *PARTS.values(), "total", "peak", "allocated"]
+        sizes += [row.present_bytes, row.counted, row.tensor_bytes]
+        words = f"{row.moment}, {OPTIMIZERS[row.optimizer]}"
+        lines.append([TITLES[row.model], words, *cells(size / 1e9 for size in sizes)])
+    heads = ["model", "moment", *PARTS.values(), "total", "formula", "peak"]
     return pd.DataFrame(lines, columns=heads)
 
 
 def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
     """Return steps, and update with exchange, replicated and sharded, in ms."""
+    transports = {"copy_engines": "copy engines", "backend": "NCCL"}
     by_mode = {}
     for plain, sharded in pairs(steps):
         # Copy engines from Python were measured on another machine, which launches slowly.
         if plain.carrier == "backend" or plain.capture:
-            mode = f"{plain.precision}, {plain.launched}, {plain.transport}"
+            launched = "graph" if plain.capture else "Python"
+            mode = f"{plain.precision}, {launched}, {transports[plain.carrier]}"
             by_mode[f"{TITLES[plain.model]}, {mode}"] = plain, sharded
     torch = [one(steps, optimizer=name, wrapper="torch_ddp") for name in ("plain", "zero")]
     by_mode["2.0B, bf16, Python, PyTorch's own"] = torch
@@ -223,27 +173,3 @@ def bytes_table() -> pd.DataFrame:
         sizes = [bytes_sent["gradients"], bytes_sent["weights"], sum(bytes_sent.values())]
         lines.append([words, *(gb(size, 3) for size in sizes)])
     return pd.DataFrame(lines, columns=["scheme", "for gradients", "for weights", "total"])
-
-
-def every_step(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return every row of the section as text."""
-    rows = steps.sort_values(["model", "precision", "launched", "transport", "optimizer"])
-    lines = []
-    for row in rows.itertuples():
-        times = cells((row.ms_without, row.ms_optimizer, row.ms_host))
-        spread = span((row.ms_p20, row.ms_p80), digits, 3)
-        mode = f"{row.precision}, {row.launched}, {row.transport}"
-        words = [TITLES[row.model], mode, OPTIMIZERS[row.optimizer]]
-        lines.append([*words, digits(row.ms, 3), spread, *times])
-    heads = ["model", "mode", "optimizer", "step", "20 to 80 %", "one GPU"]
-    return pd.DataFrame(lines, columns=[*heads, "update", "launching"])
-
-
-def published_table(others: pd.DataFrame) -> pd.DataFrame:
-    """Return what others published, as text."""
-    printed = []
-    for row in others.itertuples():
-        most = "" if row.most != row.most else f" to {row.most:g}"
-        printed.append(f"{row.printed:g}{most} {row.unit}")
-    table = others[["quantity", "optimizer", "moment"]].replace({"optimizer": OPTIMIZERS})
-    return table.assign(printed=printed, device=others["device"])

@@ -105,7 +105,7 @@ def _bytes_between_matmuls(kernels_: list[Kernel]) -> int:
     total = 0
     for kernel in kernels_:
         if not kernel.flops:
-            total += kernel.count * (kernel.read + kernel.written)
+            total += kernel.count * kernel.bytes
     return total
 
 

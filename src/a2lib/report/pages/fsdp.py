@@ -85,7 +85,7 @@ def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
     activations: bytes that belong to no named component
     whole: bytes of all tensors at that moment; at a peak, the most they took
-    counted: of a2lib's and PyTorch's FSDP, the formula's bytes
+    counted: of a2lib's FSDP, the formula's bytes
     """
     rows = rows.sort_values("step_number")
     first_step = rows["moment"].isin(["init", "before", "after"]) & (rows["step_number"] == 0)
@@ -101,7 +101,7 @@ def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
 
 def _counted(row, activations: float) -> float:
-    if row.wrapper not in ("fsdp", "fsdp2"):
+    if row.wrapper != "fsdp":
         return float("nan")
     shape, ranks = SIZES[row.model], int(row.world_size)
     if row.moment == "peak":

@@ -1,4 +1,4 @@
-"""Bytes that a rank of fully sharded data parallelism holds and sends in a step.
+"""Bytes that a rank of fully sharded data parallelism holds in a step.
 
 There are W ranks. A rank keeps 1 / W of every matrix in ``WIDE`` bytes per element, as much of its
 gradient and twice as much of AdamW's moments. That is 4 / W bytes per parameter after init, 8 / W
@@ -16,10 +16,7 @@ cast is made.
 
 Activations are not derived here. The caller gives the bytes that the forward saves; each block has
 an equal part of them. Row counts are taken to be multiples of W; else shards are padded.
-
-Bytes sent: a ring's all-gather or reduce-scatter of S bytes sends (W - 1) / W of them from each
-rank, an all-reduce twice that; ``theory.sharding.sent`` has those of data parallelism and of ZeRO's
-first stage. Rajbhandari et al., arXiv 1910.02054 (stage 3); Zhao et al., arXiv 2304.11277.
+Rajbhandari et al., arXiv 1910.02054 (stage 3); Zhao et al., arXiv 2304.11277.
 """
 
 from collections.abc import Iterator
@@ -138,22 +135,3 @@ def step(
 def peak(shape: Shape, world_size: int, activations: float) -> Held:
     """Return the moment of the peak of a step after the first one."""
     return max(step(shape, world_size, activations), key=lambda held: held.total)
-
-
-def sent_bytes(shape: Shape, world_size: int, computes: int = 2) -> dict[str, float]:
-    """Return the bytes that each rank sends in a step.
-
-    forward: an all-gather of the matrices
-    backward: another one, without the root and the last block, which are still there
-    gradients: a reduce-scatter of the matrices' gradients in ``WIDE`` bytes
-    vectors: an all-reduce of the vectors' gradients
-    """
-    positive(world_size=world_size)
-    share, sharded = (world_size - 1) / world_size, matrices(shape)
-    there = 2 * shape.vocab_size * shape.d_model + shape.block_matrices
-    return {
-        "forward": share * computes * sharded,
-        "backward": share * computes * (sharded - there),
-        "gradients": share * WIDE * sharded,
-        "vectors": 2 * share * WIDE * (parameter_count(shape) - sharded),
-    }

@@ -34,7 +34,6 @@ from a2lib.theory.memory.step import (
     WORKSPACE,
     StepMemory,
     optimizer_bytes,
-    peak,
 )
 
 REST = "rest"
@@ -86,13 +85,6 @@ class Held:
             # The loss is held until the step is over.
             REST: rest + (0 if moment == "init" else 2 * WORKSPACE + 4),
         }
-
-    def peak(self) -> int:
-        """Return the largest peak of any rank in a later step: the step's tensors, with this state,
-        and cuBLAS's workspaces."""
-        whole_step = peak(self.step)
-        other_tensors = whole_step.total - whole_step.by_category[OPTIMIZER]
-        return other_tensors + max(self.state()) + 2 * WORKSPACE
 
 
 def sent(scheme: str, size, ranks) -> dict:

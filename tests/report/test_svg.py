@@ -27,7 +27,7 @@ def drawn():
         "lines": flash.regimes(pick(one, pass_="backward")),
         "tiles": attention.tiles(),
         "fsdp": drawings.fully_sharded(), "tensor": drawings.tensor_parallel(),
-        "mesh": drawings.mesh(), "exchange": drawings.experts_and_contexts(),
+        "exchange": drawings.experts_and_contexts(),
         "rings": drawings.rings(),
         "sequence": drawings.sequence_parallel(), "map": drawings.mesh_map(),
         "sensitivity": communication.sensitivity(), "devices": communication.devices(),

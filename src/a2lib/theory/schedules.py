@@ -106,30 +106,3 @@ def tensor(
             if weights_s:
                 tasks.append(Task(f"weights {i} {p}", COMPUTE, weights_s / parts))
     return tasks
-
-
-def mesh_forward(
-    layers: int, compute_s: float, gather_s: float, reduce_s: float, parts: int, shared: bool
-) -> list[Task]:
-    """Return a forward of FSDP and tensor parallelism: all-gathers two layers ahead, all-reduces in
-    ``parts``.
-
-    The axes have streams of their own. If ``shared``, they have one, in which each all-reduce is
-    followed by a part of the all-gather of the layer after the next.
-    """
-    positive(layers=layers, parts=parts)
-    gathers, sums = (LINKS, LINKS) if shared else ("gathers", "sums")
-
-    def gather(i: int, p: int) -> Task:
-        freed = (f"compute {i - 2} {parts - 1}",) if i >= 2 and not shared else ()
-        return Task(f"gather {i} {p}", gathers, gather_s / parts, freed)
-
-    tasks = [gather(i, p) for i in range(min(2, layers)) for p in range(parts)]
-    for i in range(layers):
-        for p in range(parts):
-            before = [f"gather {i} {parts - 1}"] + ([f"reduce {i - 1} {p}"] if i else [])
-            tasks.append(Task(f"compute {i} {p}", COMPUTE, compute_s / parts, tuple(before)))
-            tasks.append(Task(f"reduce {i} {p}", sums, reduce_s / parts, (f"compute {i} {p}",)))
-            if i + 2 < layers:
-                tasks.append(gather(i + 2, p))
-    return tasks

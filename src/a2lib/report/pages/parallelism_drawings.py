@@ -31,17 +31,12 @@ Cells = Callable[[int], Iterable[tuple[int, int]]]
 Row = tuple[str, tuple[int, int], Cells, str]
 
 
-def clock(
-    out: list[str],
-    timeline: Timeline,
-    y: float,
-    names: dict[str, str],
-    seconds: float | None = None,
-) -> float:
-    """Add the rows of a timeline to ``out``, one per stream in ``names``, from ``y`` down; return
-    where they end. A box has its task's letter and number where it is wide enough."""
-    across, height = (WIDTH - LEFT - 6) / (seconds or timeline.seconds), 22
-    for stream, name in names.items():
+def clock(out: list[str], timeline: Timeline, y: float, seconds: float) -> float:
+    """Add the rows of a timeline to ``out``, one per stream, from ``y`` down, as wide as
+    ``seconds``; return where they end. A box has its task's letter and number where it is wide
+    enough."""
+    across, height = (WIDTH - LEFT - 6) / seconds, 22
+    for stream, name in STREAMS.items():
         out.append(text(LEFT - 6, y + height / 2 + 4, name, anchor="end"))
         out.append(stroke(f"M{LEFT} {y + height + 2:g}H{WIDTH - 4}", "#dddddd"))
         for task in timeline.tasks:
@@ -105,11 +100,11 @@ def every_row(_: int) -> list[tuple[int, int]]:
     return [(r, 0) for r in range(DEVICES)]
 
 
-def _holdings(out: list[str], rows: list[Row], names: Sequence[str] = NAMES) -> float:
+def _holdings(out: list[str], rows: list[Row]) -> float:
     """Add a column per device and a row per tensor, whose filled cells are what the device has;
     return where they end."""
     column, y = (WIDTH - LEFT) / DEVICES, 18
-    for i, name in enumerate(names):
+    for i, name in enumerate(NAMES):
         out.append(text(LEFT + (i + 0.45) * column, 11, name, anchor="middle"))
     for name, (down, across), cells, style in rows:
         lines = name.split("\n")
@@ -140,17 +135,15 @@ def _drawing(
     schedule: dict[str, list[Task]],
     meanings: dict[str, str],
     letters: Sequence[str],
-    streams: dict[str, str] = STREAMS,
-    names: Sequence[str] = NAMES,
 ) -> Drawing:
     """Draw what each device holds, and below it the passes of a few layers on one scale."""
     out: list[str] = []
-    y = _legend(out, meanings, _holdings(out, rows, names)) + 8
+    y = _legend(out, meanings, _holdings(out, rows)) + 8
     runs = {title: schedules.run(tasks) for title, tasks in schedule.items()}
     longest = max(timeline.seconds for timeline in runs.values())
     for title, timeline in runs.items():
         out.append(text(LEFT, y + 10, title, bold=True))
-        y = clock(out, timeline, y + 16, streams, longest) + 6
+        y = clock(out, timeline, y + 16, longest) + 6
     out += [text(LEFT, y + 11 + 17 * k, line) for k, line in enumerate(letters)]
     return Drawing(out, y + 17 * len(letters) + 2)
 
@@ -197,28 +190,6 @@ def sequence_parallel() -> Drawing:
     out: list[str] = []
     meanings = {HELD: "saved for the backward", SENT: "there for one matmul"}
     return Drawing(out, _legend(out, meanings, _holdings(out, rows)))
-
-
-def mesh() -> Drawing:
-    """Draw FSDP and tensor parallelism, two by two: half of the batch and a quarter of each matrix
-    on each device, half of it while in use."""
-    fsdp, tp = (lambda i: i // 2), (lambda i: i % 2)
-    rows = [
-        ("batch", (2, 1), lambda i: [(fsdp(i), 0)], HELD),
-        ("W1, W2", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD),
-        ("in use", (2, 2), lambda i: [(r, tp(i)) for r in range(2)], SENT),
-        ("W3", (2, 2), lambda i: [(tp(i), fsdp(i))], HELD),
-        ("x1, x2, z", (2, 2), lambda i: [(fsdp(i), tp(i))], HELD),
-    ]
-    passes = {"forward": schedules.mesh_forward(3, 2.0, 1.6, 1.6, 2, shared=False)}
-    letters = [
-        "F: FSDP index, T: tensor-parallel (TP) index",
-        "G: all-gather among devices of one T",
-        "R: all-reduce among devices of one F",
-    ]
-    streams = {COMPUTE: "computes", "gathers": "FSDP axis", "sums": "TP axis"}
-    names = [f"F{fsdp(i)} T{tp(i)}" for i in range(DEVICES)]
-    return _drawing(rows, passes, HOLDS, letters, streams, names)
 
 
 def experts_and_contexts() -> Drawing:

@@ -5,6 +5,7 @@ import torch
 from refusals import refused
 
 from a2lib.model import linear_cross_entropy, linear_cross_entropy_plain
+from a2lib.model.head import loss_and_gradient
 
 V, D = 37, 12
 
@@ -81,12 +82,20 @@ def test_in_a_graph_a_target_outside_of_the_vocabulary_makes_the_plain_loss_nan(
         assert wrong["loss"].isnan() and wrong["dweight"].isnan().all()
 
 
+def test_a_target_outside_of_the_vocabulary_makes_its_row_of_the_gradient_nan():
+    """On a GPU, where nobody looks first, this is what runs."""
+    targets = torch.tensor([0, V - 1, -100, V, -1, -101])
+    loss, dlogits = loss_and_gradient(torch.randn(6, V), targets)
+    assert loss.isnan() and dlogits[:3].isfinite().all() and dlogits[3:].isnan().all()
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_a_target_outside_of_the_vocabulary_makes_the_loss_nan():
     made, targets = inputs(torch.bfloat16, (300,), device="cuda", sizes=(128, 64))
     for target in (128, -1, -101):
         targets[7] = target
-        assert linear_cross_entropy(*made.values(), targets, 64).isnan()
+        wrong = found(linear_cross_entropy, made, targets, chunk=64)
+        assert wrong["loss"].isnan() and wrong["dweight"].isnan().all()
         assert linear_cross_entropy_plain(*made.values(), targets).isnan()
     targets[7] = -100
     assert linear_cross_entropy(*made.values(), targets, 64).isfinite()

@@ -247,6 +247,18 @@ def test_a_state_of_torchs_adamw_goes_on():
         refused(words, optimizer.load_state_dict, other.state_dict())
 
 
+@pytest.mark.parametrize("working", [None, torch.bfloat16])
+def test_a_state_without_a_step_comes_back(working):
+    optimizer = MasterAdamW(tensors(), **NUMBERS, working_dtype=working)
+    before = optimizer.state_dict()
+    optimizer.load_state_dict(before)
+    after = optimizer.state_dict()["state"]
+    for i, state in before["state"].items():
+        assert all(torch.equal(after[i][name], value) for name, value in state.items())
+    old = {**before, "state": {0: {"normaliser": torch.ones(2), "exp_avg": torch.zeros(2, 1025)}}}
+    refused("^a saved state has normaliser, .*allowed are exp_avg", optimizer.load_state_dict, old)
+
+
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}])
 @pytest.mark.parametrize("working", [None, torch.bfloat16])
 def test_its_state_goes_on_in_torchs_adamw_and_comes_back(working, options):

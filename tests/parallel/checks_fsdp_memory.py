@@ -1,10 +1,12 @@
 """FSDP's account of what it holds, against the theory."""
 
+import copy
 from collections import Counter
 from unittest.mock import patch
 
 import torch
-from checking import check, token_batches, token_loss
+from checking import backward_of_each, check, same, token_batches, token_loss
+from torch import nn
 
 from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP
@@ -61,3 +63,41 @@ def fsdp_holds_what_the_theory_says():
         ahead = [told.index(("gather begins", f"layers.{i}")) for i in range(4)]
         begun = [told.index(("computes", f"layers.{i}")) for i in range(3)]
         assert all(a < b for a, b in zip(ahead[1:], begun, strict=True)), told
+
+
+class Layers(nn.Module):
+    """Runs its layers in ``order``, of which it knows nothing when it is wrapped."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.order = range(6)
+
+    def forward(self, x):
+        for i in self.order:
+            x = torch.tanh(self.layers[i](x))
+        return x
+
+
+@check(2)
+def fsdp_holds_two_units_whatever_the_order():
+    """Backwards, with gaps, twice, part of them; then in order again, gathered ahead again."""
+    reference = Layers()
+    fsdp, held = FSDP(copy.deepcopy(reference)), []
+    whole = reference.layers[0].weight.nbytes
+    batches = torch.randn(2, 4, 8)
+    most = []
+    for order in ([5, 4, 3, 2, 1, 0], [0, 2, 3, 5, 1, 4], [0, 1, 0, 1], [0, 1, 2], range(6)):
+        reference.order = fsdp.module.order = order
+        held.clear()
+        fsdp.observe(lambda moment, unit: held.append(fsdp.held_bytes()["gathered"]))
+        losses = [lambda module, x=x: module(x).square().sum() for x in batches]
+        backward_of_each(fsdp, reference, losses)
+        fsdp.observe(None)
+        for p, q in zip(fsdp.parameters(), reference.parameters(), strict=True):
+            if q.grad is not None:
+                same(p.grad, q.grad.chunk(2)[fsdp.rank] if q.dim() == 2 else q.grad)
+            assert (p.grad is None) == (q.grad is None)
+        fsdp.zero_grad()
+        most.append(max(held) / whole)
+    assert most == [1, 2, 2, 2, 2], most

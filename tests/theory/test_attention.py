@@ -1,14 +1,11 @@
 """Operations, bytes, traffic and memory of attention, tiled and eager, against counts."""
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.attention import passes
-from a2lib.attention.hopper import scratch
 from a2lib.shapes import SIZES
 from a2lib.theory import attention
-from a2lib.theory.attention import PASSES, attention_bytes, attention_flops, tiled_memory
+from a2lib.theory.attention import PASSES, attention_bytes, attention_flops
 
 size = st.integers(min_value=1, max_value=7)
 length = st.integers(min_value=1, max_value=40)
@@ -46,45 +43,14 @@ def test_bytes_are_those_of_the_tensors_each_moved_once(b, h, n_queries, n_keys,
         assert attention_bytes(b, h, n_queries, n_keys, d, element, pass_) == expected
 
 
-def test_one_sweep_is_what_the_pass_allocates():
-    for d in (40, 72):
-        made = dict(zip(("rows", "sums"), scratch(torch.empty(2, 3, 200, d)), strict=True))
-        held = tiled_memory(2, 3, 200, 200, d, 2, "backward", one_sweep=True)
-        assert {name: 4 * x.numel() for name, x in made.items()} == {n: held[n] for n in made}
-    held = [tiled_memory(2, 3, 200, n, 72, 2, "backward", query_chunks=True) for n in (4095, 4096)]
-    assert [x["dq_sums"] for x in held] == [4 * 6 * 200 * 72, 4 * 6 * 256 * 128]
-
-
-def test_the_terms_of_fp32_are_what_a_pass_allocates(monkeypatch):
-    def keep(problem, key):
-        names = problem.names[len(problem.inputs) :]
-        made.append({n: x.nbytes for n, x in zip(names, problem.made, strict=True)})
-
-    made = []
-    monkeypatch.setattr(passes, "check_supported", lambda q: None)
-    monkeypatch.setattr(passes._Problem, "_run", lambda *_: None)
-    monkeypatch.setattr(passes._Problem, "keep", keep)
-    for d, n, chunks in ((40, 200, True), (80, 255, False), (80, 257, True), (128, 256, True)):
-        made.clear()
-        q, (k, v) = torch.empty(2, 3, n, d), torch.empty(2, 2, 3, 1024, d)
-        o, lse = passes.forward(q, k, v, True, None)
-        passes.backward(o, q, k, v, o, lse, True, None, (True, True, True))
-        sizes, how = (2, 3, n, 1024, d, 4), {"terms": True, "query_chunks": chunks}
-        assert made == [tiled_memory(*sizes, p, **how) for p in ("forward", "backward")]
-        both = tiled_memory(*sizes, "end_to_end", **how)
-        assert both == made[0] | made[1], "a pass keeps none for the next"
-
-
 def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
     cells = {(256, 256, 65): True, (255, 4096, 128): False, (4096, 255, 128): False,
              (256, 4096, 64): False}  # fmt: skip
     assert {cell: attention.in_two_terms(*cell, 4) for cell in cells} == cells
     assert not attention.in_two_terms(4096, 4096, 128, 2)
     # Two fp16 numbers an element, of rows up to a multiple of 128, and an exponent a block.
-    held = tiled_memory(2, 3, 300, 1024, 80, 4, "backward", terms=True)
-    assert held["q_terms"] == held["do_terms"] == 6 * (384 + 1) * 160 * 2
-    assert held["k_terms"] == held["v_terms"] == 6 * (1024 + 1) * 160 * 2 and "dq_sums" in held
-    assert tiled_memory(2, 3, 300, 1024, 75, 4, "backward", terms=True)["q_terms"] == 739_200
+    assert attention.terms_shape(300, 80) == attention.terms_shape(300, 75) == (384 + 1, 160)
+    assert attention.terms_shape(1024, 80) == (1024 + 1, 160)
 
 
 def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
@@ -128,17 +94,6 @@ def test_few_tokens_are_one_launch_where_each_program_has_a_multiprocessor():
            (257, 1, 1, 128): False}  # fmt: skip
     assert {cell: attention.in_one_launch(*cell, 2) for cell in one} == one
     assert not attention.in_one_launch(128, 128, 1, 64, 4)
-
-
-def test_parts_of_chunks_go_before_the_backward():
-    forward = tiled_memory(1, 1, 2048, 2048, 64, 2, "forward", key_chunks=8)
-    assert forward["parts"] == 8 * 2048 * 64 * 4 and forward["part_lse"] == 8 * 2048 * 4
-    sizes = 1, 1, 2048, 2048, 64, 2
-    assert tiled_memory(*sizes, "end_to_end", key_chunks=8) == forward
-    # Where the backward holds more, the parts do not count.
-    few = tiled_memory(*sizes, "end_to_end", one_sweep=True, key_chunks=1)
-    assert few == tiled_memory(*sizes, "end_to_end", one_sweep=True)
-    assert tiled_memory(*sizes, "backward", key_chunks=8) == tiled_memory(*sizes, "backward")
 
 
 tokens = st.integers(0, 2**17)

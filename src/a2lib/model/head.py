@@ -15,7 +15,7 @@ from torch import Tensor
 
 from a2lib.activations import CHUNK
 from a2lib.attention.shapes import check_first_derivative
-from a2lib.model.layers import IGNORED, check_targets, cross_entropy
+from a2lib.model.layers import IGNORED, check_targets, cross_entropy, outside_vocabulary
 
 NAME = "a2lib::linear_cross_entropy"
 
@@ -40,8 +40,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int 
 
     Raises ValueError where shapes or dtypes do not fit, there is no token, or chunk is not
     positive; IndexError for a target outside the vocabulary on the CPU (on a GPU, where looking
-    first would wait for the device, it makes the loss NaN); RuntimeError in a backward with
-    ``create_graph=True``.
+    first would wait for the device, it makes the loss and its gradients NaN); RuntimeError in a
+    backward with ``create_graph=True``.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -117,9 +117,10 @@ def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     wide = logits.to(_wide(logits.dtype))
     lse = wide.logsumexp(-1, keepdim=True)
     here = torch.arange(logits.shape[-1], device=logits.device) == targets.unsqueeze(-1)
-    dlogits = ((wide - lse).exp() - here.to(wide.dtype)).masked_fill(
-        (targets == IGNORED).unsqueeze(-1), 0
-    )
+    dlogits = (wide - lse).exp() - here.to(wide.dtype)
+    dlogits = dlogits.masked_fill((targets == IGNORED).unsqueeze(-1), 0)
+    wrong = outside_vocabulary(targets, logits.shape[-1])
+    dlogits = dlogits.masked_fill(wrong.unsqueeze(-1), math.nan)
     return token_losses(wide, targets).sum(), dlogits.to(logits.dtype)
 
 

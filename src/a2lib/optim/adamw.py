@@ -230,7 +230,7 @@ class MasterAdamW(torch.optim.Optimizer):
         the rest, since PyTorch's AdamW takes what has a state for what has stepped."""
         whole = super().state_dict()
         for i, state in whole["state"].items():
-            if STEP not in state:
+            if MASTER in state and STEP not in state:
                 whole["state"][i] = {**state, **_zeros(state[MASTER])}
         return whole
 
@@ -238,10 +238,13 @@ class MasterAdamW(torch.optim.Optimizer):
         """As of torch.optim.Optimizer, which would round masters and moments to the parameters'
         dtype: here they stay what they are. A parameter is set to its saved master, rounded where
         it is in bfloat16; without one its own stays. A state of PyTorch's AdamW is taken as well.
-        Raises ValueError for settings that this class has not, before anything is changed.
+        Raises ValueError for settings and states that this class has not, before anything is
+        changed.
         """
         for group in state_dict["param_groups"]:
             _check_settings(group)
+        for saved in state_dict["state"].values():
+            _check_names(saved)
         held = {p: state[MASTER] for p, state in self.state.items() if MASTER in state}
         working = [group["working_dtype"] for group in self.param_groups]
         super().load_state_dict(state_dict)
@@ -285,6 +288,15 @@ def _loaded(p: Tensor, saved: dict[str, Any], names: Iterable[str]) -> dict[str,
     if STEP in saved:
         state[STEP] = torch.tensor(float(saved[STEP]), dtype=torch.float32, device=p.device)
     return state
+
+
+def _check_names(saved: dict[str, Any]) -> None:
+    kept = (*MOMENTS, MASTER, STEP)
+    for name in sorted(saved.keys() - set(kept)):
+        raise ValueError(
+            f"a saved state has {name}, of another optimizer or an earlier version of this one; "
+            f"allowed are {', '.join(kept)}"
+        )
 
 
 def _check_settings(group: dict[str, Any]) -> None:

@@ -89,5 +89,10 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
         return output
 
     # NCCL's watchdog, a thread of its own, asks after earlier work meanwhile.
-    graph = CudaGraphs(error_mode="thread_local").capture(lambda: work, warmup)
+    graphs = CudaGraphs(error_mode="thread_local")
+    try:
+        graph = graphs.capture(lambda: work, warmup)
+    except Exception as error:
+        error.add_note("a step that was being captured is cut off: end the processes of all ranks")
+        raise
     return CapturedStep(graph, output, warmup + 1)

@@ -65,68 +65,6 @@ def tensor_bytes(
     return queries * row, keys * row, queries * WIDE
 
 
-def tiled_memory(
-    batch: int,
-    heads: int,
-    n_queries: int,
-    n_keys: int,
-    head_dim: int,
-    element_bytes: int,
-    pass_: str,
-    one_sweep: bool = False,
-    query_chunks: bool = False,
-    key_chunks: int = 0,
-    terms: bool = False,
-) -> dict[str, int]:
-    """Return the bytes of the tensors that a tiled pass allocates, by name.
-
-    forward: ``o`` and the log-sum-exp ``lse``; both again in fp32 for each of ``key_chunks``
-        (``parts``, ``part_lse``)
-    backward: ``dq``, ``dk``, ``dv`` and ``delta``
-    one_sweep: instead of ``delta`` the backward has ``rows`` (two numbers per query, of a multiple
-        of 128 queries) and ``sums``, in which dQ is added up in fp32, in whole tiles of 128 columns
-        if heads are above 64
-    query_chunks: one sweep split by queries, with ``rows`` and sums of all three gradients
-    terms: the terms of which a2lib's fp32 matmuls consist, three of bf16 for each element of k and
-        v, in the backward of q and do, too; under ``in_two_terms`` they are two of fp16, and the
-        backward is split by queries
-
-    Parts and the forward's terms are freed before the backward. end_to_end has the tensors of the
-    peak; their sum is the peak beyond the inputs. Raises ValueError as attention_flops.
-    """
-    check_name("pass", pass_, PASSES)
-    query, key, rows = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
-    two_terms = terms and in_two_terms(n_queries, n_keys, head_dim, element_bytes)
-    query_chunks = query_chunks or two_terms
-    forward = {"o": query, "lse": rows}
-    backward = {"dq": query, "dk": key, "dv": key}
-    padded, wide = -(-n_queries // 128) * 128, batch * heads * head_dim * 4
-    if one_sweep or query_chunks:
-        backward["rows"] = batch * heads * 2 * padded * 4
-    hopper = one_sweep or long_for_hopper(n_keys, head_dim, element_bytes)
-    tiles = batch * heads * padded * 128 * 4
-    sums = tiles if hopper and head_dim > 64 else wide * n_queries
-    if query_chunks:
-        backward |= {"dq_sums": sums, "dk_sums": wide * n_keys}
-        backward["dv_sums"] = backward["dk_sums"]
-    elif one_sweep:
-        backward["sums"] = sums
-    else:
-        backward["delta"] = rows
-    if terms:
-        split = {"k_terms": n_keys, "v_terms": n_keys, "q_terms": n_queries, "do_terms": n_queries}
-        for name, n in split.items():
-            size = math.prod(terms_shape(n, head_dim)) if two_terms else 3 * n * head_dim
-            backward[name] = batch * heads * size * 2
-    end_to_end = forward | backward
-    if terms:
-        forward |= {name: backward[name] for name in ("k_terms", "v_terms")}
-    if key_chunks:
-        forward |= {"parts": key_chunks * rows * head_dim, "part_lse": key_chunks * rows}
-        end_to_end = max(forward, end_to_end, key=lambda held: sum(held.values()))
-    return {"forward": forward, "backward": backward, "end_to_end": end_to_end}[pass_]
-
-
 def for_hopper(head_dim: int, element_bytes: int) -> bool:
     """Return whether a2lib has kernels for Hopper for this head: 40 to 128, in steps of 8, in 16
     bits."""
@@ -176,15 +114,6 @@ def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_by
     elif causal and long_for_hopper(n_keys, head_dim, element_bytes):
         most = MULTIPROCESSORS
     return element_bytes == 2 and n_keys >= 256 and programs <= most
-
-
-def cut_in_chunks(
-    n_queries: int, n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int
-) -> bool:
-    """Return ``in_chunks``, except where the backward is ``in_one_launch``."""
-    if in_one_launch(n_queries, n_keys, n_heads, head_dim, element_bytes):
-        return False
-    return in_chunks(n_keys, n_heads, head_dim, causal, element_bytes)
 
 
 def in_two_terms(n_queries: int, n_keys: int, head_dim: int, element_bytes: int) -> bool:

@@ -4,9 +4,10 @@ Forward of unit i:   start the all-gather of i+1, wait for that of i, compute, f
 Backward of unit i:  free i+1 and set its gradients apart, start the all-gather of i-1, start the
                      reduce-scatter of i+1, wait for the all-gather of i, compute.
 
-The order is that in which the module has its units; one that runs them otherwise gathers some for
-nothing. A prefetch has to be queued before the kernels it hides behind: memory is taken on the
-stream that computes, and the all-gather waits for that point.
+The order is that in which the module has its units. Where another unit comes than the one that was
+gathered ahead, that one is freed, and until the next forward each gathers for itself: no more than
+one is held for nothing. A prefetch has to be queued before the kernels it hides behind: memory is
+taken on the stream that computes, and the all-gather waits for that point.
 
 Autograd runs the nodes of a device in the reverse order of their making, so a unit's backward is
 done when the next one's first gradient comes, unless that is at the same node: the root returns
@@ -42,6 +43,8 @@ class Schedule:
         # What comes next in forward; and in backward, which begins with the root's.
         self._after = dict(zip(units, units[1:], strict=False))
         self._before = {self.root: units[-1], **dict(zip(units[2:], units[1:], strict=False))}
+        self._ahead: Unit | None = None  # what was gathered before its turn, which has not come
+        self._in_order = True  # since the last forward began, units have come as they were expected
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
         self._unseen: list[Unit] = []  # a backward that has begun could not be seen
@@ -64,6 +67,7 @@ class Schedule:
         self.send_begun()
         for unit in self.units:
             unit.free()
+        self._ahead, self._in_order = None, True
         self._in_forward = True
         self.waits_for_backward = gradients
 
@@ -72,11 +76,25 @@ class Schedule:
         again = in_backward()  # a checkpoint computes this anew
         if not again and unit is not self.root and not self._in_forward:
             unit.free()  # called by itself: what it had may be of an earlier step
+        if self._in_forward and not again:
+            self._meet_order(unit)
         unit.issue()
-        if self._in_forward and not again and unit in self._after:
-            self._after[unit].issue()
+        if self._in_forward and not again:
+            self._gather_ahead(self._after.get(unit))
         unit.refresh()
         unit.wait_to_compute()
+
+    def _gather_ahead(self, following: Unit | None) -> None:
+        if following is not None and self._in_order and not following.gathered:
+            following.issue()
+            self._ahead = following
+
+    def _meet_order(self, unit: Unit | None) -> None:
+        """Free what was gathered ahead unless it is this unit, whose turn has come."""
+        ahead, self._ahead = self._ahead, None
+        if ahead not in (None, unit):
+            self._in_order = False
+            ahead.free()
 
     def after_forward(self, unit: Unit, output: object, begins: Callable) -> None:
         """Free the unit, unless its backward may come at once; ``begins(unit, mark)`` is called
@@ -92,20 +110,22 @@ class Schedule:
         unit.show(False)
         if unit is self.root:
             self._in_forward = False
+            self._meet_order(None)
             if output is not None and not needed:
                 self.waits_for_backward = False
-            # Gathered ahead and not used, or kept for a backward that will not come.
+            # Kept for a backward that will not come.
             if not needed:
                 for other in self.units:
                     other.free()
             return
         # Backward wants the last one at once.
-        if not (needed and unit is self.units[-1]) and unit not in self._unseen:
+        is_last = self._in_order and unit is self.units[-1]
+        if not (needed and is_last) and unit not in self._unseen:
             unit.free()
 
     def leave_forward(self) -> None:
         """Free all of what a forward had gathered."""
-        self._in_forward = False
+        self._in_forward, self._ahead = False, None
         for unit in self.units:
             unit.show(False)
             unit.free()
@@ -120,6 +140,7 @@ class Schedule:
             return
         self.waits_for_backward = False
         self._meet_backward(unit)
+        self._meet_order(unit)
         done, still = [], []
         for other in self._begun:
             same_node = mark is not None and other.began_at is mark
@@ -133,8 +154,7 @@ class Schedule:
         unit.began_at, unit.in_backward = mark, True
         self._begun.append(unit)
         unit.issue()
-        if unit in self._before:
-            self._before[unit].issue()
+        self._gather_ahead(self._before.get(unit))
         for other, gradients in zip(done, prepared, strict=True):
             self._send(other, gradients)
         unit.wait_to_compute()

@@ -261,6 +261,26 @@ def test_a_process_that_is_killed_while_it_starts_is_started_again(table, run, m
     assert statuses(table) == {"a": ["ok"]}
 
 
+def killed_while_it_says_why(asked):
+    """Fail the first time, and be killed in the middle of telling it."""
+    before = Path(os.environ["TMPDIR"], "killed")
+    if not before.exists():
+        before.touch()
+
+        def begin_and_be_killed(path, text):
+            path.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Path.write_text = begin_and_be_killed
+        raise ValueError("told in half")
+    yield from measure(asked)
+
+
+def test_a_process_that_is_killed_while_it_says_why_is_started_again(table, run):
+    sweep(table, [keys("a")], killed_while_it_says_why, run)
+    assert statuses(table) == {"a": ["ok", "ok"]}
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -327,7 +327,7 @@ class _Group:
 
     def _reached(self) -> int:
         path = self.folder / "reached"
-        return int(path.read_text() or 0) if path.exists() else 0
+        return int(path.read_text()) if path.exists() else 0
 
     def _asked_rows(self) -> int:
         """Return how many of the rows asked for are stored; others may come with them."""

@@ -13,7 +13,7 @@ from waiting import until
 
 from a2lib.lab import Table, guard, read_runs, sweep
 from a2lib.lab.notebook import Run
-from a2lib.lab.sweep import Interrupted, WorkerError
+from a2lib.lab.sweep import Interrupted, WorkerError, _Group
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OK = {"ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 3}
@@ -232,6 +232,53 @@ def test_what_a_rank_does_is_the_row_of_its_configuration(table, run):
     assert notes(table, "abort") == {"rank 1 of 2 was killed by SIGABRT"}
     [note] = notes(table, "hang")
     assert "rank 1 in play" in note and "rank 0 in" in note
+
+
+def killed_once(asked):
+    """One of two ranks: of each key's task rank 1 or torchrun is killed the first time."""
+    for key in asked:
+        before = Path(os.environ["TMPDIR"], key["part"])
+        if os.environ["RANK"] == "1" and not before.exists():
+            before.touch()
+            who, _, name = key["part"].partition(" ")
+            os.kill(os.getppid() if who == "torchrun" else os.getpid(), signal.Signals[name])
+            time.sleep(600)
+        yield from in_group([key])
+
+
+@pytest.mark.slow
+def test_whoever_is_killed_from_outside_the_row_is_measured(table, run):
+    parts = ("rank SIGKILL", "rank SIGTERM", "torchrun SIGKILL", "torchrun SIGTERM")
+    sweep(table, [keys(part, sizes=(1,)) for part in parts], killed_once, run, ranks=2)
+    assert {part: notes(table, part) for part in parts} == dict.fromkeys(parts, {"3 gloo"})
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_while_it_starts_is_started_again(table, run, monkeypatch, number):
+    real, killed = _Group._command, [["sh", "-c", f"kill -{number} $$"]]
+    monkeypatch.setattr(_Group, "_command", lambda group: killed.pop() if killed else real(group))
+    sweep(table, [keys("a", sizes=(1,))], measure, run)
+    assert statuses(table) == {"a": ["ok"]}
+
+
+def killed_while_it_says_why(asked):
+    """Fail the first time, and be killed in the middle of telling it."""
+    before = Path(os.environ["TMPDIR"], "killed")
+    if not before.exists():
+        before.touch()
+
+        def begin_and_be_killed(path, text):
+            path.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Path.write_text = begin_and_be_killed
+        raise ValueError("told in half")
+    yield from measure(asked)
+
+
+def test_a_process_that_is_killed_while_it_says_why_is_started_again(table, run):
+    sweep(table, [keys("a")], killed_while_it_says_why, run)
+    assert statuses(table) == {"a": ["ok", "ok"]}
 
 
 SCRIPT = """

@@ -48,6 +48,8 @@ LARGEST_JOB = 2**20
 FROM_OUTSIDE = "ended from outside"
 # What a process does not do to itself.
 OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What a rank says when another one is gone.
+PEER_GONE = re.compile(r"Connection (closed|reset) by (remote )?peer", re.IGNORECASE)
 AT_WORK = "a2lib-at-work"
 COMPILED = (".so", ".o", ".gch")
 
@@ -308,13 +310,15 @@ class _Group:
         for error in errors:
             if "fatal" in error:
                 raise StoreError(error["fatal"])
-        if not list(self.folder.glob("pid.*")):
+        signals = _signals(code, log, self.ranks)
+        was_killed = any(number in OUTSIDE_SIGNALS for _, number in signals)
+        if not was_killed and not list(self.folder.glob("pid.*")):
             raise WorkerError(f"no process could start: {_last_line(log)}")
         # Of a rank that a signal ended the others say that it is gone: they are not to blame.
-        for rank, number in _signals(code, log, self.ranks):
-            who = f"rank {rank} of {self.ranks}" if self.ranks > 1 else "its process"
+        is_of_itself = any(not PEER_GONE.search(error["note"]) for error in errors)
+        for who, number in signals:
             name = signal.Signals(number).name
-            from_outside = number in OUTSIDE_SIGNALS and not errors
+            from_outside = number in OUTSIDE_SIGNALS and not is_of_itself
             if from_outside or number not in OUTSIDE_SIGNALS:
                 return end.blame("error", f"{who} was killed by {name}", from_outside)
         if errors:
@@ -323,7 +327,7 @@ class _Group:
 
     def _reached(self) -> int:
         path = self.folder / "reached"
-        return int(path.read_text() or 0) if path.exists() else 0
+        return int(path.read_text()) if path.exists() else 0
 
     def _asked_rows(self) -> int:
         """Return how many of the rows asked for are stored; others may come with them."""
@@ -337,16 +341,19 @@ class _Group:
         return {tuple(json.loads(line)) for line in whole.splitlines()}
 
 
-def _signals(code: int, log: str, ranks: int) -> list[tuple[int, int]]:
-    """Return (rank, number) of each process that a signal ended."""
+def _signals(code: int, log: str, ranks: int) -> list[tuple[str, int]]:
+    """Return (who, number) of each process that a signal ended."""
     if ranks == 1:
-        return [(0, -code)] if code < 0 else []
+        return [("its process", -code)] if code < 0 else []
     # torchrun tells it of each rank in its report.
     report = re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", log)
-    ended = [(int(rank), -int(exit_code)) for rank, exit_code in report if int(exit_code) < 0]
-    return sorted(ended, key=lambda entry: entry[1] in OUTSIDE_SIGNALS) or (
-        [(0, -code)] if code < 0 else []
-    )
+    ended = [(f"rank {rank} of {ranks}", -int(end)) for rank, end in report if int(end) < 0]
+    if ended:
+        return sorted(ended, key=lambda entry: entry[1] in OUTSIDE_SIGNALS)
+    if code < 0:
+        return [("torchrun", -code)]
+    raised = re.search(r"SignalException: Process \d+ got signal: (\d+)", log)
+    return [("torchrun", int(raised[1]))] if raised else []
 
 
 def _last_line(log: str) -> str:

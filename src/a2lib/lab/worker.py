@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
         about = {"status": status, "note": note, "at": time.time()}
         if isinstance(error, StoreError):
             about["fatal"] = str(error)
-        (folder / f"error.{rank}.json").write_text(json.dumps(about))
+        _write_whole(folder / f"error.{rank}.json", json.dumps(about))
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -80,7 +80,7 @@ def work(job: dict, tasks: list[list[dict]], folder: Path, rank: int, ranks: int
                 file.writelines(json.dumps(table.identify(row)) + "\n" for row in rows)
 
     if rank == 0:
-        (folder / "reached").write_text("0")  # from here on the sweep counts how long it is silent
+        _write_whole(folder / "reached", "0")  # from here on the sweep counts how long it is silent
     for number, keys in enumerate(tasks):
         if _is_late(job["until"], ranks):
             return
@@ -100,8 +100,15 @@ def work(job: dict, tasks: list[list[dict]], folder: Path, rank: int, ranks: int
                 raise  # behind the last row: the sweep says it
             put(*({**key, "status": status, "note": note} for key in failed))
         if rank == 0:
-            (folder / "reached").write_text(str(number + 1))
+            _write_whole(folder / "reached", str(number + 1))
         free_memory(job["device"])
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file of which there is nothing or all, whenever this process is killed."""
+    unfinished = path.with_name(f"unfinished.{path.name}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def join_group(device: str) -> None:

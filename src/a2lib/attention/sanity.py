@@ -7,6 +7,8 @@ here is float64 on the implementation's own inputs, so what is left is its own r
 
 import math
 
+from a2lib.attention.shapes import check_inputs
+
 ROWS = 8
 # Largest error of a row, relative to the root of the sum of squares of the terms it adds up: what
 # rounding explains. Eager bf16 rounds scores and weights too; fp32 has to be fp32, not TF32.
@@ -29,6 +31,7 @@ class Expected:
     def __init__(self, q, k, v, do, *, causal: bool, dtype: str) -> None:
         import torch
 
+        group = check_inputs(q, k, v)
         self.tolerance, self.tiny = TOLERANCE[dtype], TINY[dtype]
         with torch.no_grad():
             n = q.shape[-2]
@@ -37,9 +40,9 @@ class Expected:
             self.do = torch.zeros_like(do)
             self.do[..., self.rows, :] = do[..., self.rows, :]
             q, do = (x[..., self.rows, :].double() for x in (q, do))
-            heads = k.shape[-3] if k.dim() > 2 else 1
-            group = q.shape[-3] // heads if q.dim() > 2 else 1
-            k, v = (_for_each_query_head(x.double(), group) for x in (k, v))
+            k, v = k.double(), v.double()
+            if group > 1:
+                k, v = (x.repeat_interleave(group, dim=-3) for x in (k, v))
             scale = 1 / math.sqrt(q.shape[-1])
             scores = q @ k.transpose(-1, -2) * scale
             if causal:
@@ -95,10 +98,6 @@ class Expected:
 def _size(weights, vectors):
     """``sqrt(sum_j weights_ij^2 |vectors_j|^2)``: (..., i, j), (..., j, d) -> (..., i)."""
     return (weights.square() @ vectors.square().sum(-1, keepdim=True)).sqrt().squeeze(-1)
-
-
-def _for_each_query_head(x, group: int):
-    return x.repeat_interleave(group, dim=-3) if group > 1 else x
 
 
 def _over_groups(gradient, size, group: int):

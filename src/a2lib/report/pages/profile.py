@@ -1,21 +1,24 @@
 """Read the traces of a training step: kernel time by phase and class, and its least time."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
 from a2lib.lab.trace import HOST
 from a2lib.report import traces
 from a2lib.report.drawing import Drawing, box, stroke, text
-from a2lib.report.metrics import ceilings, copy_bandwidth, floors
+from a2lib.report.metrics import (
+    bytes_between_matmuls,
+    ceilings,
+    copy_bandwidth,
+    floors,
+    moved_bytes,
+)
 from a2lib.report.page import pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
-from a2lib.theory.roofline import Kernel
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
@@ -159,7 +162,7 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     phases = PHASES_OF.get(row.mode, TRAINING) if row.phase == "step" else (row.phase,)
     kernels = kernels_of(shape, batch, context, row.precision)
     kernels = [kernel for kernel in kernels if kernel.phase in phases]
-    counts = {"moved": moved_bytes(kernel for kernel in kernels if not kernel.flops)}
+    counts = {"moved": bytes_between_matmuls(kernels)}
     least = floors(kernels, rates, bandwidth, row.precision)
     if least:
         counts["floor"] = least["total"].ms
@@ -171,11 +174,6 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
         counts["softmax_bytes"] = SOFTMAX_BYTES * scores
         counts["softmax_flops"] = SOFTMAX_FLOPS * scores
     return counts
-
-
-def moved_bytes(kernels: Iterable[Kernel]) -> int:
-    """Return the bytes that kernels read and write."""
-    return sum(kernel.count * kernel.bytes for kernel in kernels)
 
 
 def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:

@@ -150,8 +150,16 @@ def over_time(eager: Eager) -> Chart:
     def passes(ax):
         ax.axhline(border - 0.5, color=INK, linewidth=0.8)
         for y, name in ((0, "forward"), (border, "backward")):
-            place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
-            label(ax, name, (1, y), (-2, 0), fontweight="bold", **place)
+            label(
+                ax,
+                name,
+                (1, y),
+                (-2, 0),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="center",
+                fontweight="bold",
+            )
         ax.set_xticks(range(5))
 
     xlabel = f"N × N matrices in memory, {gb(eager.matrix)} each"

@@ -95,10 +95,14 @@ def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
     rows = rows.assign(fused=rows["compile"] == "blocks")
     whole = (rows["mode"] == "train-step") & (rows["phase"] == "wall") & rows["model"].isin(SIZES)
     rows = rows[whole & (rows["fused"] | (rows["precision"] == "fp32"))]
-    cases = rows[["model", "precision", "context", "batch", "fused"]].astype(object)
-    cases = pd.Series(list(cases.itertuples(index=False, name=None)), rows.index, dtype=object)
-    floors = {case: least(ceiling, *case).get("total") for case in cases.unique()}
-    return cases.map({case: total.ms for case, total in floors.items() if total})
+    times, floor_of = [], {}  # rows of one case differ in how they were launched
+    for row in rows.itertuples():
+        case = row.model, row.precision, int(row.context), int(row.batch), row.fused
+        if case not in floor_of:
+            parts = least(ceiling, *case)
+            floor_of[case] = parts["total"].ms if parts else np.nan
+        times.append(floor_of[case])
+    return pd.Series(times, rows.index, dtype=float)
 
 
 CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
@@ -259,14 +263,18 @@ def queue(figure):
         "a CUDA graph: one launch for all": (1, 0.45, False),
     }
     axes = figure.subplots(len(cases), 1, sharex=True)
-    for ax, (title, (launch, kernel, each)) in zip(axes, cases.items(), strict=True):
-        issued = np.arange(1, 7) * launch if each else np.full(6, launch)
-        begins = [issued[0]]
-        for at in issued[1:]:
-            begins.append(max(at, begins[-1] + kernel))
-        launches = [(at - launch, 0.92 * launch) for at in (issued if each else issued[:1])]
+    for ax, (title, (launch, kernel, has_own_launch)) in zip(axes, cases.items(), strict=True):
+        launches, kernels = [], []
+        end = 0  # of the kernel before
+        for number in range(6):
+            if has_own_launch or number == 0:
+                launches.append((number * launch, 0.92 * launch))
+            issued = len(launches) * launch
+            begin = max(issued, end)
+            kernels.append((begin, 0.95 * kernel))
+            end = begin + kernel
         ax.broken_barh(launches, (1.1, 0.8), color=COLOURS[0])
-        ax.broken_barh([(b, 0.95 * kernel) for b in begins], (0, 0.8), color=COLOURS[1])
+        ax.broken_barh(kernels, (0, 0.8), color=COLOURS[1])
         name_lanes(ax, [0.4, 1.5], ["GPU", "Python"])
         ax.set_title(title, loc="left")
         ax.set(xlim=(0, 19.5), xticks=[])

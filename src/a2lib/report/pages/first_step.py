@@ -32,9 +32,15 @@ def samples(steps, model: str, warmup: int, phase: str = "wall", context: int = 
 
 def warmups(steps: pd.DataFrame) -> pd.DataFrame:
     """Return mean and deviation of ten steps at 512 tokens, by steps of warm-up."""
+    measured = set(steps["model"])
     lines = []
-    for model in [m for m in TITLES if (steps["model"] == m).any()]:
+    for model, title in TITLES.items():
+        if model not in measured:
+            continue
         for warmup in (0, 1, 2, 3, 5):
-            ten = [samples(steps, model, warmup, p) for p in (*PHASES, "wall")]
-            lines.append([TITLES[model], warmup, *(spread(s.mean(), s.std()) for s in ten)])
+            line = [title, warmup]
+            for phase in (*PHASES, "wall"):
+                ten = samples(steps, model, warmup, phase)
+                line.append(spread(ten.mean(), ten.std()))
+            lines.append(line)
     return pd.DataFrame(lines, columns=["model", "warm-up", *PHASES, "train-step"])

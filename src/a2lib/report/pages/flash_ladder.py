@@ -77,7 +77,9 @@ def gain(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") ->
 
 def noise(rows: pd.DataFrame, pass_: str = "end_to_end") -> float:
     """Return how far from 1 the gain of a step is at most that changes nothing, with 16 heads."""
-    gains = [gain(rows, kind, rung, pass_) for kind in ("board", "wide") for rung in SAME[kind]]
+    gains = []
+    for kind in ("board", "wide"):
+        gains += [gain(rows, kind, rung, pass_) for rung in SAME[kind]]
     return float((pd.concat(gains) - 1).abs().max())
 
 
@@ -104,9 +106,8 @@ def _climb(ax, rows: pd.DataFrame, kind: str) -> None:
         words.append(ms(medians["ms"][LIBRARY], 3))
         time.append(medians["ms"][LIBRARY])
     ax.plot(time, range(len(time)), color=COLOURS[0], marker="o")
-    beside = {"xycoords": ("axes fraction", "data"), "va": "center"}
     for y, said in enumerate(words):
-        plots.label(ax, said, (1, y), **beside)
+        plots.label(ax, said, (1, y), xycoords=("axes fraction", "data"), va="center")
     ax.margins(x=0.4)  # for the peers' names
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

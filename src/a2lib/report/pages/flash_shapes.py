@@ -1,5 +1,7 @@
 """The atlas of attention's shapes: maps, the FlashAttention-3 paper's shapes, every time."""
 
+from itertools import product
+
 import pandas as pd
 
 from a2lib.report import panels, plots
@@ -61,7 +63,7 @@ def paper(figure, rows: pd.DataFrame, ceiling: float):
     dashed line at ``ceiling``, the best matmul."""
     rows = pick(rows, kind="paper", implementation=PAPER_SHOWN)
     names = LOOKS.order(rows["implementation"])
-    shown = [(p, c) for p in OWN for c in (True, False)]
+    shown = list(product(OWN, (True, False)))
     axes = figure.subplots(4, 2, sharex=True, sharey=True)
     for line, (pass_, causal) in zip(axes, shown, strict=True):
         for ax, d in zip(line, (64, 128), strict=True):

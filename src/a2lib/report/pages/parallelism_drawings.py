@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
-from a2lib.report.plots import HEAT
+from a2lib.report.plots import HEAT, label
 from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.theory import parallelism, schedules
 from a2lib.theory.collectives import run_all_reduce, run_alternate
@@ -67,8 +67,8 @@ def rings() -> Drawing:
     whole, chunked = run_alternate(tensors), run_all_reduce(tensors)
     unit = (WIDTH - LEFT - 10) / max(whole.elements, chunked.elements)
     out, y = [], 0.0
-    for title, run, wide, first in (
-        (f"whole tensors: {whole.rounds} rounds", whole, n, None),
+    for title, run, wide, reducing in (  # wide: elements of a message; reducing: rounds of sums
+        (f"whole tensors: {whole.rounds} rounds", whole, n, 0),
         (f"chunks of 1/{n}: {chunked.rounds} rounds", chunked, 1, n - 1),
     ):
         out.append(text(LEFT, y + 14, title, bold=True))
@@ -77,10 +77,11 @@ def rings() -> Drawing:
             out.append(text(LEFT - 6, y + 15, f"device {device}", anchor="end"))
             for t in range(run.rounds):
                 x = LEFT + t * wide * unit
-                late = first is not None and t >= first
-                number = (device + 1 - (t - first) if late else device - t) % n
-                kind = "reduce" if first is not None and not late else "gather"
-                out.append(box(x + 0.5, y, wide * unit - 1, 20, FILLS[kind], str(number)))
+                kind = "reduce" if t < reducing else "gather"
+                # A device reduces its own chunk first, and gathers that of the next device first.
+                begins_at = device + 1 + reducing if 0 < reducing <= t else device
+                number = str((begins_at - t) % n)
+                out.append(box(x + 0.5, y, wide * unit - 1, 20, FILLS[kind], number))
             y += 24
         end = f"M{LEFT + run.elements * unit:g} {y - 4:g}v-{24 * n:g}"
         out.append(stroke(end, "#555555", more="; stroke-dasharray: 3 3"))
@@ -221,7 +222,7 @@ def mesh_map(figure):
     """Draw the bottleneck of the example's forward over the devices of each axis, and the most
     devices if the axes share links (circle) and if each has its own (square)."""
     a, b = float(parallelism.data_slope(EXAMPLE)), float(parallelism.tensor_slope(EXAMPLE))
-    right, top, offset = 4 * (1 + a), 4 * (1 + b), {"textcoords": "offset points"}
+    right, top = 4 * (1 + a), 4 * (1 + b)
     ax = figure.add_subplot()
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
@@ -236,11 +237,11 @@ def mesh_map(figure):
         ax.plot(wide, n / wide, color=DIM, linewidth=0.8, linestyle=":")
         height = 3 if n < 1 + b else 2.4 * (1 + b)
         words = f"{n} devices" if n == 8 else f"{n}"
-        ax.annotate(words, (n / height, height), xytext=(3, 3), color=DIM, **offset)
+        label(ax, words, (n / height, height), (3, 3), color=DIM)
     for point, marker in ((parallelism.shared_mesh_split(EXAMPLE), "o"), ((1 + a, 1 + b), "s")):
         ax.plot(*point, marker=marker, color=COLOURS[0], markersize=8, zorder=5)
         most = f"{point[0] * point[1]:.0f}"
-        ax.annotate(most, point, xytext=(7, 5), fontweight="bold", **offset)
+        label(ax, most, point, (7, 5), fontweight="bold")
     ax.text(1.15, 1.1, "compute-bound", va="bottom")
     ax.text(1.06 * (1 + a), 1.2, "bottleneck:\nFSDP's\nall-gathers", va="bottom")
     ax.text(1.15, 3.2 * (1 + b), "bottleneck: tensor parallelism's all-reduces")

@@ -193,6 +193,7 @@ def regimes(figure, rows: pd.DataFrame):
     ax.set_xscale("log", base=2)
     ax.set_xticks(LENGTHS[::2], [count(n) for n in LENGTHS[::2]])
     ax.minorticks_off()
-    ax.annotate("dotted: max(P, P²/264)", (130, 2.2), color=DIM)
+    words = f"dotted: max(P, P²/{2 * sheet('multiprocessors'):.0f})"
+    ax.annotate(words, (130, 2.2), color=DIM)
     ax.set(xlabel="tokens", ylabel="backward, ms")
     panels.name_ends(figure, ends, LOOKS)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import nbformat
 
-from a2lib import papermill_default
 from a2lib.paths import ROOT
 
 PAPERMILL = str(Path(sys.executable).with_name("papermill"))
@@ -33,7 +32,7 @@ def copy_package(root):
 
 def environment(root, **changes):
     """That of a reader whose repository is ``root``."""
-    names = ("TRITON_INTERPRET", papermill_default.SWITCH, "A2LIB_DATA", "PYTHONWARNINGS")
+    names = ("TRITON_INTERPRET", "A2LIB_DATA", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     return {**kept, "PYTHONPATH": str(root / "src"), **changes}
 

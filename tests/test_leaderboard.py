@@ -43,7 +43,7 @@ def test_without_torchrun_it_says_how_to_start_it(capsys, monkeypatch):
 
 
 def test_the_board_s_step_is_the_default_on_gpus():
-    name, step, _, _ = leaderboard.parse([], "cuda")
+    name, step, _ = leaderboard.parse([], "cuda")
     assert name == "own_attention" and step.shape == SIZES["8B"]
     assert (step.batch, step.context, step.dtype) == (1, 32_768, "bf16")
     assert (leaderboard.WARMUP_MS, leaderboard.REP_MS) == (10_000, 30_000)
@@ -51,11 +51,11 @@ def test_the_board_s_step_is_the_default_on_gpus():
 
 def test_memory_is_foreseen():
     """State and what a block keeps at the least."""
-    _, step, _, _ = leaderboard.parse(["--way=attention_kept"], "cuda")
+    _, step, _ = leaderboard.parse(["--way=attention_kept"], "cuda")
     tokens, d = 32_768, 4096
     least = 6 * parameter_count(SIZES["8B"]) + 34 * tokens * (6 * d + 4 * 32)
     assert least < step.rank_bytes(2) < 1.5 * least
-    _, again, _, _ = leaderboard.parse(["--way=recomputed"], "cuda")
+    _, again, _ = leaderboard.parse(["--way=recomputed"], "cuda")
     assert again.rank_bytes(2) < step.rank_bytes(2)
 
 
@@ -98,7 +98,7 @@ def test_the_plan_is_what_fits_every_rank(monkeypatch):
 def test_the_command_of_one_rank():
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    command = [*launcher, "-m", "a2lib.leaderboard", *SMALL, "--json"]
+    command = [*launcher, "-m", "a2lib.leaderboard", *SMALL]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)
@@ -107,14 +107,10 @@ def test_the_command_of_one_rank():
     assert row["ms_ready"] > 0 and row["products_again"] == row["host_bytes"] == 0
     assert abs(row["loss"] - math.log(128)) < 1 and row["gradient_norm"] > 0
     assert "s: warm-up and timed steps" in done.stderr
-    _, step, _, _ = leaderboard.parse(SMALL, "cpu")
-    lines = leaderboard.table(row["way"], step, row, "cpu")
-    for words in ("in 3 blocks", "forward", "no peak of this device", "ready after "):
-        assert words in lines
 
 
 def test_a_rate_counts_what_a_step_needs():
-    _, step, _, _ = leaderboard.parse(SMALL, "cpu")
+    _, step, _ = leaderboard.parse(SMALL, "cpu")
     # Forward, and a backward of twice that; causal attention is half of what that counts.
     assert step.flops == 3 * (forward_flops(step.shape, 1, 16) - 2 * 16**2 * 3 * step.shape.d_model)
 

@@ -38,7 +38,7 @@ from a2lib.activations import CHUNK, PRODUCTS, BlockPlan
 from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.lab import Timing, inductor, memory, synchronize
 from a2lib.lab.clock import Clock, Mark
-from a2lib.lab.device import device_kind, device_slug
+from a2lib.lab.device import device_kind
 from a2lib.lab.timing import meet, slowest
 from a2lib.lab.training import fully_sharded
 from a2lib.lab.worker import join_group
@@ -48,7 +48,6 @@ from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
 from a2lib.parallel.group import everyone, local
 from a2lib.shapes import MODELS, Shape, named_size
-from a2lib.theory.devices import DEVICES
 from a2lib.theory.memory.keeping import STAY, block_always, block_results, choose, working_bytes
 from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
 
@@ -437,13 +436,12 @@ def parser() -> Parser:
     add_number(parser, "--context", Whole(1, 2**20), tokens)
     add_number(parser, "--batch", Whole(1, 2**16), "sequences of a rank", BATCH)
     add_number(parser, "--seed", Whole(0, 2**63 - 1), "of weights and batches", 0)
-    parser.add_argument("--json", action="store_true", help="one JSON line on standard output")
     return parser
 
 
-def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int, bool]:
-    """Return the name of the way, the step, the seed, and whether JSON is asked for; SystemExit for
-    what cannot be on ``device``."""
+def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int]:
+    """Return the name of the way, the step and the seed; SystemExit for what cannot be on
+    ``device``."""
     command = parser()
     options = command.parse_args(arguments)
     here = [name for name, way in LADDER.items() if device == "cuda" or way.attention != "flash"]
@@ -463,7 +461,7 @@ def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int, bool]:
         too_little = memory.too_little(device, ranks * step.rank_bytes(ranks), "some")
         if too_little:
             command.error(too_little)
-    return name, step, options.seed, options.json
+    return name, step, options.seed
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -473,7 +471,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     first = os.environ.get("RANK", "0") == "0"
     with nullcontext() if first else contextlib.redirect_stderr(None):
-        name, step, seed, as_json = parse(arguments, device)
+        name, step, seed = parse(arguments, device)
         if "LOCAL_RANK" not in os.environ:
             parser().error("start it by torchrun, as --help shows")
         local_rank = int(os.environ["LOCAL_RANK"])
@@ -495,44 +493,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with empty_caches():
         timing, row, _ = measure(step, device, seed, say=say)
     if first:
-        row = {**dataclasses.asdict(timing), **row, "ranks": dist.get_world_size()}
+        row = {"way": name, "ranks": dist.get_world_size(), **dataclasses.asdict(timing), **row}
+        row |= {"tflops": step.flops / timing.ms / 1e9, "parameters": parameter_count(step.shape)}
         with output():
-            print(json.dumps({"way": name, **row}) if as_json else table(name, step, row, device))
+            print(json.dumps(row, indent=1))
     dist.destroy_process_group()
-
-
-def table(name: str, step: Step, row: dict, device: str) -> str:
-    """Return a few lines for people."""
-    tflops = step.flops / row["ms"] / 1e9
-    peaks = {gpu.slug: gpu.flops for gpu in DEVICES.values()}
-    share = "no peak of this device is known"
-    if device_slug() in peaks:
-        share = f"{1e12 * tflops / peaks[device_slug()]:.1%} of the stated peak (MFU)"
-    whole = ("ms", "ms_mean", "ms_min", "ms_p20", "ms_p80")
-    lines = [
-        f"{parameter_count(step.shape):,} parameters in {step.shape.num_layers} blocks",
-        f"{name}: batch {step.batch} a rank, context {step.context}, {step.dtype}, "
-        f"attention {step.way.attention or step.attention}",
-        f"{torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}; ranks {row['ranks']}, "
-        f"timed steps {row['n']}",
-        "",
-        f"{'ms':<10}{'median':>11}{'mean':>11}{'min':>11}{'20 %':>11}{'80 %':>11}",
-        f"{'step':<10}" + "".join(f"{row[column]:11.3f}" for column in whole),
-    ]
-    for phase in ("forward", "backward", "optimizer"):
-        lines.append(f"{phase:<10}{row[f'ms_{phase}']:11.3f}")
-    tokens = row["ranks"] * step.tokens
-    lines.append(
-        f"{tflops:.3g} TFLOP/s of a rank, {share}; {1e3 * tokens / row['ms']:,.0f} tokens/s"
-    )
-    lines += ["", f"ready after {row['ms_ready'] / 1e3:.1f} s"]
-    if device == "cuda":
-        peak, reserved = row["allocated_bytes"] / 1e9, row["reserved_bytes"] / 1e9
-        lines.append(f"peak memory {peak:.2f} GB ({reserved:.2f} GB reserved)")
-    again = "blocks" if row["products_again"] is None else f"{row['products_again']} multiplies"
-    lines.append(f"{row['host_bytes'] / 1e9:.2f} GB wait on the host; {again} are computed again")
-    lines.append(f"loss {row['loss']:.6f}, norm of the gradients {row['gradient_norm']:.6f}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

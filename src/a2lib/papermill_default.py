@@ -11,15 +11,13 @@ notebook has run, its tables are shown in the terminal.
 A name that is no parameter of the notebook is refused before a kernel starts. SIGTERM and SIGHUP
 end a run as Ctrl-C does, kernel and all, an interrupted run says what is kept, an error that the
 notebook tells in one line is shown as that line, and a run that `make` started ends when make is
-gone. `A2LIB_PAPERMILL_DEFAULT=0` switches all of it off.
+gone.
 """
 
 import atexit
 import contextlib
-import errno
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -30,22 +28,20 @@ from pathlib import Path
 import click
 
 from a2lib.errors import none_of
-from a2lib.paths import ROOT, TERMINAL, data_dir, runs_dir
+from a2lib.paths import ROOT, TERMINAL, runs_dir
 
-SWITCH = "A2LIB_PAPERMILL_DEFAULT"
 # The process that this one is to end with.
 PARENT = "A2LIB_PARENT"
 PARENT_POLL_S = 0.5
 SHOWN_LINES = 24  # of a table in the terminal
-NOT_WRITTEN = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _stopped: list[int] = []  # the signals that stopped this process
-_terminal: list = []  # the standard error of this process, where what is written passes a thread
+_terminal: list[int] = []  # where this process can still write behind a stop
 _main = click.Command.main
 
 
 def main(command: click.Command, args: list[str] | None = None, *more: object, **options: object):
     """What click calls to run a command: this one prepares papermill's, for a notebook of ours."""
-    if command.name == "papermill" and os.environ.get(SWITCH) != "0":
+    if command.name == "papermill":
         args = list(sys.argv[1:] if args is None else args)
         paths = positionals(command, args)
         if paths:
@@ -97,19 +93,19 @@ def run(papermill: Callable[[], object], notebook: Path, output: Path | None) ->
     from papermill import cli, inspect_notebook
 
     execute, declared = cli.execute_notebook, list(inspect_notebook(notebook))
-    prepared = []
+    before, is_run = modified(output), False
 
-    def checked(*given, parameters, prepare_only=False, **settings):
+    def checked(*arguments, parameters, prepare_only=False, **settings):
+        nonlocal is_run
         refuse_unknown(parameters, declared)
         if output:
-            make_folder(output)
-        prepared.append(prepare_only)
-        return execute(*given, parameters=parameters, prepare_only=prepare_only, **settings)
+            output.parent.mkdir(parents=True, exist_ok=True)
+        is_run = not prepare_only
+        return execute(*arguments, parameters=parameters, prepare_only=prepare_only, **settings)
 
     cli.execute_notebook = checked
     encrypt()
     heed_signals()
-    before = modified(output)
     try:
         return papermill()
     except Exception as error:
@@ -121,9 +117,7 @@ def run(papermill: Callable[[], object], notebook: Path, output: Path | None) ->
         raise SystemExit(line) from None
     finally:
         cli.execute_notebook = execute
-        if prepared == [True]:
-            say_prepared(output)
-        elif modified(output) != before:
+        if is_run and modified(output) != before:
             with contextlib.suppress(OSError, ValueError):  # cut off while it was written
                 say(results(json.loads(output.read_text(encoding="utf-8"))))
             say(f"the executed notebook is in {output}")
@@ -140,18 +134,6 @@ def encrypt() -> None:
         policy.default_value = "auto"
 
 
-def say_prepared(output: Path | None) -> None:
-    """Take the outputs of an earlier run out of a notebook that was only prepared, and say so."""
-    if output is None or not output.exists():
-        return
-    notebook = json.loads(output.read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            cell.update(outputs=[], execution_count=None)
-    output.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    say(f"nothing was run; the notebook with these parameters is in {output}")
-
-
 def refuse_unknown(names: Iterable[object], declared: list[str]) -> None:
     """End this process with one line for a name that is none of the ``declared`` parameters:
     papermill would write it into the notebook, as code."""
@@ -160,18 +142,10 @@ def refuse_unknown(names: Iterable[object], declared: list[str]) -> None:
             raise SystemExit(f"ParameterError: unknown parameter {none_of(declared, name)}")
 
 
-def make_folder(output: Path) -> None:
-    """Make the folder of ``output``; where that cannot be, end this process with one line."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SystemExit(f"cannot make the folder of {output}: {error.strerror}") from None
-
-
 def one_line(error: Exception) -> str | None:
-    """The line in which a notebook tells an error, or for a file of papermill's or Jupyter's that
-    cannot be written; None for any other, which has a traceback."""
-    if isinstance(error, OSError) and error.errno in NOT_WRITTEN:
+    """Return the line in which a notebook tells an error, or for a file that cannot be written;
+    None for any other, which has a traceback."""
+    if isinstance(error, OSError):
         return f"{error.filename or 'the executed notebook or a file of Jupyter'}: {error.strerror}"
     line = f"{getattr(error, 'ename', '')}: {getattr(error, 'evalue', '')}"
     return line if list(getattr(error, "traceback", ())) == [line] else None
@@ -188,41 +162,24 @@ def heed_signals() -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         # Where a sweep shows how far it is.
         os.environ.setdefault(TERMINAL, os.ttyname(sys.stderr.fileno()))
-        pass_on_until_stopped()
+        keep_for_this_process()
     parent = os.environ.pop(PARENT, "")
     if parent.isdigit():
         threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
 
 
-def pass_on_until_stopped() -> None:
-    """Let a thread pass on what this process and its kernel write on standard error, until a signal
-    stops the run: a kernel that is interrupted tells dozens of lines of its own."""
-    reader, writer = os.pipe()
-    terminal = os.dup(sys.stderr.fileno())
-    os.dup2(writer, sys.stderr.fileno())
-    os.close(writer)
-    _terminal.append(terminal)
-
-    def pass_on() -> None:
-        while data := os.read(reader, 65536):
-            if not _stopped:
-                os.write(terminal, data)
-
-    thread = threading.Thread(target=pass_on, daemon=True)
-    thread.start()
-    atexit.register(_restore_terminal, reader)
+def keep_for_this_process() -> None:
+    """Keep the terminal from the kernel, which tells dozens of lines when it is interrupted."""
+    _terminal.append(os.dup(sys.stderr.fileno()))
+    shown = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    _silence(sys.stderr.fileno())
+    sys.stderr = shown
 
 
-def _restore_terminal(reader: int) -> None:
-    """Write to the terminal itself again, once the thread has passed on what was written before;
-    not after a stop, when asyncio has a traceback for each task that it leaves."""
-    if _stopped:
-        return
-    sys.stderr.flush()
-    while select.select([reader], [], [], 0)[0]:
-        time.sleep(0.01)
-    time.sleep(0.01)
-    os.dup2(_terminal.pop(), sys.stderr.fileno())
+def _silence(descriptor: int) -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -231,11 +188,12 @@ def _interrupt(number: int, frame: object) -> None:
         signal.signal(other, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _stopped.append(number)
+    if _terminal:  # what asyncio and click say of it is not for the reader
+        _silence(sys.stderr.fileno())
     raise KeyboardInterrupt
 
 
 def _say_what_is_kept() -> None:
-    # Last, since the kernel may show a traceback when it is ended.
     if _stopped:
         say(
             "stopped; every row measured so far is stored. The same command again goes on with a"
@@ -251,7 +209,7 @@ def _end_with(parent: int) -> None:
 
 def say(message: str) -> None:
     """Print a message that is not empty on standard error, if there is one."""
-    if message and _terminal and _stopped:  # past the thread, which holds the rest back
+    if message and _terminal and _stopped:
         os.write(_terminal[0], f"{message}\n".encode())
     elif message and sys.stderr is not None:
         print(message, file=sys.stderr, flush=True)
@@ -276,8 +234,7 @@ def results(notebook: dict) -> str:
             said.append("\n".join([*lines[:SHOWN_LINES], *rest]))
     last = outputs[-1] if outputs else []
     said += ["".join(output["text"]) for output in last if output.get("name") == "stdout"]
-    # The notebook, which may be published, names no folder of this machine.
-    return "\n\n".join(part.strip() for part in said).replace("$A2LIB_DATA/", f"{data_dir()}/")
+    return "\n\n".join(part.strip() for part in said)
 
 
 # papermill wants a handler from its entry point, and never calls it: no path has that prefix.

@@ -1,10 +1,8 @@
 """Bulk tables: a picture comes back as it was put, and what is broken is said in a line."""
 
-from pathlib import Path
-
 import pytest
+import traced_by_hand
 from allocations import recorded
-from profiles import make
 from refusals import refused
 
 from a2lib.lab import StoreError, bulk, snapshot, trace
@@ -12,7 +10,6 @@ from a2lib.lab.gathers import Moment, gather_rows
 from a2lib.lab.saved import Saved, saved_rows
 
 RUN = "20260102T030405Z-cpu-000000"
-HERE = Path(make.__file__).parent
 ROW = {"start_us": 1.5, "duration_us": 2 / 3, "stream": "7"}
 ROW |= {"kind": "matmul", "phase": "forward", "part": "attn, q"}
 
@@ -38,15 +35,16 @@ def test_a_picture_comes_back_and_is_replaced_whole(data):
     refused(words, bulk.read, "strip", "cpu", "large-128", data, error=StoreError)
 
 
-def test_what_the_readers_make_is_what_the_tables_take(data):
-    kernels = trace.from_nsys(HERE / "report.sqlite").kernels
+def test_what_the_readers_make_is_what_the_tables_take(data, tmp_path):
+    traced_by_hand.write_nsys(tmp_path / "report.sqlite")
+    kernels = trace.from_nsys(tmp_path / "report.sqlite").kernels
     recording = recorded()
     made = {
         "strip": trace.strip_rows(kernels, 0, 10**7),
         "kernels": trace.kernel_rows(kernels),
-        "memory": snapshot.timeline_rows(recording, "step 0"),
-        "largest": snapshot.largest_rows(snapshot.peak(recording, "step 0")),
-        "lines": snapshot.line_rows(recording, "step 0"),
+        "memory": snapshot.timeline_rows(recording, "step 0", 100),
+        "largest": snapshot.largest_rows(snapshot.peak(recording, "step 0"), 20),
+        "lines": snapshot.line_rows(recording, "step 0", 20),
         "gathers": gather_rows([Moment(n, "root", "forward", ms) for n, ms in STEP]),
         "saved": saved_rows([Saved("attn", (2, 3), "float32", 24, ["MmBackward0.self"])]),
     }
@@ -60,7 +58,6 @@ def test_what_the_readers_make_is_what_the_tables_take(data):
 
 NOT_VALID = [
     ({"table": "sky"}, "table 'sky': allowed are strip, kernels, memory, largest"),
-    ({"picture": "../x"}, "allowed are letters, digits"),
     ({"run": "none"}, "is not in runs.csv"),
     ({"rows": [ROW] * (bulk.MOST_ROWS + 1)}, "rows; allowed are 1 to"),
     ({"rows": [{"kind": "x"}]}, "row 1: has kind; the columns are start_us"),
@@ -78,11 +75,10 @@ def test_a_broken_file_names_its_line(data):
     path = put(data, [ROW])
     text = path.read_text()
     for old, new, words in (
-        ('"run"', '"ran"', ":1: no line of the run"),
+        ('"run"', '"ran"', ":1: 'run'"),
         ("start_us", "begin", ":2: the columns are"),
         ("1.5", "soon", ":3: could not con"),
         (",matmul", "", ":3: zip"),
-        (text.splitlines(keepends=True)[2], "", ":2: cut short: no row"),
     ):
         path.write_text(text.replace(old, new, 1))
         refused(words, bulk.read, "strip", "cpu", "small-128", data, error=StoreError)

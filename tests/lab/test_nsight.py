@@ -10,9 +10,8 @@ from refusals import refused
 from waiting import is_alive, until
 
 from a2lib.lab import nsight
-from a2lib.lab.program import ProgramError
 
-refuses = functools.partial(refused, error=ProgramError)
+refuses = functools.partial(refused, error=nsight.ProgramError)
 
 # `profile` runs the command after the options and leaves a report, `export` a file of its name.
 FAKE = """#!/usr/bin/env bash
@@ -61,7 +60,7 @@ def test_what_goes_wrong_is_one_line(nsys, tmp_path):
         (GOOD, ["bash", "-c", "exit 3"], "^nsys profile ended with 3: Generating$"),
     ):
         nsys(body)
-        assert not refuses(words, nsight.record, command, tmp_path / "r", timeout_s=20).stuck
+        refuses(words, nsight.record, command, tmp_path / "r", timeout_s=20)
 
 
 def test_where_there_is_none(tmp_path, monkeypatch):
@@ -135,7 +134,7 @@ def test_a_failure_is_one_line_that_says_why(fake_ncu):
 
 def test_what_hangs_is_ended_with_all_it_started(fake_ncu, tmp_path):
     fake_ncu(f"sleep 600 & echo $! > {tmp_path}/child; wait")
-    assert refuses("did not end within 1 s", nsight.counted, ["program"], timeout_s=1).stuck
+    refuses("did not end within 1 s", nsight.counted, ["program"], timeout_s=1)
     child = int((tmp_path / "child").read_text())
     assert until(lambda: not is_alive(child))
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from a2lib.lab.ranges import annotate, within
-from a2lib.lab.steps import StepConfig, TrainingStep, timed
+from a2lib.lab.ranges import annotate
 from a2lib.model import TransformerLM, cross_entropy
-from a2lib.shapes import Shape
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 LINEAR = "attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3".split()
@@ -93,19 +91,3 @@ def test_every_product_lies_in_the_range_of_its_part(tokens):
     want += [("_softmax_backward_data", f"{part}.bwd") for part in parts[::-1]]
     assert softmax == want
     assert recorder.open == []
-
-
-def test_ranges_nest_as_modules_do_within_phases():
-    shape = Shape(d_model=8, d_ff=12, num_layers=2, num_heads=2, vocab_size=11)
-    config = StepConfig(model=shape, context=6, batch=2, mode="forward-backward")
-    step, recorder = TrainingStep(config, "cpu"), Recorder()
-    annotate(step.model, recorder)
-    timed(step, lambda name: within(recorder, name))
-    block, paths = "layers.1", recorder.paths
-    scores = [block, f"{block}.attn", f"{block}.attn.attention", f"{block}.attn.attention.scores"]
-    for names in (scores, *([block, f"{block}.{inner}"] for inner in ("ln1", "ln2", "ffn"))):
-        assert "/".join(["step/forward", *names]) in paths
-        assert "/".join(["step/backward", *(f"{name}.bwd" for name in names)]) in paths
-    for name in ("token_embeddings", "ln_final", "lm_head"):
-        assert f"step/forward/{name}" in paths
-    assert len(set(paths)) == len(paths), "each once: a range is one call"

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from refusals import refused
 
 from a2lib import paths
-from a2lib.lab import StoreError, read_runs, runs, start_run
+from a2lib.lab import read_runs, runs, start_run
 
 
 @pytest.fixture
@@ -96,15 +95,6 @@ def test_local_paths_are_shortened_and_nothing_else(monkeypatch):
     monkeypatch.setenv("HOME", "/")
     monkeypatch.setattr(paths, "ROOT", Path("/srv/my checkouts"))
     assert runs.scrub("/srv/my checkouts/x: 5 TFLOP/s / 2") == "x: 5 TFLOP/s / 2"
-
-
-def test_what_is_no_run_is_refused(new, tmp_path):
-    for given, words in (
-        ({"parameters": {"seq_len": float("nan")}}, "parameters of the run: "),
-        ({"device": "NVIDIA H200"}, "device 'NVIDIA H200': must be lower-case"),
-    ):
-        refused(words, new, **given, error=StoreError)
-    assert not (tmp_path / "data").exists()
 
 
 def test_the_commit_is_that_of_the_checkout(checkout, new, monkeypatch):

@@ -32,7 +32,7 @@ def test_allocations_have_ends_categories_and_lines():
 
 
 def test_the_timeline_by_category():
-    rows = memory.timeline_rows(recorded(), "step 0")
+    rows = memory.timeline_rows(recorded(), "step 0", 100)
     totals = [sum(bytes_by_category(row).values()) for row in rows]
     phases = [row["phase"].rpartition("/")[2] for row in rows]
     assert [row["time_us"] for row in rows] == [0, 0, 10, 20, 30, 40]
@@ -43,37 +43,34 @@ def test_the_timeline_by_category():
     assert bytes_by_category(rows[5]) == {"parameters": 1000, "gradients": 300}
     few = memory.timeline_rows(recorded(), "step 0", points=4)
     assert [sum(bytes_by_category(row).values()) for row in few] == [1000, 2000, 1300]
-    refused("points is 3; allowed are", memory.timeline_rows, recorded(), "step 0", 3)
 
 
 def test_the_peak_of_a_phase_and_what_is_alive_at_it():
-    for phases, total, where in (
-        (("step 0", "forward"), 2000, "step 0/forward"),
-        (("backward", "step 0/backward"), 1900, "step 0/backward"),
+    for phase, total, where in (
+        ("step 0", 2000, "step 0/forward"),
+        ("step 0/backward", 1900, "step 0/backward"),
     ):
-        for phase in phases:
-            peak = memory.peak(recorded(), phase)
-            assert (peak.total, peak.phase) == (total, where)
-            largest = memory.largest_rows(peak, 2)
-            assert [(row["bytes"], row["rank"]) for row in largest] == [(1000, 1), (600, 2)]
+        peak = memory.peak(recorded(), phase)
+        assert (peak.total, peak.phase) == (total, where)
+        largest = memory.largest_rows(peak, 2)
+        assert [(row["bytes"], row["rank"]) for row in largest] == [(1000, 1), (600, 2)]
 
 
 def test_the_largest_by_line_of_code():
-    rows = memory.line_rows(recorded(), "step 0")
+    rows = memory.line_rows(recorded(), "step 0", 20)
     line = "model/layers.py:40 forward"
     assert [(r["bytes"], r["count"], r["phase"], r["name"], r["line"]) for r in rows] == [
         (600, 1, "forward", "ffn", line),
         (400, 1, "forward", "", line),
         (300, 1, "backward", "w", ""),
     ]
-    assert [r["bytes"] for r in memory.line_rows(recorded(), "forward", 1)] == [600]
-    assert memory.line_rows(recorded(), "step 1") == []
+    inside = memory.line_rows(recorded(), "step 0/forward", 1)
+    assert [row["bytes"] for row in inside] == [600]
 
 
 def test_what_was_there_when_a_phase_began_counts_for_it():
     late = memory.read(allocations.snapshot(), [memory.Phase("late", 32, 38)])
     assert memory.peak(late, "late").total == 1600
-    refused("'loss': allowed are late", memory.peak, late, "loss")
 
 
 def test_what_nobody_owns_is_other():
@@ -85,7 +82,7 @@ def test_what_was_freed_without_having_been_seen_was_there_before():
     snapshot = allocations.snapshot()
     trace = snapshot["device_traces"][0]
     trace.insert(0, {**trace[3], "addr": 9000, "size": 70, "time_us": 9})
-    before, *_, after = memory.timeline_rows(memory.read(snapshot, PHASES, OWNERS), "step 0")
+    before, *_, after = memory.timeline_rows(memory.read(snapshot, PHASES, OWNERS), "step 0", 100)
     assert sum(bytes_by_category(before).values()) == 1070
     assert sum(bytes_by_category(after).values()) == 1300
 
@@ -96,8 +93,7 @@ def test_blocks_that_the_history_does_not_explain_are_said():
     assert memory.read(snapshot).unexplained_bytes == 10
 
 
-def test_a_history_that_is_empty_or_full_is_one_line(monkeypatch):
-    refused("no allocation was recorded on a GPU", memory.read, {"device_traces": [[], []]})
+def test_a_full_history_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "MAX_ENTRIES", 8)
     refused("history is full .8 entries.", memory.read, allocations.snapshot())
 
@@ -136,13 +132,6 @@ def test_a_recorder_knows_who_holds_what(no_history):
     assert ("gradients", "layers.1.ffn.w2.weight") in held
     assert ("parameters", "lm_head.weight") in held
     assert ("optimizer state", "lm_head.weight exp_avg") in held
-
-
-def test_a_recording_that_fails_is_there_too(no_history):
-    recorder = memory.Recorder()
-    with pytest.raises(KeyError), recorder:
-        raise KeyError("a step")
-    assert recorder.recording.allocations
 
 
 def test_a_forward_without_a_backward_is_freed(no_history):

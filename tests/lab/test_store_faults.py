@@ -9,7 +9,6 @@ import shutil
 import signal
 import stat
 import tempfile
-import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,13 +16,13 @@ import pytest
 from programs import printed
 from refusals import refused
 
-from a2lib.lab import StoreError, Table, csv_file, read_runs
+from a2lib.lab import StoreError, Table, read_runs
 
 # The other process: argument 1 is the data folder, `row` makes a row.
 CHILD = """
 import os, resource, signal
 from pathlib import Path
-from a2lib.lab import SECTIONS, Table, StoreError, csv_file, read_section, start_run, time_call
+from a2lib.lab import Table, StoreError, read_section, start_run
 data = Path(sys.argv[1])
 store = Table("flash", "cpu", data)
 def row(seq_len, implementation="a2lib", note=""):
@@ -54,7 +53,7 @@ for seq_len in range(1, rows + 1):
     store.put(row(0, "shared", me))
     if seq_len % 10 == 0:
         start_run(command="test", parameters={{"me": me, "row": seq_len}}, device="cpu", data=data)
-assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cpu", rep_ms=1).n
+assert read_section("flash", data)["cpu"]
 """
     writers = [python(code, data, f"writer{i}", 20) for i in range(3)]
     for writer in writers:
@@ -72,21 +71,6 @@ assert read_section("flash", data)["cpu"] and time_call(lambda: None, device="cp
     runs = read_runs(data)
     assert len(runs) == 1 + 3 * 2 == len({run["run"] for run in runs})
     assert _names(store) == [".lock", "cpu.csv"]
-
-
-def test_threads_that_write_at_once_lose_nothing(data, store, make_row):
-    def write(name):
-        mine = Table("flash", "cpu", data)
-        for seq_len in range(6):
-            mine.put(make_row(implementation=name, seq_len=seq_len))
-            store.put(make_row(implementation=f"{name}-shared", seq_len=seq_len))
-
-    threads = [threading.Thread(target=write, args=(f"thread{i}",)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert len(Table("flash", "cpu", data).rows()) == 36
 
 
 KILLS = {
@@ -112,29 +96,6 @@ def test_a_writer_killed_in_mid_write_leaves_the_old_file(data, store, make_row,
     assert _lengths(Table("flash", "cpu", data)) == [128]
     store.put(make_row(seq_len=512))
     assert _lengths(store) == [128, 512] and _names(store) == [".lock", "cpu.csv"]
-
-
-def test_a_lock_that_is_never_released_is_an_error_in_time(
-    data, store, make_row, python, monkeypatch
-):
-    code = f"""{CHILD}
-sync = os.fsync
-def stop(descriptor):
-    os.fsync = sync
-    print("holding", flush=True)
-    os.kill(os.getpid(), signal.SIGSTOP)
-os.fsync = stop
-store.put(row(256))
-"""
-    child = python(code, data)
-    assert child.stdout.readline() == "holding\n"
-    monkeypatch.setattr(csv_file, "LOCK_TIMEOUT_S", 0.2)
-    words = r"another process has held .*\.lock for .*'a2lib'"
-    refused(words, store.put, make_row(), error=StoreError)
-    child.send_signal(signal.SIGCONT)
-    printed(child)
-    store.put(make_row())
-    assert _lengths(store) == [128, 256]
 
 
 def test_a_full_disk(data, store, python):

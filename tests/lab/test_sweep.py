@@ -102,18 +102,23 @@ def test_what_fails_behind_the_rows_is_said(table, run, capsys):
     assert capsys.readouterr().out.count("no picture of it") == 2
 
 
-@pytest.mark.parametrize(("part", "status", "note"), [
-    ("abort", "error", "its process was killed by SIGABRT"),
-    ("raise", "error", "ValueError: first line"),
-    ("no memory", "oom", "out of memory"),
-    ("unsupported", "unsupported", "no kernel here"),
-    ("silent", "error", "measure yielded no row for this key"),
-    ("killed", "error", "ended from outside, twice: its process was killed by SIGKILL"),
-])  # fmt: skip
-def test_what_fails_alone_is_a_row_and_the_rest_is_measured(table, run, part, status, note):
-    assert sweep(table, [keys("a", part, "b"), keys("c")], measure, run) == 0
-    assert statuses(table) == {part: [status] * 2} | dict.fromkeys("abc", ["ok"] * 2)
-    assert notes(table, part) == {note}
+FAILING = {
+    "abort": ("error", "its process was killed by SIGABRT"),
+    "raise": ("error", "ValueError: first line"),
+    "no memory": ("oom", "out of memory"),
+    "unsupported": ("unsupported", "no kernel here"),
+    "silent": ("error", "measure yielded no row for this key"),
+    "killed": ("error", "ended from outside, twice: its process was killed by SIGKILL"),
+}
+
+
+def test_what_fails_alone_is_a_row_and_the_rest_is_measured(table, run):
+    tasks = [keys("a", "abort", "b"), *(keys(part, sizes=(1,)) for part in list(FAILING)[1:])]
+    assert sweep(table, [*tasks, keys("c")], measure, run) == 0
+    found = statuses(table)
+    assert [found[part] for part in "abc"] == [["ok"] * 2] * 3
+    for part, (status, note) in FAILING.items():
+        assert set(found[part]) == {status} and notes(table, part) == {note}
 
 
 def test_what_hangs_is_ended_and_the_row_says_where_it_was(table, run):
@@ -142,7 +147,8 @@ def test_a_sweep_measures_what_is_missing_and_again_only_when_asked(table, run):
     assert sweep(table, [keys("a")], measure, run) == 0
     earlier = {recorded["run"] for recorded in read_runs(table.data)}
     assert len(earlier) == 2
-    sweep(table, [keys("a")], measure, run, remeasure=True)
+    run.remeasure = True
+    sweep(table, [keys("a")], measure, run)
     (last,) = {recorded["run"] for recorded in read_runs(table.data)} - earlier
     assert [row["run"] for row in table.rows()] == [last] * 2
 
@@ -161,13 +167,14 @@ def test_who_was_ended_from_outside_is_measured_by_the_next_sweep(table, run):
 
 def test_the_time_limit_ends_between_tasks_and_counts(table, run, capsys):
     tasks = [keys("slow", sizes=(size,)) for size in range(1, 61)]
-    run.until = time.time() + 10  # a busy machine takes some of it to start a process
+    run.until = time.time() + 4  # a busy machine may take all of it to start a process
     left = sweep(table, tasks, measure, run)
-    assert 0 < left < 60 and left == 60 - len(table.rows()) and run.left == left
+    assert 0 < left == 60 - len(table.rows()) and run.left == left
+    assert {row["status"] for row in table.rows()} <= {"ok"}
     printed = capsys.readouterr().out
-    assert f"{left} rows are left" in printed
-    runs = {row["run"] for row in table.rows()}
-    assert f"{60 - left} rows measured\n  run     {runs.pop()}\n" in printed and not runs
+    assert (
+        f"{60 - left} rows measured\n  run     " in printed and f"{left} rows are left" in printed
+    )
 
 
 def test_each_task_may_have_a_process_of_its_own(table, run):
@@ -218,16 +225,11 @@ def in_group(asked):
 
 @pytest.mark.slow
 def test_what_a_rank_does_is_the_row_of_its_configuration(table, run):
-    asked = [keys(part, sizes=(1,)) for part in ("a", "raise", "abort", "b")]
-    sweep(table, asked, in_group, run, ranks=2)
-    assert notes(table, "a") == notes(table, "b") == {"3 gloo"}
+    asked = [keys(part, sizes=(1,)) for part in ("a", "raise", "hang", "abort")]
+    sweep(table, asked, in_group, run, ranks=2, silence_s=10)
+    assert notes(table, "a") == {"3 gloo"}
     assert notes(table, "raise") == {"rank 1 of 2: ValueError: first line"}
     assert notes(table, "abort") == {"rank 1 of 2 was killed by SIGABRT"}
-
-
-@pytest.mark.slow
-def test_a_hanging_rank_is_named(table, run):
-    sweep(table, [keys("hang", sizes=(1,))], in_group, run, ranks=2, silence_s=10)
     [note] = notes(table, "hang")
     assert "rank 1 in play" in note and "rank 0 in" in note
 
@@ -253,8 +255,7 @@ except KeyboardInterrupt as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGINT, 1), (signal.SIGKILL, 2)])
 def test_a_sweep_that_is_ended_keeps_its_rows_and_leaves_no_process(
     table, run, python, ranks, number
 ):

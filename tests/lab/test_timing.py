@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from refusals import refused
 
 from a2lib.lab import Timing, graphs, time_call, time_many, timing
 from a2lib.lab import clock as clocks
@@ -171,25 +170,6 @@ def test_on_the_cpu_every_sample_is_one_call():
     assert 0 < result.ms_p20 <= result.ms <= result.ms_p80
     with pytest.raises(ZeroDivisionError):
         time_call(lambda: 1 / 0, device="cpu")
-
-
-def test_parameters_that_make_no_sense_are_refused_before_a_call():
-    fn = takes(1)
-    for wrong, message in (
-        ({"device": "gpu"}, "device 'gpu': allowed are cuda, cpu"),
-        ({"min_n": 0}, "allowed is 1 <= min_n <= max_n"),
-        ({"min_n": 9, "max_n": 8}, "allowed is 1 <= min_n <= max_n"),
-        ({"rep_ms": math.nan}, "rep_ms nan"),
-        ({"warmup_ms": -1}, "warmup_ms -1"),
-    ):
-        refused(message, time_many, {"fn": fn}, **{"device": "cpu", **wrong})
-    assert not fn.calls
-
-
-def test_without_cuda_the_gpu_clock_says_so(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    words = "no CUDA device; allowed here is 'cpu'"
-    refused(words, time_call, lambda: None, error=RuntimeError)
 
 
 def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):

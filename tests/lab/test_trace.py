@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from profiles import make
+import traced_by_hand
 from refusals import refused
 from torch.autograd import DeviceType
 
@@ -19,7 +19,6 @@ from a2lib.lab.steps import StepConfig, TrainingStep
 from a2lib.lab.trace import Kernel, PhaseTimes, Span
 from a2lib.shapes import Shape
 
-HERE = Path(make.__file__).parent
 # name, start and duration in us, phase, part, kind. The first event is the step's, at 0.
 WANT = [
     ("nvjet", 100, 100, "forward", "attn.q_proj", "matmul"),
@@ -35,32 +34,33 @@ WANT = [
 
 
 def played_profiler():
-    """What torch.profiler's events are of the kernels of make.py."""
+    """What torch.profiler's events are of the kernels of traced_by_hand.py."""
     events = []
 
     def event(name, start, length, device=DeviceType.CPU, **others):
-        at = SimpleNamespace(start=start + 0.25, end=start + length + 0.25)
+        at = SimpleNamespace(start=start, end=start + length)
         plain = {"id": -1, "is_user_annotation": False, "device_resource_id": 0}
         events.append(
             SimpleNamespace(name=name, time_range=at, device_type=device, **{**plain, **others})
         )
 
-    for name, _, start, end in make.SPANS:
+    for name, _, start, end in traced_by_hand.SPANS:
         event(name, start, end - start, is_user_annotation=True)
         event(name, start, end - start, DeviceType.CUDA, is_user_annotation=True)
-    for name, stream, start, length, correlation, thread, launched in make.KERNELS:
+    for name, stream, start, length, correlation, thread, launched in traced_by_hand.KERNELS:
         event(name, start, length, DeviceType.CUDA, id=correlation, device_resource_id=stream)
         if thread:
             event("cudaLaunchKernel", launched, 5, id=correlation)
             event("aten::something", launched, 6, id=correlation)
-    event("cudaDeviceSynchronize", *make.WAIT, id=99)
+    event("cudaDeviceSynchronize", *traced_by_hand.WAIT, id=99)
     return SimpleNamespace(events=lambda: events)
 
 
 @pytest.fixture(params=["nsys", "torch"])
-def traced(request):
+def traced(request, tmp_path):
     if request.param == "nsys":
-        return trace.from_nsys(HERE / "report.sqlite")
+        traced_by_hand.write_nsys(tmp_path / "report.sqlite")
+        return trace.from_nsys(tmp_path / "report.sqlite")
     return trace.from_profiler(played_profiler())
 
 
@@ -159,15 +159,6 @@ def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
     assert [row["kind"] for row in between] == ["matmul", "softmax", "matmul"]
 
 
-@pytest.mark.parametrize("name", make.MADE)
-def test_the_committed_files_are_those_of_the_script(name, tmp_path):
-    make.MADE[name](tmp_path / name)
-    if name.endswith(".sqlite"):
-        assert trace.from_nsys(tmp_path / name) == trace.from_nsys(HERE / name)
-    else:
-        assert (tmp_path / name).read_bytes() == (HERE / name).read_bytes()
-
-
 def test_on_a_cpu_operators_stand_for_kernels():
     shape = Shape(d_model=8, d_ff=12, num_layers=1, num_heads=2, vocab_size=11)
     step = TrainingStep(StepConfig(model=shape, context=6, batch=2), "cpu")
@@ -190,7 +181,26 @@ def test_on_a_cpu_operators_stand_for_kernels():
     assert set(trace.phase_times(traced)["step 0"]) == {*trace.PHASES, trace.STEP}
 
 
-def test_a_trace_of_nothing_is_refused(tmp_path):
+def test_the_window_of_a_replay_ends_backward_with_its_last_product():
+    """20 ms of products, an all-reduce until 24, the optimizer from there to 60."""
+    ms = trace.MS
+    kernels = [
+        Kernel("nvjet_tst", "7", 0, 20 * ms),
+        Kernel("ncclDevKernel_AllReduce", "9", 18 * ms, 24 * ms),
+        Kernel("multi_tensor_apply_kernel<FusedAdam>", "7", 24 * ms, 60 * ms),
+    ]
+    replay = trace.Trace("torch", kernels, [], [])
+    rows = trace.around_end_of_backward(replay, captured=True)
+    assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
+        ("matmul", 0, 15_000),
+        ("communication", 13_000, 6_000),
+        ("optimizer", 19_000, 11_000),
+    ]
+    words = "no kernel of a backward"
+    refused(words, trace.around_begin_of_backward, replay, error=trace.TraceError)
+
+
+def test_a_trace_of_nothing_is_refused():
     nothing = SimpleNamespace(events=lambda: [])
     refused("no kernel and no operator", trace.from_profiler, nothing, error=trace.TraceError)
     alone = trace.Trace("nsys", [Kernel("k", "7", 0, 1)], [], [])
@@ -238,7 +248,7 @@ NAMES = {
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(float*)",
         "Memcpy HtoD (Pageable -> Device)", "Memset (Device)",
     ],
-    "optimizer": [make.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw"],
+    "optimizer": [traced_by_hand.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw"],
     "embedding": [
         "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float>(long*)",
         "void at::native::vectorized_gather_kernel<16, long>(char*)",

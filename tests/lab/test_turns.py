@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from a2lib.lab import SECTIONS, Timing, failures, turns
+from a2lib.lab import SECTIONS, Timing, failures, graphs
 from a2lib.lab.graphs import Replays
 
 QUICK = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
@@ -26,9 +26,11 @@ def raising(error):
 def time(monkeypatch):
     """``time(makers, replays)``: the rows on a "GPU" that is the CPU, with these replays; those too
     before it raises, then ``time.raised`` is what."""
-    time_many = turns.time_many
+    time_many = graphs.time_many
     monkeypatch.setattr(
-        turns, "time_many", lambda calls, device, **timing: time_many(calls, device="cpu", **timing)
+        graphs,
+        "time_many",
+        lambda calls, device, **timing: time_many(calls, device="cpu", **timing),
     )
 
     def measure(makers, replays=None):
@@ -38,10 +40,10 @@ def time(monkeypatch):
                 call()()
             return replays or Replays(dict.fromkeys(captured, REPLAYED))
 
-        monkeypatch.setattr(turns, "time_replays", time_replays)
+        monkeypatch.setattr(graphs, "time_replays", time_replays)
         rows, measure.raised = {}, None
         try:
-            rows.update(turns.time_in_turns(makers, SECTIONS["flash"], device="cuda", **QUICK))
+            rows.update(graphs.time_in_turns(makers, SECTIONS["flash"], device="cuda", **QUICK))
         except failures.LostContext as error:
             measure.raised = error
         return rows
@@ -57,7 +59,7 @@ def test_each_has_a_time_of_the_host_and_of_its_graph(time):
 
 
 def test_on_a_cpu_there_is_no_graph():
-    rows = dict(turns.time_in_turns({"a": make}, SECTIONS["flash"], device="cpu", **QUICK))
+    rows = dict(graphs.time_in_turns({"a": make}, SECTIONS["flash"], device="cpu", **QUICK))
     assert rows["a"]["ms"] > 0 and "ms_graph" not in rows["a"]
 
 

@@ -12,7 +12,6 @@ from a2lib import lab
 from a2lib.attention import attention_reference, tiles
 from a2lib.attention.ladder import HOPPER, RUNGS
 from a2lib.lab import Timing, failures, nsight
-from a2lib.lab.program import ProgramError
 from a2lib.lab.sustained import Second
 from a2lib.paths import ROOT
 
@@ -511,7 +510,7 @@ def test_each_counted_call_has_its_kernels(board, replace, monkeypatch):
     assert rows[2]["status"] == "unsupported" and fits(rows[0], board.counters.section)
 
     def refuse(makers, timeout_s):
-        raise ProgramError("ncu is refused it")
+        raise nsight.ProgramError("ncu is refused it")
 
     monkeypatch.setattr(nsight, "counted_calls", refuse)
     with pytest.raises(board.UnsupportedError, match="ncu is refused it"):

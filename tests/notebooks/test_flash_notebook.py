@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from notebook_runs import PAPERMILL, run
 
-from a2lib.lab import DeviceLock
+from a2lib.lab import device_lock
 from a2lib.lab.store import data_folder
 from a2lib.paths import ROOT
 from a2lib.theory.attention import PASSES
@@ -89,7 +89,7 @@ def test_a_busy_device_is_one_line_and_no_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
     output, data = tmp_path / "out.ipynb", tmp_path / "data"
     env = {"A2LIB_DATA": str(data), "CUDA_VISIBLE_DEVICES": ""}
-    with DeviceLock("cpu").held("run a"):
+    with device_lock("cpu", "run a"):
         done = run(ROOT, [PAPERMILL, str(FLASH), str(output)], ends=1, env=env)
     assert "Traceback" not in done.stderr and not data.exists()
     cells = nbformat.read(output, as_version=4).cells

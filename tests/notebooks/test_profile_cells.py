@@ -3,12 +3,12 @@
 import json
 from dataclasses import asdict
 
+import traced_by_hand
 from notebook_cells import load_cells
 
 from a2lib import benchmark, lab
 from a2lib.lab import bulk, nsight, start_run
 from a2lib.lab.steps import StepTimes
-from a2lib.paths import ROOT
 
 
 def test_a_trace_is_rows_and_pictures(tmp_path, monkeypatch, forked_workers):
@@ -49,7 +49,8 @@ def test_nsight_systems_traces_the_same_step_in_a_process_of_its_own(tmp_path, m
         phases = ("forward", "loss", "backward", "optimizer", "step", "wall")
         times = asdict(StepTimes(dict.fromkeys(phases, 2.0), {}, None))
         said = json.dumps({"status": "ok", "note": "", "steps": [times] * 3})
-        return ROOT / "tests" / "profiles" / "report.sqlite", f"Generating report\n{said}\n"
+        traced_by_hand.write_nsys(tmp_path / "report.sqlite")
+        return tmp_path / "report.sqlite", f"Generating report\n{said}\n"
 
     monkeypatch.setattr(nsight, "record", record)
     ns.traces.run = start_run(command="", parameters={}, device="cpu", data=tmp_path)

@@ -5,8 +5,6 @@ import random
 
 import pytest
 
-from a2lib.parallel import exchange
-from a2lib.parallel.exchange import cut, sticking_out
 from a2lib.parallel.owners import assign
 
 # The bytes of a small Transformer's parameters: an embedding, blocks, a head.
@@ -43,27 +41,3 @@ def test_against_the_best_division(world):
         )
         largest = max(map(sum, shares_of(sizes, world)))
         assert largest <= (4 / 3 - 1 / (3 * world)) * best
-
-
-def test_without_bytes_there_is_one_chunk_at_most():
-    assert cut([[0], []], 3) == [[[0], []]] and cut([[], []], 3) == []
-
-
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_rows_of_what_is_left_in_them_are_padded_by_a_sixteenth_at_most(world, monkeypatch):
-    monkeypatch.setattr(exchange, "PADDING_BYTES", 0)
-    shares = shares_of([40_000, *TRANSFORMER], world)
-    for chunk in cut(shares, 4):
-        sizes = [[share[i] for i in own] for share, own in zip(shares, chunk, strict=True)]
-        out = sticking_out(sizes)
-        rows = [
-            sum(size for i, size in enumerate(row) if (rank, i) not in out)
-            for rank, row in enumerate(sizes)
-        ]
-        assert world * max(rows) <= sum(rows) * (1 + 1 / 16)
-        left = [s for k, row in enumerate(sizes) for i, s in enumerate(row) if (k, i) not in out]
-        assert 40_000 not in left
-    assert sticking_out([[8, 4], [8, 4]]) == set() and sticking_out([[9, 4], [4]]) == {(0, 0)}
-    # So few bytes that nobody would notice them.
-    monkeypatch.setattr(exchange, "PADDING_BYTES", 30)
-    assert sticking_out([[30], []]) == set() and sticking_out([[31], []]) == {(0, 0)}

@@ -38,8 +38,6 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     plain, again = estimate(sequence=False), estimate(checkpointing="block")
     assert plain.memory_bytes > 2 * 80e9
     assert found.step_s < plain.step_s < 1.05 * found.step_s < again.step_s
-    sent = [estimate.time.messages["tensor"].links for estimate in (plain, found)]
-    assert sent[0] < sent[1]
 
 
 def row(scheme, pass_, tokens, ms, without, sent=float("nan"), d_ff=1000, **over):

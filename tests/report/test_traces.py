@@ -1,10 +1,7 @@
 """Strips, step bars and timelines: what is drawn is what the tables hold."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
-from profiles import make
 from svg_sizes import texts
 
 from a2lib.lab import bulk
@@ -13,7 +10,6 @@ from a2lib.report import data, traces
 from a2lib.report.page import Missing
 from a2lib.report.pages import timeline
 
-HERE = Path(make.__file__).parent
 STRIP = {"phase": "forward", "part": "ffn", "kind": "matmul", "stream": "7"}
 
 

@@ -41,16 +41,3 @@ def test_what_is_not_positive_or_of_unequal_lengths_is_refused():
     for tensors in ([], [[]], [[1, 2], [3]]):
         for ring in (run_all_reduce, run_alternate):
             refused("of one length above 0", ring, tensors)
-
-
-def test_bytes_of_copy_engines_are_those_of_each_copy():
-    # Two GPUs, a gradient of 8 bytes on each, sent as it is. A half is read and written to the
-    # other GPU; the own half and the other's are read, the mean is written, and once more sent.
-    assert collectives.copied_bytes(2, 2, 4, 4) == (4 + 4) + (4 + 4 + 4) + (4 + 4)
-    # In 2 of 4 bytes each: a half is cast before it is sent, and after; the own one is read, and
-    # its mean written, in both.
-    assert collectives.copied_bytes(2, 2, 4, 2) == (
-        (4 + 2) + (2 + 2) + (4 + 2 + 2 + 4) + (2 + 2) + (2 + 4)
-    )
-    # Of four GPUs each sends three quarters of 16 bytes, sums four of them into one.
-    assert collectives.copied_bytes(4, 4, 4, 4) == (12 + 12) + (16 + 4) + (12 + 12)

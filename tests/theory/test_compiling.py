@@ -14,7 +14,7 @@ B, N, D = 2, 64, 16
 
 
 def moved(kernels):
-    return sum((k.read + k.written) * k.count for k in kernels)
+    return sum(k.bytes * k.count for k in kernels)
 
 
 @pytest.mark.parametrize("written", WRITTEN)

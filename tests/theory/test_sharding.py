@@ -3,7 +3,6 @@
 import pytest
 
 from a2lib.shapes import Shape
-from a2lib.theory import sharding
 from a2lib.theory.collectives import run_all_reduce
 from a2lib.theory.memory.step import OPTIMIZER, WORKSPACE, StepMemory, asked
 from a2lib.theory.sharding import MOMENTS, UPDATE_BYTES, Held, pipelined_s, sent
@@ -54,10 +53,6 @@ def test_bytes_sent_are_those_of_rings_run_step_by_step():
         assert sum(sent("sharded", 4 * elements, ranks).values()) == pytest.approx(1.5 * reduce)
         assert sum(sent("zero1", 4 * elements, ranks).values()) == pytest.approx(reduce)
     assert sum(sent("sharded", 100, 1).values()) == 0
-
-
-def test_the_paper_divides_12_of_16_bytes():
-    assert [sharding.zero_stage_1_bytes(n) for n in (1, 2, 4, 64)] == [16, 10, 7, 4.1875]
 
 
 def simulated(update_s, gather_s, chunks):

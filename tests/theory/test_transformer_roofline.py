@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 import torch
 from cuda_casts import as_cuda_casts
+from taped import with_fake_weights
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from a2lib.lab.tape import with_fake_weights
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.shapes import Shape
 from a2lib.theory import transformer
@@ -118,7 +118,7 @@ def test_eager_kernels_move_what_the_operators_of_the_model_do(precision):
     kernels = eager_step(LARGE, LARGE_BATCH, LARGE_CONTEXT, precision)
     for phase in PHASES:
         want = sum(sum(moved) * count for moved, count in operators[phase].items())
-        counted = sum((k.read + k.written) * k.count for k in kernels if k.phase == phase)
+        counted = sum(k.bytes * k.count for k in kernels if k.phase == phase)
         assert counted == pytest.approx(want, rel=0.01), phase
 
 
@@ -154,28 +154,24 @@ def test_fused_products_move_each_matrix_once(precision):
         want += narrow * (y + weights + x)
     kernels = fused_step(SHAPE, BATCH, CONTEXT, precision)
     assert floor(kernels, 1.0, 1.0)["products"].bytes == want
-    assert floor(kernels, 1.0, 1.0)["products"].launches == 3 * len(groups)
 
 
 def test_a_kernel_takes_the_longer_of_its_two_times():
     kernels = [
-        Kernel("forward", "products", "a", 30, 10, flops=100, count=2),  # 10 s, 4 s
-        Kernel("backward", "attention", "b", 40, 10, flops=20),  # 2 s, 5 s
+        Kernel("forward", "products", "a", 40, flops=100, count=2),  # 10 s, 4 s
+        Kernel("backward", "attention", "b", 50, flops=20),  # 2 s, 5 s
     ]
     floors = floor(kernels, 10.0, 10.0)
     assert [floors[part].ms for part in PARTS] == [20_000, 5_000, 0, 0, 0]
     total = floors["total"]
-    assert (total.launches, total.flops, total.bytes, total.ms) == (3, 220, 130, 25_000)
-    phases = floor(kernels, 10.0, 10.0, by="phase")
-    assert [phases[phase].ms for phase in PHASES] == [20_000, 0, 5_000, 0]
-    assert phases["total"] == total
+    assert (total.flops, total.bytes, total.ms) == (220, 130, 25_000)
 
 
 def test_an_update_beside_the_backward_is_bounded_by_both():
     kernels = [
-        Kernel("forward", "products", "a", 0, 10, 100),
-        Kernel("backward", "products", "b", 10, 10, 90),
-        Kernel("optimizer", "optimizer", "c", 20, 10),
+        Kernel("forward", "products", "a", 10, 100),
+        Kernel("backward", "products", "b", 20, 90),
+        Kernel("optimizer", "optimizer", "c", 30),
     ]
     assert hidden_ms(kernels, 10.0, 10.0) == 10_000 + 9_000  # arithmetic: 9 s of it, bytes 5 s
     assert hidden_ms(kernels, 10.0, 5.0) == 10_000 + 10_000  # bytes: 50 at 5 a second

@@ -4,7 +4,7 @@ README.md beside this file says how a notebook is written with it.
 """
 
 from a2lib.lab.device import device_kind, device_slug, gpu_count, synchronize
-from a2lib.lab.lock import DeviceBusy, DeviceLock
+from a2lib.lab.lock import DeviceBusy, device_lock
 from a2lib.lab.memory import peak_bytes
 from a2lib.lab.notebook import start
 from a2lib.lab.parameters import ParameterError, choice, choices, divisible, flag, whole, wholes
@@ -17,7 +17,6 @@ from a2lib.lab.timing import Timing, time_call, time_many
 __all__ = [
     "SECTIONS",
     "DeviceBusy",
-    "DeviceLock",
     "ParameterError",
     "Section",
     "StoreError",
@@ -26,6 +25,7 @@ __all__ = [
     "choice",
     "choices",
     "device_kind",
+    "device_lock",
     "device_slug",
     "divisible",
     "flag",

@@ -11,7 +11,6 @@ and small enough to commit.
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,11 @@ from pathlib import Path
 from a2lib.lab.csv_file import (
     StoreError,
     broken,
-    check_device,
     clean,
+    lines_of,
     locked,
     measured,
-    parsed,
-    text_of,
+    named,
     to_csv,
     write,
 )
@@ -41,7 +39,6 @@ TABLES: dict[str, dict[str, type]] = {
     }
     for table, columns in BULK.items()
 }
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -65,9 +62,9 @@ def put(
 ) -> Path:
     """Write a picture in place of the one of its name, on disk when this returns; its path.
 
-    Floats keep six digits. Raises StoreError, in one line, for an unknown table, a name that is
-    none (letters, digits, ``._-``), no row or more than ``MOST_ROWS``, other columns or kinds, a
-    run that is not in runs.csv, or a disk that refuses.
+    Floats keep six digits. Raises StoreError, in one line, for an unknown table, no row or more
+    than ``MOST_ROWS``, other columns or kinds, a run that is not in runs.csv, or a disk that
+    refuses.
     """
     path, columns = _place(table, device, picture, data), TABLES[table]
     rows = list(rows)
@@ -98,24 +95,21 @@ def read(table: str, device: str, picture: str, data: Path | None = None) -> Pic
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("[!.]*.csv"))) or "none"
         raise StoreError(f"{path}: no such picture; there are {there}")
-    head, *lines = text_of(path).splitlines(keepends=True)
+    with named(path), open(path, encoding="utf-8") as file:
+        head = file.readline()
+    rows = []
+    number = 1
     try:
         said = json.loads(head.removeprefix("# "))
         run, about = str(said["run"]), dict(said["about"])
-    except (ValueError, KeyError, TypeError):
-        raise broken(path, 1, "no line of the run and what it measured") from None
-    rows = []
-    for number, fields in parsed(path, lines, first=2):
-        try:
-            if number == 2 and fields != list(columns):
-                raise ValueError(f"the columns are {', '.join(columns)}")
+        for number, fields in lines_of(path, skip=1):
             if number > 2:
-                named = zip(columns.items(), fields, strict=True)
-                rows.append({c: kind(field) for (c, kind), field in named})
-        except ValueError as error:
-            raise broken(path, number, error) from None
-    if not rows:
-        raise broken(path, len(lines) + 1, "cut short: no row")
+                cells = zip(columns.items(), fields, strict=True)
+                rows.append({column: kind(field) for (column, kind), field in cells})
+            elif fields != list(columns):
+                raise ValueError(f"the columns are {', '.join(columns)}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise broken(path, number, error) from None
     return Picture(run, about, rows)
 
 
@@ -131,9 +125,6 @@ def _folder(table: str, data: Path | None) -> Path:
 
 
 def _place(table: str, device: str, picture: str, data: Path | None) -> Path:
-    check_device(device)
-    if not _NAME.fullmatch(picture):
-        raise StoreError(f"picture {picture!r}: allowed are letters, digits and ._- in a name")
     return _folder(table, data) / device / f"{picture}.csv"
 
 

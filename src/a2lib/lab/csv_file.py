@@ -12,16 +12,12 @@ import functools
 import io
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from a2lib import paths
 from a2lib.errors import OneLine
-from a2lib.lab.device import slugify
 
-LOCK_TIMEOUT_S = 60.0
-LOCK_POLL_S = 0.002
 # More than a row takes, so that a disk with as much left is not full at the next one.
 SPARE_BYTES = 65536
 
@@ -34,52 +30,42 @@ class StoreError(OneLine, RuntimeError):
 
 
 def measured(data: Path | None) -> Path:
-    """The folder of the measured tables in ``data`` (default ``paths.data_dir()``)."""
+    """Return the folder of the measured tables in `data` (default `paths.data_dir()`)."""
     return (paths.data_dir() if data is None else Path(data).absolute()) / "measured"
 
 
-def check_device(device: str) -> None:
-    """Raise StoreError unless ``device`` is a name that ``device_slug()`` could have given."""
-    if not device or slugify(device) != device:
-        raise StoreError(f"device {device!r}: must be lower-case letters, digits and hyphens")
-
-
 class CsvFile:
-    """The CSV file ``path`` with the header ``columns``, at most one row per value of ``key``.
+    """The CSV file `path` with the header `columns`, at most one row for each value of `key`.
 
-    The columns in ``later`` may be missing from a file that was written before they were known:
-    its rows have them blank, and the next ``put`` writes the whole header.
+    A file that was written before a column was known is read with blanks there, and the next `put`
+    writes the whole header.
     """
 
-    def __init__(
-        self, path: Path, columns: tuple[str, ...], key: tuple[str, ...], later: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, path: Path, columns: tuple[str, ...], key: tuple[str, ...]) -> None:
         self.path, self.columns, self.key = path, columns, key
-        self._later = frozenset(later)
         self._cached: tuple[object, dict[Key, Row]] = None, {}
 
     def to_text(self, row: Mapping[str, object]) -> Row:
-        """``row`` as text, every column in order; ValueError where that cannot be."""
+        """Return `row` as text, every column in order; ValueError where that cannot be."""
         return {column: str(row[column]) for column in self.columns}
 
     def check(self, row: Row) -> None:
-        """Raise ValueError, saying what is allowed, unless ``row`` is a valid one."""
+        """Raise ValueError, saying what is allowed, unless `row` is a valid one."""
 
     def rows(self) -> list[Row]:
-        """All rows in the order of the file, which ``put`` sorts by key; row ``i`` is on line
-        ``i + 2``.
+        """Return all rows in the order of the file, which `put` sorts by key.
 
         Raises StoreError naming file and line where the file is not a valid table.
         """
         return [dict(row) for row in self._load().values()]
 
     def find(self, key: Key) -> Row | None:
-        """The row of ``key``, as text, or None. Raises as ``rows``."""
+        """Return the row of `key`, as text, or None. Raises as `rows`."""
         row = self._load().get(key)
         return None if row is None else dict(row)
 
     def put(self, *rows: Mapping[str, object]) -> None:
-        """Write each of ``rows`` in place of the one with its key, on disk when this returns.
+        """Write each of `rows` in place of the one with its key, on disk when this returns.
 
         If one is not valid or they cannot be written, raises StoreError with that or the last row
         in its message, and the file stays as it was.
@@ -93,18 +79,18 @@ class CsvFile:
                 self.check(text)
                 texts[self._key(text)] = text
             with locked(self.path):
-                found = {**self._load(), **texts}
-                found = dict(sorted(found.items(), key=lambda item: _places(item[0])))
-                lines = (self.columns, *(tuple(text.values()) for text in found.values()))
+                stored = {**self._load(), **texts}
+                stored = dict(sorted(stored.items(), key=lambda item: _places(item[0])))
+                lines = [self.columns, *(tuple(text.values()) for text in stored.values())]
                 write(self.path, "".join(map(_line, lines)))
-                self._cached = self._signature(), found
+                self._cached = self._signature(), stored
         except (ValueError, StoreError) as error:
             where = "" if isinstance(error, StoreError) else f"{self.path}: "
             unstored = clean(str(dict(row)))
             raise StoreError(f"{where}{error}; the row not stored: {unstored}") from error
 
     def check_writable(self) -> None:
-        """Raise StoreError now if ``put`` would fail: broken file, read-only folder, full disk."""
+        """Raise StoreError now if `put` would fail: broken file, read-only folder, full disk."""
         with locked(self.path):
             size = self.path.stat().st_size if self._load() else 0
             trial = self.path.with_name(".trial.tmp")
@@ -119,25 +105,24 @@ class CsvFile:
         return self._cached[1]
 
     def _signature(self) -> object:
-        """Another one whenever the file is another; None where there is none."""
+        """Return another value whenever the file is another; None where there is none."""
         if not self.path.exists():
             return None
-        found = self.path.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        stat = self.path.stat()
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
     def _parse(self) -> dict[Key, Row]:
-        lines = parsed(self.path, text_of(self.path).splitlines(keepends=True))
+        lines = lines_of(self.path)
         _, header = next(lines)
-        known = [c for c in self.columns if c in header or c not in self._later]
-        if header != known:
-            expected = ",".join(self.columns)
-            raise broken(self.path, 1, f"the header is {','.join(header)!r}, not {expected!r}")
+        in_order = [column for column in self.columns if column in header]
+        if header != in_order or not {*self.key} <= {*header}:
+            raise broken(self.path, 1, f"the header is not that of {','.join(self.columns)}")
         blank, rows = dict.fromkeys(self.columns, ""), {}
         for number, fields in lines:
             try:
-                if len(fields) != len(known):
-                    raise ValueError(f"{len(fields)} fields, not {len(known)}")
-                row = blank | dict(zip(known, fields, strict=True))
+                if len(fields) != len(header):
+                    raise ValueError(f"{len(fields)} fields, not {len(header)}")
+                row = blank | dict(zip(header, fields, strict=True))
                 self.check(row)
                 if rows.setdefault(self._key(row), row) is not row:
                     raise ValueError("the same key as a line before")
@@ -149,34 +134,25 @@ class CsvFile:
         return tuple(row[column] for column in self.key)
 
 
-def text_of(path: Path) -> str:
-    """What the file says. Raises StoreError where it cannot be read or was cut short."""
+def lines_of(path: Path, skip: int = 0) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and fields of each line of a CSV file but the first `skip`. Raises StoreError
+    where the file cannot be read, was cut short, or a line is no CSV."""
     with named(path):
-        content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        raise broken(path, content.count(b"\n") + 1, "cut short: the line has no end")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise broken(path, number, "not UTF-8 text") from None
-
-
-def parsed(path: Path, lines: Iterable[str], first: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """Number and fields of each of a file's ``lines`` of CSV, counted from ``first``. Raises
-    StoreError where one is no CSV."""
-    reader = csv.reader(lines, strict=True)
+        text = path.read_bytes().decode("utf-8", errors="surrogateescape")
+    if not text.endswith("\n"):
+        raise broken(path, text.count("\n") + 1, "cut short: the line has no end")
+    reader = csv.reader(text.splitlines(keepends=True)[skip:], strict=True)
     try:
         for fields in reader:
             if not all(map(str.isprintable, fields)):
-                raise csv.Error("unprintable characters")
-            yield reader.line_num + first - 1, fields
+                raise csv.Error("unprintable characters, or not UTF-8 text")
+            yield reader.line_num + skip, fields
     except csv.Error as error:
-        raise broken(path, reader.line_num + first - 1, error) from None
+        raise broken(path, reader.line_num + skip, error) from None
 
 
 def broken(path: Path, line: int, reason: object) -> StoreError:
-    """The error of a file that was broken by hand."""
+    """Return the error of a file that was broken by hand."""
     return StoreError(
         f"{path}:{line}: {reason}; mend that line by hand, or restore the file from git and run"
         " again (it was left as it is)"
@@ -184,7 +160,7 @@ def broken(path: Path, line: int, reason: object) -> StoreError:
 
 
 def write(path: Path, text: str) -> None:
-    """Put ``text`` in place of the file, on disk when this returns. Only within ``locked``."""
+    """Put `text` in place of the file, on disk when this returns. Only within `locked`."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8", newline="") as file:
@@ -203,32 +179,21 @@ def write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Be the only one to write in the folder of ``path``, which is made where there is none.
+    """Be the only one to write in the folder of `path`, which is made where there is none.
 
     The kernel drops the lock of a process that dies. An error of the system within is a StoreError
-    that names ``path``.
+    that names `path`.
     """
     with named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(".lock"), "w") as lock:
-            deadline = time.monotonic() + LOCK_TIMEOUT_S
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise StoreError(
-                            f"{path}: another process has held {lock.name} for"
-                            f" {LOCK_TIMEOUT_S:g} s; end it and run again"
-                        ) from None
-                time.sleep(LOCK_POLL_S)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Within it an error of the system is a StoreError that names ``path``."""
+    """Within it an error of the system is a StoreError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -239,7 +204,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
-    """``rows`` as lines of CSV."""
+    """Return `rows` as lines of CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
@@ -252,12 +217,12 @@ def _line(row: tuple[str, ...]) -> str:
 
 
 def clean(text: str) -> str:
-    """``text`` on one line: line breaks, tabs and control characters become single spaces."""
+    """Return `text` on one line: line breaks, tabs and control characters become single spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 @functools.lru_cache(maxsize=65_536)
 def _places(key: Key) -> tuple[tuple, ...]:
-    """Where the values of a key stand: numbers first, by their size."""
+    """Return where the values of a key stand: numbers first, by their size."""
     number = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", re.ASCII).fullmatch
     return tuple((0, float(text), text) if number(text) else (1, 0.0, text) for text in key)

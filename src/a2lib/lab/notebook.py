@@ -9,6 +9,7 @@ parameters, and a hash of the code that measures.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import inspect
 import json
@@ -16,12 +17,11 @@ import shlex
 import textwrap
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from a2lib import paths
 from a2lib.lab.device import device_kind, device_slug
-from a2lib.lab.lock import DeviceLock
 from a2lib.lab.parameters import flag, whole
 from a2lib.lab.runs import start_run, versions
 from a2lib.lab.store import Table
@@ -77,13 +77,11 @@ def start(notebook: str, namespace: Mapping[str, object]) -> Run:
     what it runs on.
 
     Its parameters are the names in its cell tagged `parameters`; `time_limit_s` and `remeasure`,
-    which every notebook has, are read here. Raises ParameterError for a wrong value of these, and
-    DeviceBusy where another process measures on the device.
+    which every notebook has, are read here. Raises ParameterError for a wrong value of these.
     """
     defaults = declared_parameters(notebook, namespace)
     limit_s = whole("time_limit_s", namespace.get("time_limit_s", 0), 0, YEAR_S)
     device = device_kind()
-    DeviceLock(device).check()
     run = Run(
         notebook,
         namespace,
@@ -125,42 +123,16 @@ def _assigned(code: str) -> dict[str, object]:
 
 
 def source_hash(measure: Callable) -> str:
-    """Return twelve digits that stand for the code of `measure`: its own text and that of the
-    functions and classes beside it which it uses."""
-    texts = sorted(_sources(measure, {}).values())
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
-
-
-def _sources(thing: object, texts: dict[str, str]) -> dict[str, str]:
-    name = f"{thing.__module__}.{thing.__qualname__}"
-    if name in texts:
-        return texts
-    try:
-        texts[name] = textwrap.dedent(inspect.getsource(thing))
-    except (OSError, TypeError):  # typed into a Python without files
-        texts[name] = name
-    for code in _codes(thing):
-        for used in code.co_names:
-            other = _globals(thing).get(used)
-            is_code = isinstance(other, types.FunctionType | type)
-            if is_code and other.__module__ == thing.__module__:
-                _sources(other, texts)
-    return texts
-
-
-def _codes(thing: object) -> Iterator[types.CodeType]:
-    """Yield the code of a function or of the methods of a class, with what is defined within."""
-    functions = [thing] if inspect.isfunction(thing) else list(vars(thing).values())
-    waiting = [f.__code__ for f in functions if inspect.isfunction(f)]
-    while waiting:
-        code = waiting.pop()
-        yield code
-        waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-
-
-def _globals(thing: object) -> Mapping[str, object]:
-    functions = [thing] if inspect.isfunction(thing) else list(vars(thing).values())
-    return next((f.__globals__ for f in functions if inspect.isfunction(f)), {})
+    """Return twelve digits that stand for the code of `measure` and of every function and class
+    beside it, in the notebook's cells or in its module."""
+    beside = [measure, *measure.__globals__.values()]
+    texts = set()
+    for thing in beside:
+        is_code = isinstance(thing, types.FunctionType | type)
+        if is_code and thing.__module__ == measure.__module__:
+            with contextlib.suppress(OSError, TypeError):  # typed into a Python without files
+                texts.add(textwrap.dedent(inspect.getsource(thing)))
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:12]
 
 
 def _device_name(device: str) -> str:

@@ -19,12 +19,14 @@ import csv
 import glob
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from a2lib.lab.program import ProgramError, last_line, run
+from a2lib.errors import OneLine
 
 VARIABLE = "A2LIB_NSYS"
 PLACES = (
@@ -54,9 +56,12 @@ NCU_OPTIONS += ("--metrics", ",".join(METRICS.values()), "--clock-control", "non
 NCU_OPTIONS += ("--profile-from-start", "off", "--target-processes", "all")
 NCU_PLACES = ("/usr/local/cuda/bin/**/ncu", "/opt/nvidia/nsight-compute/**/ncu")
 
-
 # The kernel of torch.cuda._sleep, which nothing else launches.
 MARKER = "spin_kernel"
+
+
+class ProgramError(OneLine, RuntimeError):
+    """A program gave no result; the message is one line and says why."""
 
 
 def find() -> str | None:
@@ -186,10 +191,43 @@ def _kernel(cells: dict[str, str]) -> dict[str, object]:
 
 
 def installed(program: str, places: Sequence[str]) -> str | None:
-    """The path of a program: that on the path, else the last that matches one of ``places``."""
-    found = [path for place in places for path in sorted(glob.glob(place, recursive=True))]
-    runs = (path for path in reversed(found) if os.access(path, os.X_OK))
-    return shutil.which(program) or next(runs, None)
+    """Return the path of a program: that on the path, else the last that matches one of
+    ``places``."""
+    paths = [path for place in places for path in sorted(glob.glob(place, recursive=True))]
+    return shutil.which(program) or (paths[-1] if paths else None)
+
+
+def run(what: str, command: Sequence[str], timeout_s: float) -> str:
+    """Return what ``command`` printed on both outputs. Raises ProgramError, naming ``what``, where
+    it fails, or does not end in time: then it is killed, with all that it started in its session.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ProgramError(f"{what} did not end within {timeout_s:g} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        raise ProgramError(f"{what} ended with {process.returncode}: {last_line(output)}")
+    return output
+
+
+def last_line(output: str) -> str:
+    """Return the last line that says anything, an error of ncu's before others."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "==ERROR==" in line]
+    return (errors or lines or ["it printed nothing"])[-1][:200]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from typing import Any
 from a2lib.errors import OneLine, closest
 
 LARGEST = 2**63 - 1  # the tables hold no larger whole number
-SHOWN = 60  # characters of a refused value
 BLANK = (None, "", "auto", "null", "none", "None")
 
 
@@ -113,10 +112,4 @@ def _unknown(name: str, value: Any, part: str, allowed: Sequence[str]) -> Parame
 
 
 def _refusal(name: str, value: Any, allowed: str) -> ParameterError:
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number of thousands of digits
-        text = "a number too long to show"
-    if len(text) > SHOWN:
-        text = f"{text[:SHOWN]}... ({len(text)} characters)"
-    return ParameterError(f"{name} = {text}: allowed: {allowed}")
+    return ParameterError(f"{name} = {value!r}: allowed: {allowed}")

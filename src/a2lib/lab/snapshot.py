@@ -6,9 +6,9 @@
         with recorder.phase("step 0"):
             with recorder.phase("forward"): ...
     recording = recorder.recording
-    timeline_rows(recording, "step 0")      # the bytes of each category over time
-    largest_rows(peak(recording, "step 0")) # what was alive at the peak, with the line that made it
-    line_rows(recording, "step 0")          # the largest of what each line of code asked for
+    timeline_rows(recording, "step 0", 1500)    # the bytes of each category over time
+    largest_rows(peak(recording, "step 0"), 20) # what was alive at the peak, with its line of code
+    line_rows(recording, "step 0", 20)          # the largest of what each line of code asked for
 
 The history is PyTorch's own (``torch.cuda.memory._snapshot``); the recorder adds what belongs to
 whom. Sizes are those that tensors asked for; the allocator rounds them up (``requested_bytes`` of
@@ -41,8 +41,6 @@ from a2lib.theory.memory.step import (
 
 MAX_ENTRIES = 1_000_000
 SAVING = ("forward", "loss")  # phases that build a graph
-POINTS = 1500
-LARGEST = 20
 # What belongs to what, most certain first: a tensor that is known by its address; then what was
 # freed in the phase that allocated it; then the rest (inputs, workspaces, what nobody named).
 OWNED = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED)
@@ -200,22 +198,16 @@ def _now() -> int:
 
 def read(snapshot: dict, phases: Iterable[Phase] = (), owners: Iterable[Owner] = ()) -> Recording:
     """Return the allocations in what ``torch.cuda.memory._snapshot`` gives, of the device with the
-    most events, with the categories that ``owners`` tell. Raises ValueError, in one line, for a
-    history that is empty or lost its beginning."""
+    most events, with the categories that ``owners`` tell. Raises ValueError for a history that lost
+    its beginning."""
     traces = snapshot["device_traces"]
-    device = max(range(len(traces)), key=lambda i: len(traces[i]), default=None)
-    if device is None or not traces[device]:
-        raise ValueError("no allocation was recorded on a GPU; allowed is what ran on one")
+    device = max(range(len(traces)), key=lambda i: len(traces[i]))
     events = traces[device]
     if len(events) >= MAX_ENTRIES:
         raise ValueError(f"the history is full ({MAX_ENTRIES} entries) and has lost its beginning")
-    blocks = [
-        block
-        for segment in snapshot["segments"]
-        if segment.get("device", device) == device
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    ]
+    segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    blocks = [block for block in blocks if block["state"] == "active_allocated"]
     allocations, held = _replay(events, blocks)
     unexplained = sum(block["requested_size"] for block in blocks) - held
     recording = Recording(allocations, list(phases), unexplained)
@@ -282,7 +274,7 @@ def _categorise(recording: Recording, owners: Iterable[Owner]) -> None:
 
 
 class State(NamedTuple):
-    """Bytes by category after the event ``number``; -1 before all."""
+    """Bytes by category after the event `number`; -1 before all."""
 
     number: int
     time_us: float
@@ -292,38 +284,29 @@ class State(NamedTuple):
 def _states(recording: Recording) -> list[State]:
     now = dict.fromkeys(CATEGORIES, 0)
     changes = []
-    times = []
     for allocation in recording.allocations:
         if allocation.first < 0:
             now[allocation.category] += allocation.bytes
         else:
-            start = allocation.start_us
-            times.append(start)
-            changes.append((allocation.first, start, allocation.category, allocation.bytes))
+            event = allocation.first, allocation.start_us
+            changes.append((*event, allocation.category, allocation.bytes))
         if allocation.last < math.inf:
-            end = allocation.end_us
-            times.append(end)
-            changes.append((int(allocation.last), end, allocation.category, -allocation.bytes))
-    states = [State(-1, min(times, default=0.0), tuple(now.values()))]
-    for number, time_us, category, change in sorted(changes):
+            event = int(allocation.last), allocation.end_us
+            changes.append((*event, allocation.category, -allocation.bytes))
+    changes.sort()
+    states = [State(-1, changes[0][1] if changes else 0.0, tuple(now.values()))]
+    for number, time_us, category, change in changes:
         now[category] += change
         states.append(State(number, time_us, tuple(now.values())))
     return states
 
 
 def _inside(recording: Recording, states: list[State], name: str) -> list[State]:
-    """Return the states of the phases of that name, with what was there when one began."""
-    chosen = [p for p in recording.phases if f"/{p.name}".endswith(f"/{name}")]
-    if not chosen:
-        there = ", ".join(dict.fromkeys(p.name for p in recording.phases)) or "none, as none ran"
-        raise ValueError(f"phase {name!r}: allowed are {there}")
-    inside = []
-    for phase in chosen:
-        before = [state for state in states if state.time_us < phase.start_us]
-        if before:
-            inside.append(before[-1]._replace(time_us=phase.start_us))
-        inside += [state for state in states if phase.start_us <= state.time_us <= phase.end_us]
-    return inside
+    """Return the states of the phase, from what was there when it began."""
+    [phase] = [phase for phase in recording.phases if phase.name == name]
+    inside = [state for state in states if phase.start_us <= state.time_us <= phase.end_us]
+    before = [state for state in states if state.time_us < phase.start_us]
+    return [state._replace(time_us=phase.start_us) for state in before[-1:]] + inside
 
 
 @dataclass(frozen=True)
@@ -339,29 +322,22 @@ class Peak:
 
 
 def peak(recording: Recording, phase: str) -> Peak:
-    """Return the moment of most bytes in the phases of one name; the first of equals.
-
-    "forward" are all those of that name, "step 0/forward" is one of them, "step 0" all of it.
-    Raises ValueError, naming those there are, for a phase that was not recorded.
-    """
+    """Return the moment of most bytes in a phase, "step 0" or "step 0/forward"; the first of
+    equals."""
     states = _inside(recording, _states(recording), phase)
     most = max(states, key=lambda state: sum(state.bytes))
     alive = tuple(a for a in recording.allocations if a.first <= most.number < a.last)
     return Peak(recording.phase_at(most.time_us), alive)
 
 
-def timeline_rows(
-    recording: Recording, phase: str, points: int = POINTS
-) -> list[dict[str, object]]:
-    """Return the bytes of each of ``CATEGORIES`` over time in the phases of one name, as rows of
-    the bulk table ``memory``: at most ``points`` (4 at least) in order of time, counted from the
-    recording's first event, the true peak among them.
+def timeline_rows(recording: Recording, phase: str, points: int) -> list[dict[str, object]]:
+    """Return the bytes of each of `CATEGORIES` over time in a phase, as rows of the bulk table
+    `memory`: at most `points` in order of time, from the recording's first event, the true peak
+    among them.
 
     Events are cut into bins of equal number, of which the first, the least, the most and the last
-    state is kept. Raises ValueError for fewer points than 4 and as ``peak``.
+    state is kept.
     """
-    if points < 4:
-        raise ValueError(f"points is {points}; allowed are whole numbers of at least 4")
     every = _states(recording)
     start = every[0].time_us
     states = _inside(recording, every, phase)
@@ -379,9 +355,9 @@ def timeline_rows(
     return rows
 
 
-def largest_rows(at: Peak, n: int = LARGEST) -> list[dict[str, object]]:
+def largest_rows(at: Peak, n: int) -> list[dict[str, object]]:
     """Return the n largest allocations at a peak, largest first, earlier ones before equals, as
-    rows of the bulk table ``largest``."""
+    rows of the bulk table `largest`."""
     largest = sorted(at.alive, key=lambda a: (-a.bytes, a.start_us))[:n]
     columns = ("bytes", "category", "phase", "name", "line")
     rows = []
@@ -390,15 +366,14 @@ def largest_rows(at: Peak, n: int = LARGEST) -> list[dict[str, object]]:
     return rows
 
 
-def line_rows(recording: Recording, phase: str, n: int = LARGEST) -> list[dict[str, object]]:
-    """Return the n largest of what the phases of that name (and those inside them) asked for, as
-    rows of the bulk table ``lines``: equal sizes of one line of code, category and phase in one
-    row. Where backward's thread has no line, what saved it or owns it tells them apart, blocks
-    taken together.
+def line_rows(recording: Recording, phase: str, n: int) -> list[dict[str, object]]:
+    """Return the n largest of what a phase (and those inside it) asked for, as rows of the bulk
+    table `lines`: equal sizes of one line of code, category and phase in one row. Where backward's
+    thread has no line, what saved it or owns it tells them apart, blocks taken together.
     """
     counts: Counter[tuple] = Counter()
     for a in recording.allocations:
-        if f"/{phase}/" in f"/{a.phase}/":
+        if f"{a.phase}/".startswith(f"{phase}/"):
             innermost = a.phase.rpartition("/")[2]
             name = re.sub(r"\b\d+\b", "*", a.name)
             counts[a.bytes, a.category, innermost, name, a.line] += 1

@@ -186,6 +186,12 @@ class TrainingStep:
 
     def __call__(self, phase: Phase = nullcontext):
         """Return the loss of one step, or the logits in a mode without one."""
+        output = self.forward_and_backward(phase)
+        self.update(phase)
+        return output
+
+    def forward_and_backward(self, phase: Phase):
+        """Return the loss, or the logits, of as much of a step as makes gradients."""
         import torch
 
         config = self.config
@@ -202,11 +208,14 @@ class TrainingStep:
         if "backward" in config.phases:
             with phase("backward"), self.beside_backward():
                 output.backward()
+        return output
+
+    def update(self, phase: Phase) -> None:
+        """Take the optimizer's step, in a mode that has one, and drop the gradients."""
         if self.optimizer is not None:
             with phase("optimizer"):
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=not self.keep_gradients)
-        return output
 
     def gradients(self) -> list:
         """Return the gradients that there are at the moment."""

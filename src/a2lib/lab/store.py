@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from a2lib import paths
 from a2lib.errors import none_of
-from a2lib.lab.csv_file import CsvFile, Row, StoreError, check_device, clean, measured
-from a2lib.lab.device import device_slug, slugify
+from a2lib.lab.csv_file import CsvFile, Row, StoreError, clean, measured
+from a2lib.lab.device import device_slug
 from a2lib.lab.runs import read_runs, runs_table, scrub
 from a2lib.lab.sections import (
     FLAGS,
@@ -41,12 +41,17 @@ __all__ = ["PUBLISHED", "StoreError", "Table", "data_folder", "read_section"]
 
 # Six digits are far finer than the spread of any timing, and keep float32 noise out of the files.
 _FORMAT = ".6g"
-_NEVER_BLANK = INTEGERS | FLAGS  # in a key
 # The device whose rows are committed for every table, and which the book's pages speak of.
 PUBLISHED = "nvidia-h200"
-# What a column of each kind may hold; pandas holds no longer a number.
-_WHOLE = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
-_NUMBER = re.compile(r"\d{1,18}(\.\d+)?(e[-+]?\d\d)?", re.ASCII)
+# What a column may hold, by pattern and in words.
+_ALLOWED = {
+    **dict.fromkeys(INTEGERS, (re.compile(r"\d{1,18}", re.ASCII), "a whole number")),
+    **dict.fromkeys(
+        (*RESULTS, *TIMES),
+        (re.compile(r"\d{1,18}(\.\d+)?(e[-+]?\d\d)?", re.ASCII), "a number of at least 0"),
+    ),
+    **dict.fromkeys(FLAGS, (re.compile("true|false"), "true or false")),
+}
 
 
 class Table(CsvFile):
@@ -70,17 +75,12 @@ class Table(CsvFile):
         values: str = "",
     ) -> None:
         device = device_slug() if device is None else device
-        check_device(device)
         self.section, self.device = _section(section, key, values), device
         self.run = ""  # in a worker that of the sweep, which `bulk.put` asks for
         folder = measured(data_folder(device) if data is None else data)
         self.data = folder.parent
-        super().__init__(
-            folder / self.section.name / f"{device}.csv",
-            self.section.columns,
-            self.section.key,
-            later=self.section.values,
-        )
+        path = folder / self.section.name / f"{device}.csv"
+        super().__init__(path, self.section.columns, self.section.key)
         self._runs = runs_table(self.data)
 
     def __reduce__(self):
@@ -147,36 +147,23 @@ class Table(CsvFile):
         section = self.section
         if row["status"] not in STATUSES:
             raise ValueError(f"status is {row['status']!r}; allowed are {', '.join(STATUSES)}")
-        for column in (section.key[0], "run"):
-            if not row[column]:
-                raise ValueError(f"{column} is blank")
+        if not row["run"] or not row[section.key[0]]:
+            raise ValueError(f"{section.key[0]} or run is blank")
         for column, text in row.items():
-            if not text and not (column in section.key and column in _NEVER_BLANK):
-                continue
-            if column in INTEGERS and not _WHOLE.fullmatch(text):
-                raise ValueError(f"{column} is {text[:40]!r}, not a whole number below 10^18")
-            if (column in RESULTS or column in TIMES) and not _NUMBER.fullmatch(text):
-                raise ValueError(f"{column} is {text[:40]!r}, not a number of at least 0")
-            if column in FLAGS and text not in ("true", "false"):
-                raise ValueError(f"{column} is {text[:40]!r}; allowed are true, false")
-        results = [c for c in section.values if c in RESULTS]
-        given = [c for c in (*TIMES, "n", *results) if row[c]]
+            allowed = _ALLOWED.get(column)
+            if text and allowed and not allowed[0].fullmatch(text):
+                raise ValueError(f"{column} is {text!r}, not {allowed[1]}")
+        results = [column for column in section.values if column in RESULTS]
+        measured_here = [column for column in (*TIMES, "n", *results) if row[column]]
         if row["status"] != "ok":
-            if given:
-                raise ValueError(f"{given[0]} is given, but status is {row['status']}, not ok")
+            if measured_here:
+                raise ValueError(f"{measured_here[0]} is given, but status is {row['status']}")
             return
-        results = results or [c for c in section.values if c != "note"]
-        needed = ["ms"] if section.timed else results
+        needed = ["ms"] if section.timed else results or [c for c in section.values if c != "note"]
         if section.name not in SECTIONS:  # a reader's own, which may hold either
             needed = ["ms", *section.values]
-        if not any(row[c] for c in needed):
+        if not any(row[column] for column in needed):
             raise ValueError(f"status is ok, but {', '.join(needed)} is blank")
-        for column in given:
-            if (column == "n" or column.split("_")[0] == "ms") and not float(row[column]):
-                raise ValueError(f"status is ok, but {column} is {row[column]}")
-        low, ms, high = (row[c] or row["ms"] for c in ("ms_p20", "ms", "ms_p80"))
-        if ms and not float(low) <= float(ms) <= float(high):
-            raise ValueError(f"ms {ms} is not between ms_p20 {low} and ms_p80 {high}")
 
     def check_writable(self) -> None:
         self._runs.check_writable()
@@ -249,9 +236,6 @@ def _section(section: Section | str, key: str = "", values: str = "") -> Section
             raise StoreError(
                 f"table {none_of(SECTIONS, section)}; or give a new one its key columns: key='...'"
             )
-        if slugify(section).replace("-", "_") != section:
-            words = "must be lower-case letters, digits and underscores"
-            raise StoreError(f"table {section!r}: its name {words}")
         return section_of(section, key, f"{values} note", timed=False)
     if key and tuple(key.split()) != registered.key:
         columns = " ".join(registered.key)

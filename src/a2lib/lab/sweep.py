@@ -27,9 +27,10 @@ from pathlib import Path
 from a2lib.errors import OneLine
 from a2lib.lab import guard
 from a2lib.lab.failures import note as one_line
-from a2lib.lab.lock import DeviceLock
+from a2lib.lab.lock import device_lock
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
+from a2lib.lab.ranks import cores
 from a2lib.lab.store import StoreError, Table
 from a2lib.paths import cache_dir
 
@@ -69,7 +70,6 @@ def sweep(
     device: str = "",
     whole: bool = False,
     fresh: bool = False,
-    remeasure: bool = False,
     silence_s: float | None = None,
 ) -> int:
     """Measure the rows of `tasks` that are not stored; return how many the time limit has left.
@@ -77,7 +77,7 @@ def sweep(
     `device` is "cuda" or "cpu", where `measure` works (default: the run's; ranks on "cuda" form an
     NCCL group with a GPU each, on "cpu" a gloo group). The keys of a `whole` task are of one
     measurement: they are never tried alone, and what fails is the row of all of them. With `fresh`
-    each task has a new process. `remeasure`, or the run's, measures again what is stored, the
+    each task has a new process. A run that is to `remeasure` measures again what is stored, the
     oldest first. A task that yields nothing for `silence_s` seconds is ended.
 
     Raises DeviceBusy where another process measures on the device, StoreError where a row cannot be
@@ -85,17 +85,16 @@ def sweep(
     before are stored in every case.
     """
     device = device or run.device
-    waiting = deque(_pending(table, tasks, remeasure or run.remeasure))
+    waiting = deque(_pending(table, tasks, run.remeasure))
     total = sum(map(len, waiting))
     if not total:
         return 0
-    table.check_writable()
-    label = f"run of {run.notebook}"
     with (
-        DeviceLock(device).held(label),
+        device_lock(device, f"run of {run.notebook}"),
         _folder() as (folder, mark),
         contextlib.closing(Progress(total, table.section.name)) as bar,
     ):
+        table.check_writable()
         run_id = run.record(table, ranks if device == "cuda" else 1, measure)
         job = {"measure": measure, "table": table, "run": run_id, "until": run.until}
         job |= {"device": device, "whole": whole}
@@ -251,7 +250,7 @@ class _Group:
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "TRITON_CACHE_DIR": str(cache / "triton"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "OMP_NUM_THREADS": str(max(1, _cores() // self.ranks)),
+            "OMP_NUM_THREADS": str(max(1, cores() // self.ranks)),
             **os.environ,
             "TRITON_INTERPRET": "0",
             guard.VARIABLE: self.mark,
@@ -405,9 +404,3 @@ def _compiler_mark() -> Path:
 def _describe(task: list[Key]) -> str:
     words = (str(value) for value in task[0].values() if value not in ("", None, False))
     return " ".join(words)[:60]
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

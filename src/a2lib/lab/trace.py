@@ -18,13 +18,14 @@ import re
 import sqlite3
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from a2lib.errors import OneLine
-from a2lib.lab.kernel_names import OTHER, kind_of, shorten
+from a2lib.lab.device import synchronize
+from a2lib.lab.kernel_names import COMMUNICATION, MATMUL, OTHER, kind_of, shorten
 
 PHASES = ("forward", "loss", "backward", "optimizer")
 STEP = "step"  # the whole of one
@@ -46,6 +47,7 @@ NO_WORK = frozenset(
 )
 LEAST_SHARE = 0.001  # of all time: a kernel below it is filed under "rest"
 ROWS = 1500
+MS = 1_000_000  # nanoseconds
 NEIGHBOURS_NS = 2000  # pieces of one kind and range that are no further apart are one row
 
 
@@ -55,7 +57,7 @@ class TraceError(OneLine, ValueError):
 
 @dataclass(frozen=True)
 class Span:
-    """A range, or a call of the host; nanoseconds from the trace's begin."""
+    """A range, or a call of the host, by the profiler's clock."""
 
     name: str
     start_ns: int
@@ -221,31 +223,13 @@ def from_nsys(path: Path | str) -> Trace:
 
 
 def _complete(trace: Trace) -> Trace:
-    """Return the trace counted from its begin, in order, every kernel with the path of its launch.
-    Raises TraceError for one without kernels."""
+    """Return the trace in order, every kernel with the path of its launch. Raises TraceError for
+    one without kernels."""
     if not trace.kernels:
         raise TraceError("no kernel and no operator was traced")
-    starts = [one.start_ns for one in (*trace.kernels, *trace.ranges, *trace.waits)]
-    starts += [kernel.launch.start_ns for kernel in trace.kernels if kernel.launch]
-    begin = min(starts)
-
-    def moved(span: Span) -> Span:
-        return Span(span.name, span.start_ns - begin, span.end_ns - begin)
-
-    kernels = [
-        dataclasses.replace(
-            kernel,
-            start_ns=kernel.start_ns - begin,
-            end_ns=kernel.end_ns - begin,
-            launch=kernel.launch and moved(kernel.launch),
-        )
-        for kernel in sorted(trace.kernels, key=lambda k: (k.start_ns, k.stream))
-    ]
-    ranges = [moved(span) for span in trace.ranges]
-    _file_under_ranges(kernels, ranges)
-    return dataclasses.replace(
-        trace, kernels=kernels, ranges=ranges, waits=[*map(moved, trace.waits)]
-    )
+    trace.kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
+    _file_under_ranges(trace.kernels, trace.ranges)
+    return trace
 
 
 def _file_under_ranges(kernels: Iterable[Kernel], ranges: Iterable[Span]) -> None:
@@ -463,3 +447,56 @@ def block_windows(trace: Trace, step: Sequence[Kernel], layers: int) -> dict[str
         if rows := strip_rows(trace.kernels, start, length):
             windows[phase] = rows
     return windows
+
+
+def record(step: Callable, device: str, steps: int = 2) -> Trace | None:
+    """Take steps on every rank, each as `step(phase)`; return rank 0's trace of them, None on the
+    other ranks."""
+    import torch
+    import torch.distributed as dist
+
+    here = dist.get_rank() == 0
+    profiler = torch.profiler.profile() if here else None
+    with profiler or nullcontext():
+        for _ in range(steps):
+            step(torch.profiler.record_function if here else nullcontext)
+        synchronize(device)
+    return from_profiler(profiler) if here else None
+
+
+def around_end_of_backward(trace: Trace, captured: bool = False) -> list[dict[str, object]]:
+    """Return the strip of 15 ms before and after the end of the last backward, without launches. Of
+    a step that is `captured` no phase is known: it ends with the last product then. Raises
+    TraceError where there is no backward."""
+    if captured:
+        backward = [kernel for kernel in trace.kernels if kernel.kind == MATMUL]
+    else:
+        backward = _last_backward(trace)
+    if not backward:
+        raise TraceError("no kernel of a backward was traced")
+    return _device_strip(trace, max(kernel.end_ns for kernel in backward), 15 * MS)
+
+
+def around_begin_of_backward(trace: Trace) -> list[dict[str, object]]:
+    """Return the strip of 12 ms before and after the begin of the last backward, without launches.
+    Raises TraceError where there is none."""
+    backward = _last_backward(trace)
+    if not backward:
+        raise TraceError("no kernel of a backward was traced")
+    return _device_strip(trace, min(kernel.start_ns for kernel in backward), 12 * MS)
+
+
+def _last_backward(trace: Trace) -> list[Kernel]:
+    """Return what the last step computes in backward."""
+    starts = [span.start_ns for span in trace.ranges if span.name == "backward"]
+    last = []
+    for kernel in trace.kernels:
+        is_computing = kernel.phase == "backward" and kernel.kind != COMMUNICATION
+        if is_computing and kernel.launch.start_ns >= max(starts):
+            last.append(kernel)
+    return last
+
+
+def _device_strip(trace: Trace, middle_ns: int, half_ns: int) -> list[dict[str, object]]:
+    rows = strip_rows(trace.kernels, middle_ns - half_ns, 2 * half_ns, most=100 * ROWS)
+    return [row for row in rows if row["stream"] != HOST][:ROWS]

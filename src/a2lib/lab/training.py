@@ -71,21 +71,11 @@ class Training(TrainingStep):
 
         `before_optimizer` is called behind backward, and behind the finish where that is due.
         """
-        import torch
-
-        quiet, cast = nullcontext(), nullcontext()
+        quiet = nullcontext()
         if self.wrapper is not None and not send:
             quiet = self.wrapper.no_sync()
-        if self.config.precision == "bf16":
-            cast = torch.autocast(self.device, torch.bfloat16)
         with quiet:
-            with cast:
-                with phase("forward"):
-                    output = self.forward(self.tokens)
-                with phase("loss"):
-                    output = self.loss(output, self.targets)
-            with phase("backward"), self.beside_backward():
-                output.backward()
+            output = self.forward_and_backward(phase)
         if self.finishes and send:
             with phase("communication"):
                 self.finish()
@@ -93,9 +83,7 @@ class Training(TrainingStep):
             before_optimizer()
         if not send and hasattr(self.wrapper, "reset"):
             self.wrapper.reset()  # or it refuses the step
-        with phase("optimizer"):
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+        self.update(phase)
         return output.detach()
 
     @property

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from a2lib.lab.failures import classify, is_lost
-from a2lib.lab.lock import DeviceLock
+from a2lib.lab.lock import device_lock
 from a2lib.lab.memory import free_memory
 from a2lib.lab.store import StoreError
 from a2lib.paths import quote_torch
@@ -119,7 +119,7 @@ def join_group(device: str) -> None:
 def _locked(device: str, rank: int, ranks: int):
     """Hold the lock of this rank's GPU; the sweep holds that of the first one."""
     if device == "cuda" and rank > 0:
-        return DeviceLock("cuda").held(f"rank {rank} of {ranks}")
+        return device_lock("cuda", f"rank {rank} of {ranks}")
     return contextlib.nullcontext()
 
 

@@ -1,13 +1,21 @@
-"""Checks of a wrapper at the end of a step: its module and the other ranks are where it is."""
+"""Checks of a wrapper at the ends of steps: its module and the other ranks are where it is."""
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from a2lib.parallel.group import capturing, member
+from a2lib.parallel.group import capturing, everyone, member
+
+# How long a rank that has left a step waits for the others: longer than their ways to one exception
+# differ.
+LIMIT_S = 60.0
+
+_meetings = itertools.count()
 
 
 class Members:
@@ -135,3 +143,42 @@ def _check_same_step(forwards: list[float]) -> None:
         f"{least:.0f}; every rank skips a step, by reset(), or none, and a forward of some ranks "
         "alone belongs into no_grad() or no_sync()"
     )
+
+
+class Meeting:
+    """Where the ranks of ``group`` meet that have left a step half way, through the store of their
+    process group; made by all of them.
+
+    Where collectives are paired by order, as FSDP's all-gathers of a forward are, a rank that
+    begins another step while the others are within the last one sends its first message to where
+    they wait for a later one: sums of other tensors, or a hang. So a rank that begins anew waits
+    until all have left the step as well, and says by its number that it did, where they have not.
+    No message of a backend could carry that.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._rank, self._size = member(group)
+        # One name for the ranks of this group, and of no other wrapper.
+        first, number = everyone((dist.get_rank(), next(_meetings)), group)[0]
+        self._name = f"a2lib meeting {number} of rank {first}"
+        self._count = 0
+
+    def meet(self) -> None:
+        """Wait until every rank has given up the step, as this one has.
+
+        Raises RuntimeError with this rank's number where others have not after ``LIMIT_S``.
+        """
+        # The store that the ranks have met by has no public name.
+        store = dist.distributed_c10d._get_default_store()
+        keys = [f"{self._name}, {self._count}: {rank}" for rank in range(self._size)]
+        store.set(keys[self._rank], "")
+        try:
+            store.wait(keys, timedelta(seconds=LIMIT_S))
+        except RuntimeError:
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            others = " and ".join(f"rank {rank}" for rank in missing)
+            raise RuntimeError(
+                f"rank {self._rank} gave up a step that {others} did not give up within "
+                f"{LIMIT_S:g} s: what one rank skips every rank skips, by reset()"
+            ) from None
+        self._count += 1

@@ -10,9 +10,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, darkened to a contrast of 3 on white. On a dark page a filter turns it
-# (book/_static/custom.css). The marker repeats what the colour says.
+# (book/_static/custom.css).
 COLOURS = ("#d55e00", "#0072b2", "#00825f", "#b0558a", "#444444", "#8b5a2b", "#a86f00", "#2a86bf")
-MARKERS = ("o", "^", "v", "X", "s", "p", "D", "P")
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,6 @@ class Looks(dict[str, Look]):
         present = set(present)
         listed = [name for name in self if name in present]
         return listed + sorted(present - set(self))
-
-
-def palette(names) -> Looks:
-    """Return looks for names that have none: the colours and markers in turn."""
-    looks = Looks()
-    for i, name in enumerate(names):
-        looks[name] = Look(str(name), COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
-    return looks
 
 
 INK, PAPER, DIM, GRID = "#000000", "#ffffff", "#555555", "#dddddd"

@@ -38,20 +38,6 @@ def all_reduce_s(size, n, bandwidth):
     return 2 * all_gather_s(size, n, bandwidth)
 
 
-def copied_bytes(elements, n, width, sent):
-    """Return the bytes that an all-reduce over copy engines (parallel/copy_engines.py) reads and
-    writes in the memory of each of ``n`` GPUs. Gradients have ``width`` bytes per element, and
-    ``sent`` bytes while they travel."""
-    positive(elements=elements, n=n, width=width, sent=sent)
-    own, others = elements / n, elements * (n - 1) / n
-    # Parts to their owners and means to all: each is read here and written there.
-    travels = 2 * others * sent
-    summed = own * width + others * sent + own * sent
-    # Before and after, where gradients travel in another dtype.
-    casts = 2 * others * (width + sent) + own * width if sent != width else 0
-    return 2 * travels + summed + casts
-
-
 def alternate_all_reduce_s(size, n, bandwidth):
     """Return the seconds of the handout's other ring, in which whole tensors travel: N - 1 rounds
     of ``size`` bytes."""

@@ -20,7 +20,6 @@ instead; on a GPU in float32 only where matmuls may use TF32, as that attention 
                  heads   plain with a dimension of heads, (batch, 1, N, d): the recognized one
 """
 
-import math
 from dataclasses import dataclass
 
 from a2lib.checks import check_sizes
@@ -174,8 +173,8 @@ def attention_kernels(
     if (implementation, written) == ("eager", "causal"):
         between += MASKS[pass_] * n * n
     return [
-        Kernel(pass_, "products", "multiply", 2 * tensor, matrix, flops, products),
-        Kernel(pass_, "elementwise", "between", math.ceil(between / 2), between // 2),
+        Kernel(pass_, "products", "multiply", 2 * tensor + matrix, flops, products),
+        Kernel(pass_, "elementwise", "between", between),
     ]
 
 
@@ -192,11 +191,9 @@ def tiled_kernel(
 ) -> Kernel:
     """Return a pass of tiled attention as one kernel that reads or writes each tensor once."""
     sizes = batch, heads, n, n, d
-    query, key, lse = attention.tensor_bytes(*sizes, element_bytes)
-    written = query + lse if pass_ == "forward" else query + 2 * key
-    read = attention.attention_bytes(*sizes, element_bytes, pass_) - written
+    moved = attention.attention_bytes(*sizes, element_bytes, pass_)
     flops = attention.attention_flops(*sizes, causal, pass_)
-    return Kernel(pass_, "attention", f"tiled {pass_}", read, written, flops)
+    return Kernel(pass_, "attention", f"tiled {pass_}", moved, flops)
 
 
 def _recognised(implementation: str, written: str) -> bool:

@@ -44,12 +44,13 @@ class StepTime:
     """The seconds of a step.
 
     work: of computation and idle time, by part
-    messages: of communication, by axis
+    links_s, network_s: of communication over the links of a node, and over the network
     all_hidden_s, none_hidden_s: of the whole step if all communication hides, and if none does
     """
 
     work: dict[str, float]
-    messages: dict[str, Seconds]
+    links_s: float
+    network_s: float
     all_hidden_s: float
     none_hidden_s: float
 
@@ -57,30 +58,20 @@ class StepTime:
         """Return the seconds of a step if this share of what can hide does."""
         return self.none_hidden_s - hidden * (self.none_hidden_s - self.all_hidden_s)
 
-    @property
-    def links_s(self) -> float:
-        return sum(message.links for message in self.messages.values())
-
-    @property
-    def network_s(self) -> float:
-        return sum(message.network for message in self.messages.values())
-
 
 def step_time(case: Case) -> StepTime:
     """Return the time of a step of a case that ``check`` has passed."""
     m, stages = case.layout.microbatches, case.stages
     work = [microbatch_work(case, stage) for stage in stages]
-    messages = [microbatch_messages(case, stage) for stage in stages]
     compute = [sum(parts.values()) for parts in work]
-    sent = [sum(by_axis.values(), Seconds()) for by_axis in messages]
+    sent = [microbatch_messages(case, stage) for stage in stages]
     longest = [max(c, *s) for c, s in zip(compute, sent, strict=True)]
     apart = [c + sum(s) for c, s in zip(compute, sent, strict=True)]
 
     slowest = compute.index(max(compute))
     heaviest = max(stages, key=lambda stage: case.weights(stage).total)
     once, update = once_messages(case, heaviest), optimizer_s(case, heaviest)
-    by_axis = {axis: seconds.times(m) for axis, seconds in messages[slowest].items()}
-    by_axis["data"] += once
+    whole = sent[slowest].times(m) + once
 
     busiest_links = m * max(seconds.links for seconds in sent) + once.links
     busiest_network = m * max(seconds.network for seconds in sent) + once.network
@@ -89,7 +80,7 @@ def step_time(case: Case) -> StepTime:
     parts = {name: m * seconds for name, seconds in work[slowest].items()}
     parts |= {"pipeline bubble": bubble_s(case, compute), "optimizer": update}
     all_hidden = max(hidden, busiest_links, busiest_network) + update
-    return StepTime(parts, by_axis, all_hidden, bare + update)
+    return StepTime(parts, *whole, all_hidden, bare + update)
 
 
 def bubble_s(case: Case, stage_s: list[float]) -> float:
@@ -194,17 +185,13 @@ def optimizer_s(case: Case, stage: Stage) -> float:
     return moved * updated / case.device.memory_bandwidth
 
 
-def microbatch_messages(case: Case, stage: Stage) -> dict[str, Seconds]:
-    """Return the communication of a micro-batch on a device of a stage, by axis. FSDP gathers the
-    weights in each pass and scatters their gradients; zero2 only scatters."""
+def microbatch_messages(case: Case, stage: Stage) -> Seconds:
+    """Return the communication of a micro-batch on a device of a stage. FSDP gathers the weights in
+    each pass and scatters their gradients; zero2 only scatters."""
     rings = {"fsdp": 3, "zero2": 1}.get(case.layout.sharding, 0)
-    return {
-        "tensor": tensor_messages(case, stage),
-        "context": context_messages(case, stage),
-        "expert": expert_messages(case, stage),
-        "data": weight_messages(case, stage, rings),
-        "pipeline": pipeline_messages(case, stage),
-    }
+    along_axes = tensor_messages(case, stage) + context_messages(case, stage)
+    along_axes += expert_messages(case, stage) + pipeline_messages(case, stage)
+    return along_axes + weight_messages(case, stage, rings)
 
 
 def once_messages(case: Case, stage: Stage) -> Seconds:

@@ -317,59 +317,41 @@ def check(case: Case) -> None:
     spread = stage_blocks(layers, p)
     first, middle, _ = spread or (0, 0, 0)
     is_flash = training.attention == "flash"
-    rules = [
-        (
-            f"data {data} x microbatches {m} must divide batch {training.batch}",
-            training.batch % (data * m) == 0,
+    broken = {
+        f"data {data} x microbatches {m} must divide batch {training.batch}": (
+            training.batch % (data * m)
         ),
-        (
-            f"tensor {t} must divide num_heads {shape.num_heads} and d_ff {shape.d_ff}",
-            shape.num_heads % t == 0 and shape.d_ff % t == 0,
+        f"tensor {t} must divide num_heads {shape.num_heads} and d_ff {shape.d_ff}": (
+            shape.num_heads % t or shape.d_ff % t
         ),
-        (
-            f"tensor {t} and num_kv_heads {keys}: one must divide the other",
-            keys % t == 0 or t % keys == 0,
+        f"tensor {t} and num_kv_heads {keys}: one must divide the other": keys % t and t % keys,
+        f"pipeline {p} with num_layers {layers}; allowed are stages that divide the layers, or up "
+        "to three more (the first has one fewer, the last up to two)": spread is None,
+        f"pipeline {p}: the first stage must have all {shape.dense} blocks without experts": (
+            p > 1 and shape.experts and first < shape.dense
         ),
-        (
-            f"pipeline {p} with num_layers {layers}; allowed are stages that divide the layers or "
-            "up to three more, the first having one fewer, the last up to two",
-            spread is not None,
+        f"chunks {chunks} with pipeline {p}, {middle} blocks per stage and microbatches {m}; they "
+        "must divide the blocks, and the stages (2 or more) the micro-batches": (
+            chunks > 1 and (p == 1 or middle % chunks or m % p)
         ),
-        (
-            f"pipeline {p}: the first stage must have all {shape.dense} blocks without experts",
-            p == 1 or not shape.experts or first >= shape.dense,
+        f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; allowed "
+        "are 2 stages or more, in one piece, and as many micro-batches or more": (
+            layout.schedule != "1f1b" and (p == 1 or chunks > 1 or m < p)
         ),
-        (
-            f"chunks {chunks} with pipeline {p}, {middle} blocks per stage and microbatches {m}; "
-            "they must divide the blocks, and the stages (2 or more) the micro-batches",
-            chunks == 1 or (p > 1 and middle % chunks == 0 and m % p == 0),
+        f"context {c} with context length {training.context} and {training.attention} attention; "
+        "its double must divide the length, and attention must be flash": (
+            c > 1 and (training.context % (2 * c) or not is_flash)
         ),
-        (
-            f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; "
-            "allowed are 2 stages or more, in one piece, and as many micro-batches or more",
-            layout.schedule == "1f1b" or (p > 1 and chunks == 1 and m >= p),
+        f"expert {expert} must divide experts {shape.experts} and tensor x context x data "
+        f"{t * c * data}": (
+            expert > 1 and (not shape.experts or shape.experts % expert or t * c * data % expert)
         ),
-        (
-            f"context {c} with context length {training.context} and {training.attention} "
-            "attention; its double must divide the length, and attention must be flash",
-            c == 1 or (training.context % (2 * c) == 0 and is_flash),
+        "sequence False with tensor and experts; allowed is True: a token is sent once": (
+            t > 1 and shape.experts and not layout.sequence
         ),
-        (
-            f"expert {expert} must divide experts {shape.experts} and tensor x context x data "
-            f"{t * c * data}",
-            expert == 1
-            or (shape.experts and shape.experts % expert == 0 and t * c * data % expert == 0),
-        ),
-        (
-            "sequence False with tensor and experts; allowed is True: a token is sent once",
-            t == 1 or not shape.experts or layout.sequence,
-        ),
-        (
-            "checkpointing selective with flash attention, which keeps no scores; allowed are none "
-            "and block",
-            layout.checkpointing != "selective" or not is_flash,
-        ),
-    ]
-    for rule, is_kept in rules:
-        if not is_kept:
+        "checkpointing selective with flash attention, which keeps no scores; allowed are none and "
+        "block": layout.checkpointing == "selective" and is_flash,
+    }
+    for rule, is_broken in broken.items():
+        if is_broken:
             raise ValueError(rule)

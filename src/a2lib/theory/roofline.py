@@ -10,8 +10,6 @@ alone.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.checks import check_name
-
 PRECISIONS = ("fp32", "tf32", "bf16")
 # The name that a2lib.benchmark gives to bf16 with weights and gradients of matmuls in 16 bits too.
 NARROW = "bf16_weights"
@@ -21,47 +19,37 @@ PHASES = ("forward", "loss", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel, launched ``count`` times: FLOPs of matmuls, and bytes if each operand is read or
-    written once."""
+    """One kernel, launched ``count`` times: the bytes that it reads and writes if each operand
+    passes once, and the FLOPs of a matmul."""
 
     phase: str
     part: str
     name: str
-    read: int
-    written: int
+    bytes: int
     flops: int = 0
     count: int = 1
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Launches, FLOPs and bytes of a group of kernels, and their least time in ms."""
+    """FLOPs and bytes of a group of kernels, and their least time in ms."""
 
-    launches: int
     flops: int
     bytes: int
     ms: float
 
 
-def floor(
-    kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float, by: str = "part"
-) -> dict[str, Floor]:
-    """Return the floor of each part (``by`` "part") or phase (``by`` "phase"), and of the "total".
+def floor(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float) -> dict[str, Floor]:
+    """Return the floor of each of ``PARTS``, and of the "total".
 
     ``flops_per_s`` is the ceiling of matmuls in the precision of the step, ``bytes_per_s`` the
-    bandwidth of device memory. Kernels run one after the other, so times add up. Raises ValueError
-    for a ceiling that is not positive or another ``by``.
+    bandwidth of device memory. Kernels run one after the other, so times add up.
     """
-    check_name("by", by, ("part", "phase"))
-    if not (flops_per_s > 0 and bytes_per_s > 0):
-        raise ValueError(f"ceilings are {flops_per_s!r} and {bytes_per_s!r}; both must be positive")
-    groups = PARTS if by == "part" else PHASES
-    sums = {name: [0, 0, 0, 0.0] for name in (*groups, "total")}
+    sums = {name: [0, 0, 0.0] for name in (*PARTS, "total")}
     for kernel in kernels:
-        moved = kernel.read + kernel.written
-        ms = 1e3 * max(kernel.flops / flops_per_s, moved / bytes_per_s)
-        for name in (getattr(kernel, by), "total"):
-            for i, value in enumerate((1, kernel.flops, moved, ms)):
+        ms = 1e3 * max(kernel.flops / flops_per_s, kernel.bytes / bytes_per_s)
+        for name in (kernel.part, "total"):
+            for i, value in enumerate((kernel.flops, kernel.bytes, ms)):
                 sums[name][i] += value * kernel.count
     return {name: Floor(*values) for name, values in sums.items()}
 
@@ -70,9 +58,13 @@ def hidden_ms(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float)
     """Return the floor, in ms, of a step whose optimizer overlaps fully with the backward.
 
     The two then take at least the backward's own floor, and at least their bytes over the
-    bandwidth. Raises ValueError as ``floor``.
+    bandwidth.
     """
-    floors = floor(kernels, flops_per_s, bytes_per_s, by="phase")
-    backward, optimizer = floors["backward"], floors["optimizer"]
+    kernels = list(kernels)
+    phases = []
+    for phase in PHASES:
+        of_phase = [kernel for kernel in kernels if kernel.phase == phase]
+        phases.append(floor(of_phase, flops_per_s, bytes_per_s)["total"])
+    forward, loss, backward, optimizer = phases
     moved = 1e3 * (backward.bytes + optimizer.bytes) / bytes_per_s
-    return floors["forward"].ms + floors["loss"].ms + max(backward.ms, moved)
+    return forward.ms + loss.ms + max(backward.ms, moved)

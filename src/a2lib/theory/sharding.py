@@ -95,12 +95,6 @@ class Held:
         return other_tensors + max(self.state()) + 2 * WORKSPACE
 
 
-def zero_stage_1_bytes(ranks: int) -> float:
-    """Return ZeRO's bytes per parameter on each rank: 16-bit weights and gradients, and K / N."""
-    positive(ranks=ranks)
-    return 4 + 12 / ranks
-
-
 def sent(scheme: str, size, ranks) -> dict:
     """Return the bytes that a rank sends per step, for gradients and for weights of ``size`` bytes.
 

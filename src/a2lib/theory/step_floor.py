@@ -47,14 +47,18 @@ TRAFFIC = {
 }
 # The same outside of the blocks: embedding, last norm and head; the loss with its gradient.
 BESIDE = {
-    ("fp32", "forward"): {"stream": 36},
-    ("fp32", "loss"): {"logits": 8},
-    ("fp32", "gradient of the loss"): {"logits": 16},
-    ("fp32", "backward"): {"stream": 100, "table": 4},
-    ("bf16", "forward"): {"stream": 42, "table": 6},
-    ("bf16", "loss"): {"logits": 14},
-    ("bf16", "gradient of the loss"): {"logits": 22},
-    ("bf16", "backward"): {"stream": 106, "table": 10},
+    "fp32": {
+        "forward": {"stream": 36},
+        "loss": {"logits": 8},
+        "gradient of the loss": {"logits": 16},
+        "backward": {"stream": 100, "table": 4},
+    },
+    "bf16": {
+        "forward": {"stream": 42, "table": 6},
+        "loss": {"logits": 14},
+        "gradient of the loss": {"logits": 22},
+        "backward": {"stream": 106, "table": 10},
+    },
 }
 
 
@@ -67,25 +71,14 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
     """
     check_name("precision", precision, PRECISIONS)
     check_sizes(batch=batch, context=context)
-    width, numbers = 4, "fp32"
-    if precision == "bf16":
-        width, numbers = 2, "bf16"
-    tokens, layers = batch * context, shape.num_layers
+    width = _width(precision)
+    numbers = "bf16" if precision == "bf16" else "fp32"
+    tokens, layers, heads = batch * context, shape.num_layers, batch * shape.num_heads
     d, f = shape.d_model, shape.d_ff
     linear = [(name, d, d, layers) for name in ("q", "k", "v", "output")]
     linear += [("w1", d, f, layers), ("w3", d, f, layers), ("w2", f, d, layers)]
     linear += [("lm_head", d, shape.vocab_size, 1)]
     kernels = list(_linear(linear, tokens, width, width))
-
-    heads = batch * shape.num_heads
-    for pass_ in ("forward", "backward"):
-        of_attention = attention_kernels(
-            "eager", "causal", pass_, heads, context, shape.head_dim, width
-        )
-        for kernel in of_attention:
-            if kernel.flops:
-                count = layers * kernel.count
-                kernels.append(replace(kernel, part="attention", name="scores", count=count))
     sizes = {
         "stream": tokens * d,
         "hidden": tokens * f,
@@ -94,26 +87,28 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
         "logits": tokens * shape.vocab_size,
         "table": shape.vocab_size * d,
     }
+
+    def moving(phase: str, part: str, name: str, moved: dict[str, int], count: int) -> Kernel:
+        total = sum(per_element * sizes[of] for of, per_element in moved.items())
+        return Kernel(phase, part, name, total, 0, count)
+
     for pass_ in ("forward", "backward"):
+        of_one = heads, context, shape.head_dim, width
+        matmul, _ = attention_kernels("eager", "causal", pass_, *of_one)
+        count = layers * matmul.count
+        kernels.append(replace(matmul, part="attention", name="scores", count=count))
         for name, moved in TRAFFIC[numbers, pass_].items():
             part = "attention" if "scores" in moved else "elementwise"
-            kernels.append(_moving(pass_, part, name, moved, sizes, layers))
-    for name, phase, part in (
-        ("forward", "forward", "elementwise"),
-        ("loss", "loss", "loss"),
-        ("gradient of the loss", "backward", "loss"),
-        ("backward", "backward", "elementwise"),
-    ):
-        kernels.append(_moving(phase, part, "beside", BESIDE[numbers, name], sizes, 1))
-    return [*kernels, *_adamw(shape)]
-
-
-def _moving(
-    phase: str, part: str, name: str, moved: dict[str, int], sizes: dict[str, int], count: int
-) -> Kernel:
-    """Return a kernel that moves ``moved`` bytes per element of ``sizes``, half of them read."""
-    total = sum(per_element * sizes[name] for name, per_element in moved.items())
-    return Kernel(phase, part, name, total - total // 2, total // 2, 0, count)
+            kernels.append(moving(pass_, part, name, moved, layers))
+    beside = BESIDE[numbers]
+    return [
+        *kernels,
+        moving("forward", "elementwise", "beside", beside["forward"], 1),
+        moving("loss", "loss", "beside", beside["loss"], 1),
+        moving("backward", "loss", "beside", beside["gradient of the loss"], 1),
+        moving("backward", "elementwise", "beside", beside["backward"], 1),
+        _adamw(shape),
+    ]
 
 
 def _linear(
@@ -124,20 +119,18 @@ def _linear(
     input."""
     for name, inputs, outputs, count in layers:
         flops = matmul_flops(tokens, outputs, inputs)
-        x, y, w = tokens * inputs, tokens * outputs, inputs * outputs
-        forward = width * (x + w), width * y
-        weight = width * (x + y), gradient_width * w
-        entry = width * (y + w), width * x
-        yield Kernel("forward", "products", name, *forward, flops, count)
-        yield Kernel("backward", "products", f"{name} dw", *weight, flops, count)
-        yield Kernel("backward", "products", f"{name} dx", *entry, flops, count)
+        activations, weights = tokens * (inputs + outputs), inputs * outputs
+        whole = width * (activations + weights)
+        gradient = width * activations + gradient_width * weights
+        yield Kernel("forward", "products", name, whole, flops, count)
+        yield Kernel("backward", "products", f"{name} dw", gradient, flops, count)
+        yield Kernel("backward", "products", f"{name} dx", whole, flops, count)
 
 
-def _adamw(shape: Shape) -> list[Kernel]:
+def _adamw(shape: Shape) -> Kernel:
     """Return AdamW's kernel: it reads weights, gradients and two moments, and writes all but the
-    gradients."""
-    size = WIDE * parameter_count(shape)
-    return [Kernel("optimizer", "optimizer", "adamw", 4 * size, 3 * size)]
+    gradients. With masters it moves as much: 16 bits of a gradient, and of the weight beside."""
+    return Kernel("optimizer", "optimizer", "adamw", 7 * WIDE * parameter_count(shape))
 
 
 def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[Kernel]:
@@ -151,12 +144,10 @@ def fused_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
     """
     check_name("precision", precision, (*PRECISIONS, NARROW))
     check_sizes(batch=batch, context=context)
-    heads, d = shape.num_heads, shape.head_dim
-    width = _width(precision)
-    attention = [
-        tiled_kernel(pass_, batch, heads, context, d, True, width)
-        for pass_ in ("forward", "backward")
-    ]
+    heads, d, width = shape.num_heads, shape.head_dim, _width(precision)
+    attention = []
+    for pass_ in ("forward", "backward"):
+        attention.append(tiled_kernel(pass_, batch, heads, context, d, True, width))
     return _fused(shape, batch, context, precision, attention)
 
 
@@ -181,17 +172,14 @@ def _fused(
     shape: Shape, batch: int, context: int, precision: str, attention: list[Kernel]
 ) -> list[Kernel]:
     layers, d, f, vocabulary = shape.num_layers, shape.d_model, shape.d_ff, shape.vocab_size
-    masters = precision == NARROW
-    width = _width(precision)
-    tokens = batch * context
+    masters, width, tokens = precision == NARROW, _width(precision), batch * context
     ids, rows = INDEX * tokens, WIDE * tokens  # bytes of ids, and of one number per token
     stream, hidden = WIDE * tokens * d, width * tokens * f
     narrow = width * tokens * d  # the stream as matmuls read it
     logits, gain = width * tokens * vocabulary, WIDE * d
-    table = WIDE * context * shape.head_dim  # RoPE's
     gradient = stream + (narrow if width < WIDE else 0)  # the stream's, and a copy for matmuls
+    table = WIDE * vocabulary * d
     matrices = vocabulary * d + layers * (block_parameter_count(shape) - 2 * d)
-
     linear = [
         ("q, k, v", d, 3 * d, layers),
         ("output", d, d, layers),
@@ -203,40 +191,22 @@ def _fused(
     for kernel in attention:
         kernels.append(replace(kernel, part="attention", count=layers * kernel.count))
 
-    # (phase, name, bytes read, bytes written, how many of it)
-    between = [
-        ("forward", "embedding and norm", ids + stream + gain, stream + narrow + rows, 1),
-        ("forward", "rope", 2 * narrow + table, 2 * narrow, layers),
-        ("forward", "gate", 2 * hidden, hidden, layers),
-        # Before the FFN, and before the next block's attention or the head.
-        (
-            "forward",
-            "residual and norm",
-            stream + narrow + gain,
-            stream + narrow + rows,
-            2 * layers,
-        ),
-        ("backward", "norm", narrow + stream + rows + gain, gradient + gain, 1),
-        ("backward", "gate", 3 * hidden, 2 * hidden, layers),
-        ("backward", "rope", 2 * narrow + table, 2 * narrow, layers),
-        (
-            "backward",
-            "norm and residual",
-            narrow + 2 * stream + rows + gain,
-            gradient + gain,
-            2 * layers,
-        ),
-        ("backward", "embedding", stream + ids, WIDE * vocabulary * d, 1),
+    rope, gate = 4 * narrow + WIDE * context * shape.head_dim, 3 * hidden
+    # Before the FFN, and before the next block's attention or the head.
+    residual = 2 * stream + 2 * narrow + gain + rows
+    embedding = ids + 2 * stream + gain + narrow + rows
+    casts = (WIDE + width) * matrices if width < WIDE and not masters else 0
+    norm = narrow + stream + rows + gradient + 2 * gain
+    of_block = 5 * hidden + rope + 2 * (norm + stream)
+    return [
+        *kernels,
+        Kernel("forward", "elementwise", "embedding and casts", embedding + casts),
+        Kernel("forward", "elementwise", "rope", rope, 0, layers),
+        Kernel("forward", "elementwise", "gate", gate, 0, layers),
+        Kernel("forward", "elementwise", "residual and norm", residual, 0, 2 * layers),
+        Kernel("backward", "elementwise", "between matmuls", of_block, 0, layers),
+        Kernel("backward", "elementwise", "norm and embedding", norm + stream + ids + table),
+        Kernel("loss", "loss", "cross entropy", logits + ids + rows + WIDE),
+        Kernel("backward", "loss", "cross entropy", 2 * logits + ids + rows),
+        _adamw(shape),
     ]
-    if width < WIDE and not masters:
-        between.append(("forward", "cast weights", WIDE * matrices, width * matrices, 1))
-    for phase, name, read, written, count in between:
-        kernels.append(Kernel(phase, "elementwise", name, read, written, 0, count))
-    kernels.append(Kernel("loss", "loss", "cross entropy", logits + ids, rows + WIDE))
-    kernels.append(Kernel("backward", "loss", "cross entropy", logits + ids + rows, logits))
-    if not masters:
-        return [*kernels, *_adamw(shape)]
-    # Gradients are read and weights written in 16 bits beside masters and moments.
-    passes, others = (3 * WIDE + width) * matrices, WIDE * (parameter_count(shape) - matrices)
-    moved = passes + 4 * others, passes + 3 * others
-    return [*kernels, Kernel("optimizer", "optimizer", "adamw", *moved)]

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from a2lib.parallel.finish import parameters_of
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.group import check_alike
 
 # By the names of their classes, whoever wrote them.
 LOOK_AT_THE_WHOLE = {"adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap"}
@@ -107,7 +106,6 @@ class Optimizers:
     def _gather(self, optimizer: Optimizer, state_dict: dict) -> dict:
         """Return the state dict with whole tensors on the CPU; collective."""
         self.meet(optimizer)
-        self._check_ranks(state_dict)
         state = {}
         parameters = parameters_of(optimizer.param_groups)
         for i in sorted(state_dict["state"]):
@@ -117,12 +115,6 @@ class Optimizers:
                 values = self._gather_values(optimizer, p, values)
             state[i] = values
         return {**state_dict, "state": state}
-
-    def _check_ranks(self, state_dict: dict) -> None:
-        lines = []
-        for i, values in sorted(state_dict["state"].items()):
-            lines.append(f"of parameter {i}: {', '.join(sorted(values))}")
-        check_alike("an optimizer's states", lines, self._group)
 
     def _gather_values(self, optimizer: Optimizer, p: Sharded, values: dict) -> dict:
         whole = {}

@@ -5,7 +5,6 @@ parameter by rows.
 """
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from a2lib.parallel.agreement import Agreement, Members
+from a2lib.parallel.agreement import Agreement, Meeting, Members
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.division import divide
@@ -24,7 +23,6 @@ from a2lib.parallel.fsdp.state_dicts import Optimizers, hook_modules
 from a2lib.parallel.fsdp.units import Unit, by_dtype
 from a2lib.parallel.group import Mean, capturing, make_alike, member
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.meeting import Meeting
 
 # Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -125,8 +123,7 @@ class FSDP(nn.Module):
             refuse_norms_of(self._sharded)
 
     def forward(self, *args, **kwargs):
-        with self._naming_who_left():
-            return self.module(*args, **kwargs)
+        return self.module(*args, **kwargs)
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
@@ -141,14 +138,13 @@ class FSDP(nn.Module):
         for unit in self._units:
             unit.show(False)
         self._check_parameters()
-        with self._naming_who_left():
-            self._schedule.send_all()
-            for p in self._replicated:
-                p.take_gradient()
-            self._schedule.wait_for_sent()
-            forwards = self._schedule.forwards
-            self._schedule.end()
-            self._average_replicated_and_drop_unused(forwards)
+        self._schedule.send_all()
+        for p in self._replicated:
+            p.take_gradient()
+        self._schedule.wait_for_sent()
+        forwards = self._schedule.forwards
+        self._schedule.end()
+        self._average_replicated_and_drop_unused(forwards)
 
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""
@@ -162,7 +158,7 @@ class FSDP(nn.Module):
     def reset(self) -> None:
         """Forget what forwards and backwards have left since the last finish, after one that raised
         half way or for a step that is not to be taken; ``zero_grad`` does the rest. Every rank
-        calls it: RuntimeError where others do not within ``meeting.LIMIT_S``."""
+        calls it: RuntimeError where others do not within ``agreement.LIMIT_S``."""
         self._schedule.forget()
         self._meeting.meet()
 
@@ -309,8 +305,7 @@ class FSDP(nn.Module):
                 "FSDP has no backward of a backward, since gathered parameters are freed: call "
                 "this one without create_graph"
             )
-        with self._naming_who_left():
-            self._schedule.before_backward(unit, mark)
+        self._schedule.before_backward(unit, mark)
 
     # The finish.
 
@@ -338,23 +333,9 @@ class FSDP(nn.Module):
 
     def _check_backward(self) -> None:
         if self._schedule.is_in_backward():
-            problem = "a backward has not come to its end"
-            self._meeting.tell(f"rank {self.rank} gave up a step: {problem} there")
-            raise RuntimeError(f"{problem}; call reset(), and zero_grad() of the optimizer")
-
-    @contextlib.contextmanager
-    def _naming_who_left(self) -> Iterator[None]:
-        """Raise RuntimeError, where messages are not answered, with what a rank that has left has
-        told."""
-        try:
-            yield
-        except RuntimeError as error:
-            lost = isinstance(error, dist.DistError)
-            if lost or re.search("(?i)connection|timed out", str(error)):
-                notes = self._meeting.notes()
-                if notes:
-                    raise RuntimeError(notes) from error
-            raise
+            raise RuntimeError(
+                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
+            )
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError("change the dtype or the device of a module before it is wrapped")

@@ -1,17 +1,14 @@
 """Eager attention in PyTorch: times and memory of its passes beside what theory counts of them."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 
-from a2lib.report.data import load_reference
-from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.page import one, pick
-from a2lib.report.plots import label, lines, reference, stacks
-from a2lib.report.style import INK, Chart, Look, Looks, chart
-from a2lib.report.units import gb
+from a2lib.report.plots import label, stacks
+from a2lib.report.style import INK, Chart
+from a2lib.report.tables import MISSING, cells
+from a2lib.report.units import count, digits, gb, ms, percent, span
 from a2lib.theory.eager import Eager, attention_kernels, longest
 from a2lib.theory.roofline import floor
 
@@ -19,10 +16,6 @@ BATCH = 8
 LENGTHS, SIZES = (256, 1024, 4096, 8192, 16384), (16, 32, 64, 128)
 LONGEST = LENGTHS[-1]
 PASSES = ("forward", "backward")
-LOOKS = Looks(
-    eager=Look("eager PyTorch", "#444444", "s"),
-    a2lib=Look("a2lib's FlashAttention", "#d55e00", "o", ours=True),
-)
 SAVED, TEMPORARY = "saved for the backward", "temporary"
 KINDS = {SAVED: "#0072b2", TEMPORARY: "#d55e00"}
 # The kernels of causal attention in order, and of every temporary matrix the first and the last
@@ -48,7 +41,7 @@ LIVES = {
 SAVED_FROM = {"forward": 5, "backward": 0}
 MATMULS, MOVING, ABOVE = "least time: matmuls", "least time: moving matrices", "above the least"
 PARTS = {MATMULS: "#0072b2", MOVING: "#d55e00", ABOVE: "#808080"}
-MIB = 2**20
+MASKS = {False: "no mask", True: "causal"}
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -62,11 +55,10 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """
     rows = rows[(rows["batch"] == BATCH) & (rows["dtype"] == "fp32")].reset_index(drop=True)
     rate, bandwidth = ceilings(rows_of("ceiling")).get("fp32"), copy_bandwidth(rows_of("ceiling"))
-    cells = rows[["implementation", "pass", "seq_len", "head_dim", "causal"]]
-    theory = [
-        _theory(*cell, rate, bandwidth) if name == "eager" else {}
-        for name, *cell in cells.itertuples(index=False, name=None)
-    ]
+    theory = []
+    for row in rows.rename(columns={"pass": "pass_"}).itertuples():
+        is_eager = row.implementation == "eager"
+        theory.append(_theory(row, rate, bandwidth) if is_eager else {})
     return rows.assign(
         gpu=np.fmin(rows["ms"].astype(float), rows["ms_graph"].astype(float)),
         whole=rows["held_bytes"] + rows["peak_bytes"],
@@ -77,16 +69,16 @@ def shape(n: int = LONGEST, d: int = 64, causal: bool = False) -> Eager:
     return Eager(BATCH, int(n), int(d), bool(causal))
 
 
-def _theory(pass_, n, d, causal, rate, bandwidth) -> dict:
-    eager = shape(n, d, causal)
+def _theory(row, rate: float | None, bandwidth: float | None) -> dict[str, float]:
+    eager = shape(row.seq_len, row.head_dim, row.causal)
     counted = {
         "matrix": eager.matrix,
-        "held": sum(eager.inputs(pass_).values()),
-        "added": eager.peak(pass_),
+        "held": sum(eager.inputs(row.pass_).values()),
+        "added": eager.peak(row.pass_),
     }
     if rate and bandwidth:
-        written = "causal" if causal else "plain"
-        kernels = attention_kernels("eager", written, pass_, eager.batch, eager.n, eager.d, 4)
+        written = "causal" if row.causal else "plain"
+        kernels = attention_kernels("eager", written, row.pass_, BATCH, eager.n, eager.d, 4)
         least = floor(kernels, rate * 1e12, bandwidth * 1e12)
         counted["matmuls"] = least["products"].ms
         counted["least"] = least["total"].ms
@@ -102,43 +94,39 @@ def at(rows, pass_="forward", n=LONGEST, d=64, causal=False, implementation="eag
 
 def both_ms(rows, implementation: str, n: int = LONGEST, time: str = "gpu") -> float:
     """Return the ms of a causal forward and backward with heads of 64; ``time`` is a column."""
-    passes = [at(rows, p, n, causal=True, implementation=implementation) for p in PASSES]
-    return sum(getattr(row, time) for row in passes)
-
-
-def accesses(rows, bandwidth: float, n: int = LONGEST, **where) -> pd.Series:
-    """Return eager's time above the least time, by pass, causal and head size.
-
-    The unit is an access: the time to read or write one matrix at ``bandwidth``, in TB/s.
-    """
-    index = ["pass", "causal", "head_dim"]
-    eager = pick(rows, implementation="eager", seq_len=n, **where).set_index(index).sort_index()
-    return (eager["gpu"] - eager["least"]) * bandwidth * 1e9 / eager["matrix"]
+    total = 0.0
+    for pass_ in PASSES:
+        row = at(rows, pass_, n, causal=True, implementation=implementation)
+        total += getattr(row, time)
+    return total
 
 
 def limits(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add ``counted_len``: the longest sequence by the closed form of what is allocated, blocks or,
     where segments expand, tensors alone."""
-    counted = [
-        longest(
-            int(r.batch),
-            int(r.head_dim),
-            bool(r.causal),
-            int(r.room_bytes),
-            r.pass_,
-            step=int(r.fails_len - r.fits_len),
-            in_blocks=r.allocator == "blocks",
+    lengths = []
+    for row in rows.rename(columns={"pass": "pass_"}).itertuples():
+        length = longest(
+            int(row.batch),
+            int(row.head_dim),
+            bool(row.causal),
+            int(row.room_bytes),
+            row.pass_,
+            step=int(row.fails_len - row.fits_len),
+            in_blocks=row.allocator == "blocks",
         )
-        for r in rows.rename(columns={"pass": "pass_"}).itertuples()
-    ]
-    return rows.assign(counted_len=counted)
+        lengths.append(length)
+    return rows.assign(counted_len=lengths)
 
 
 def saved(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Return eager's rows with ``counted``, the bytes of the tensor that theory says are saved."""
     rows = rows[(rows["implementation"] == "eager") & (rows["status"] == "ok")]
-    cases = [(shape(r.seq_len, r.head_dim, r.causal), r.tensor) for r in rows.itertuples()]
-    return rows.assign(counted=[eager.saved().get(tensor, 0) for eager, tensor in cases])
+    counted = []
+    for row in rows.itertuples():
+        sizes = shape(row.seq_len, row.head_dim, row.causal).saved()
+        counted.append(sizes.get(row.tensor, 0))
+    return rows.assign(counted=counted)
 
 
 def matrices(pass_: str) -> pd.DataFrame:
@@ -171,43 +159,6 @@ def over_time(eager: Eager) -> Chart:
     return stacks(frame, KINDS, height, text=words, least=9, xlabel=xlabel, more=passes)
 
 
-def chain() -> Drawing:
-    """Draw the kernels of a forward and of a backward and the N x N matrices between them."""
-    elements = []
-    for y, words, kernels in (
-        (24, "forward", ("Q Kᵀ", "scale", "mask", "softmax", "P V")),
-        (104, "backward", ("dO Vᵀ", "× P", "softmax'", "scale", "dQ, dK")),
-    ):
-        elements.append(text(2, y - 8, words, bold=True))
-        for i, kernel in enumerate(kernels):
-            x = 2 + 72 * i
-            elements.append(box(x, y, 60, 24, "fill: #dce9f7; stroke: #555555", kernel))
-            if i < 4:
-                is_saved = words == "forward" and kernel == "softmax"
-                colour = KINDS[SAVED] if is_saved else KINDS[TEMPORARY]
-                elements.append(stroke(f"M{x + 60} {y + 12}H{x + 72}", colour, 3))
-                elements.append(text(x + 66, y + 40, "N × N", anchor="middle"))
-    dashes = "; stroke-dasharray: 4 3"
-    elements.append(stroke("M284 68 V86 H104 V104", KINDS[SAVED], 2, dashes))
-    elements.append(text(WIDTH, 84, "P is saved", anchor="end"))
-    return Drawing(elements, 150)
-
-
-@chart(height=2.9)
-def memory(figure, rows: pd.DataFrame, room: float):
-    """Draw all bytes at the peak of a causal backward against the tokens, eager and a2lib, GB."""
-    rows = rows[rows["implementation"].isin(LOOKS) & rows["whole"].notna()]
-    rows = rows.assign(size=rows["whole"] / 1e9)
-    ax = figure.subplots()
-    for x, y, name in lines(ax, rows, "seq_len", "size", "implementation", LOOKS):
-        look = LOOKS.look(name)
-        offset, side = ((0, 8), "right") if look.ours else ((8, -3), "left")
-        label(ax, look.label, (x, y), offset, ha=side)
-    reference(ax, room / 1e9, "free on the GPU")
-    ax.set(xlabel="tokens", ylabel="GB at the peak of a backward", ylim=(0, room * 1.12 / 1e9))
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-
-
 def parts(rows: pd.DataFrame) -> Chart:
     """Draw the GPU time of each pass in ms: the least time of its matmuls, that of moving matrices,
     and what was measured above them."""
@@ -219,64 +170,114 @@ def parts(rows: pd.DataFrame) -> Chart:
             ABOVE: (rows["gpu"] - rows["least"]).clip(lower=0),
         }
     )
-    frame.index = [f"{p}, d = {d}" for p, d in zip(rows["pass"], rows["head_dim"], strict=True)]
+    frame.index = rows["pass"] + ", d = " + rows["head_dim"].astype(str)
     words = [f"{total:.3g}" for total in frame.sum(axis=1)]
     return stacks(frame, PARTS, 3.6, text=words, xlabel="GPU time, ms")
 
 
-@dataclass(frozen=True)
-class Account:
-    """What a published program held before its backward, and what it added.
-
-    matrices, tensors: of N x N, and of q's size, before the backward
-    workspace: MiB of one of cuBLAS's two workspaces
-    mask: whether the mask is one of the tensors
-    rows: rows of N numbers
-    cold: whether the first configuration had only one workspace before its backward
-    added: matrices and tensors that the backward adds
-    """
-
-    matrices: int
-    tensors: int
-    workspace: float
-    mask: bool = False
-    rows: int = 0
-    cold: bool = True
-    added: tuple[int, int] | None = None
+def matmul_ms(rate: float, masked_half: bool) -> float:
+    """Return ms of the seven matmuls of a forward and backward at ``rate``, in TFLOP/s."""
+    whole = 7 * 2 * 8 * LONGEST**2 * 64 / rate / 1e9
+    return whole if masked_half else whole / 2
 
 
-# Chosen by hand: the one account that gives every figure.
-ACCOUNTS = {
-    "unnamed GPU of 80 GB": Account(1, 4, 8.125, added=(3, 4)),
-    "H800 PCIe": Account(2, 4, 32, mask=True, rows=3, cold=False, added=(4, 1)),
-    "unnamed GPU of 16 to 24 GB": Account(2, 5, 8.125),
-}
+def causes(rows: pd.DataFrame, rate: float) -> pd.DataFrame:
+    """Return what a2lib's FlashAttention gains over eager attention, cause by cause."""
+    eager = both_ms(rows, "eager")
+    times = {
+        "eager (measured)": eager,
+        "no matrix in memory: matmuls alone (calculated)": matmul_ms(rate, masked_half=True),
+        "and without the masked half (calculated)": matmul_ms(rate, masked_half=False),
+        "and on tensor cores: a2lib (measured)": both_ms(rows, "a2lib"),
+    }
+    lines = [[words, ms(time), percent(time / eager)] for words, time in times.items()]
+    return pd.DataFrame(lines, columns=["forward and backward", "time", "share of eager"])
 
 
-def accounted(device: str, n: int, d: int) -> dict[str, float]:
-    """Return bytes before the backward and at the peak, by the account of ``device``."""
-    a, s = ACCOUNTS[device], shape(n, d)
-    first = a.cold and (n, d) == (LENGTHS[0], SIZES[0])
-    held = a.matrices * s.matrix + a.tensors * s.tensor + (1 if first else 2) * a.workspace * MIB
-    held += a.rows * s.batch * s.n * 4 + (s.n**2 if a.mask else 0)
-    if a.added is None:
-        return {"held": held}
-    more = a.added[0] * s.matrix + a.added[1] * s.tensor + first * a.workspace * MIB
-    return {"held": held, "peak": held + more}
-
-
-def published() -> pd.DataFrame:
-    """Return every figure of memory that others printed, in bytes, beside its account, and whether
-    the two are the ``same`` to the last digit printed."""
-    lines, unit = [], {"MB": MIB, "MiB": MIB, "B": 1}
-    for row in load_reference("attention").query("unit != ''").itertuples():
-        for what, size in accounted(row.device, int(row.seq_len), int(row.head_dim)).items():
-            words = getattr(row, what)
-            if words:
-                half = 0.5 * 10.0 ** -len(words.partition(".")[2]) + 1e-9
-                same = abs(float(words) - size / unit[row.unit]) <= half
-                where = int(row.seq_len), int(row.head_dim)
-                printed = float(words) * unit[row.unit]
-                lines.append((row.device, *where, what, printed, size, same))
-    names = ["device", "seq_len", "head_dim", "what", "printed", "counted", "same"]
+def longest_sequences(limits: pd.DataFrame) -> pd.DataFrame:
+    """Return the longest sequence that ran, by pass and allocator, and what tensors alone allow."""
+    lines = []
+    for pass_ in PASSES:
+        for causal, mask in MASKS.items():
+            here = pick(limits, pass_=pass_, causal=causal)
+            line = [f"{pass_}, {mask}"]
+            for allocator in ("blocks", "expandable"):
+                line.append(span(pick(here, allocator=allocator)["fits_len"], count))
+            lines.append([*line, span(here["tensors_len"], count)])
+    names = ["pass", "usual blocks", "expandable segments", "tensors alone"]
     return pd.DataFrame(lines, columns=names)
+
+
+def every_time(rows: pd.DataFrame, causal: bool) -> pd.DataFrame:
+    """Return times and memory of eager attention at every length and head size."""
+    key = ["seq_len", "head_dim"]
+    eager = pick(rows, implementation="eager", causal=causal)
+    forward = pick(eager, pass_="forward").set_index(key).sort_index()
+    backward = pick(eager, pass_="backward").set_index(key).reindex(forward.index)
+    return pd.DataFrame(
+        {
+            "tokens": [count(n) for n, _ in forward.index],
+            "d": [d for _, d in forward.index],
+            "forward, ms": _means(forward),
+            "GPU, ms": cells(forward["gpu"]),
+            "backward, ms": _means(backward),
+            "GPU, ms ": cells(backward["gpu"]),
+            "before, GB": cells(backward["held_bytes"] / 1e9),
+            "added, GB": cells(backward["peak_bytes"] / 1e9),
+        }
+    )
+
+
+def _means(rows: pd.DataFrame) -> list[str]:
+    """Return the mean and the standard deviation of each row's time, or why there is none."""
+    words = []
+    for row in rows.itertuples():
+        if row.status != "ok":
+            words.append(row.status)
+        elif pd.isna(row.ms_std):
+            words.append(digits(row.ms_mean, 3))
+        else:
+            words.append(f"{digits(row.ms_mean, 3)} ± {digits(row.ms_std, 2)}")
+    return words
+
+
+def tensors() -> pd.DataFrame:
+    """Return every tensor before a pass and what is added at its peak, MiB, by counting; their sums
+    in bytes."""
+    before, added = {}, {}
+    for pass_ in PASSES:
+        for causal, mask in MASKS.items():
+            name = f"{pass_}, {mask}"
+            before[name] = shape(causal=causal).inputs(pass_)
+            added[name] = shape(causal=causal).added(pass_)
+    lines = _lines("before", before) + _lines("added", added)
+    return pd.DataFrame(lines, columns=["tensor", *before])
+
+
+def _lines(when: str, tensors: dict[str, dict[str, int]]) -> list[list[str]]:
+    """Return a line for each tensor, and one for their sum."""
+    sizes = pd.DataFrame(tensors)
+    lines = []
+    for name, row in sizes.iterrows():
+        words = [MISSING if pd.isna(size) else f"{size / 2**20:,.4g}" for size in row]
+        lines.append([f"{when}: {name}", *words])
+    return [*lines, [f"**{when}, bytes**", *(f"{total:,.0f}" for total in sizes.sum())]]
+
+
+def without_matrix(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return eager attention and a2lib's, causal, heads of 64: mean times and memory by length."""
+    rows = pick(rows, implementation=["eager", "a2lib"], causal=True, head_dim=64)
+    rows = rows.assign(ms=_means(rows.assign(ms_std=np.nan)), gb=cells(rows["whole"] / 1e9))
+    wide = rows.pivot(index="seq_len", columns=["implementation", "pass"], values=["ms", "gb"])
+    wide = wide.loc[wide["ms", "a2lib", "forward"].notna()]
+    return pd.DataFrame(
+        {
+            "tokens": [count(n) for n in wide.index],
+            "eager: forward, ms": wide["ms", "eager", "forward"],
+            "backward, ms": wide["ms", "eager", "backward"],
+            "GB": wide["gb", "eager", "backward"],
+            "a2lib: forward, ms": wide["ms", "a2lib", "forward"],
+            "backward, ms ": wide["ms", "a2lib", "backward"],
+            "GB ": wide["gb", "a2lib", "backward"],
+        }
+    )

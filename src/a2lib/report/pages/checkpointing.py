@@ -70,7 +70,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     steps = [_step(row) for row in rows.itertuples()]
     peaks = [strategy_peak(s, name) for s, name in zip(steps, rows["strategy"], strict=True)]
     rows = rows.assign(held=[_held(s) for s in steps], peak=peaks)
-    return rows.assign(name=rows["strategy"].map(NAMES), whole=rows["held"] + rows["peak_bytes"])
+    return rows.assign(whole=rows["held"] + rows["peak_bytes"])
 
 
 def _held(step: StepMemory) -> int:

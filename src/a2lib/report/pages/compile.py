@@ -2,26 +2,22 @@
 
 import pandas as pd
 
-from a2lib.report.data import load_reference
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.page import one, pick
+from a2lib.report.page import one
 from a2lib.report.pages.benchmark import TITLES
-from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import label, lines, name_lanes
-from a2lib.report.style import COLOURS, chart, palette
+from a2lib.report.plots import label, name_lanes
+from a2lib.report.style import COLOURS, chart
 from a2lib.report.traces import kernels
-from a2lib.report.units import count, digits, percent
+from a2lib.report.units import percent
 from a2lib.shapes import SIZES
-from a2lib.theory.eager import attention_kernels, moves
+from a2lib.theory.eager import attention_kernels
 from a2lib.theory.roofline import Kernel, floor
 from a2lib.theory.step_floor import compiled_step, eager_step
 
-LENGTHS = (256, 1024, 4096, 8192, 16384)
 MODELS = ("small", "medium", "large", "xl25", "2.7B")
 HEAD_SIZES = (16, 32, 64, 128)
 BATCH, TOKENS = 4, 512  # of the models' training steps
-LOOKS = palette(HEAD_SIZES)
 STEP = {"mode": "train-step", "context": TOKENS, "phase": "wall"}
 # The steps whose kernels were traced and whose compiled form keeps the GPU busy.
 TRACED = tuple((model, "fp32") for model in MODELS) + (("2.7B", "bf16"),)
@@ -33,21 +29,18 @@ def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     gain: eager's GPU time divided by this row's, of the same case
     floor: the least time of its kernels, ms
     expected: eager's floor divided by this row's
-    matrices: how many N x N matrices it reads and writes
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     key = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
     rows = rows.copy()
-    rows["floor"] = [
-        _least_ms(*cells, rates, bandwidth)
-        for cells in rows[["implementation", *key]].itertuples(index=False, name=None)
-    ]
+    least = []
+    for cells in rows[["implementation", *key]].itertuples(index=False, name=None):
+        least.append(_least_ms(*cells, rates, bandwidth))
+    rows["floor"] = least
     eager = rows[rows["implementation"] == "eager"].set_index(key)[["ms_graph", "floor"]]
     base = rows[key].join(eager, on=key)
     rows["gain"] = base["ms_graph"] / rows["ms_graph"]
     rows["expected"] = base["floor"] / rows["floor"]
-    case = rows[["implementation", "written", "pass"]].itertuples(index=False, name=None)
-    rows["matrices"] = [_matrices(*cells) for cells in case]
     return rows
 
 
@@ -56,11 +49,6 @@ def _least_ms(implementation, written, dtype, batch, d, n, pass_, rates, bandwid
     sizes = int(batch), int(n), int(d), width
     launched = attention_kernels(implementation, written, pass_, *sizes)
     return floor(launched, rates[dtype] * 1e12, bandwidth * 1e12)["total"].ms
-
-
-def _matrices(implementation: str, written: str, pass_: str) -> int | None:
-    may_be_replaced = (implementation, written) == ("compile", "heads")
-    return None if may_be_replaced else moves(implementation, written, pass_)
 
 
 def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
@@ -114,7 +102,11 @@ def matmul_share(traced: pd.DataFrame, model: str, precision: str) -> float:
 
 
 def _bytes_between_matmuls(kernels_: list[Kernel]) -> int:
-    return sum(each.count * (each.read + each.written) for each in kernels_ if not each.flops)
+    total = 0
+    for kernel in kernels_:
+        if not kernel.flops:
+            total += kernel.count * kernel.bytes
+    return total
 
 
 def bytes_left(model: str, precision: str) -> float:
@@ -159,29 +151,10 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     below = {"va": "center"}
     label(ax, "measured", (last["gain"], len(table) - 1), (-62, 0), color=COLOURS[0], **below)
     label(ax, "predicted", (last["predicted"], len(table) - 1), (7, 0), **below)
-    names = [
-        f"{TITLES[model]}, {precision}: {percent(share)}"
-        for model, precision, share in zip(
-            table["model"], table["precision"], table["share"], strict=True
-        )
-    ]
-    name_lanes(ax, places, names)
+    names = table["model"].map(TITLES) + ", " + table["precision"]
+    name_lanes(ax, places, names + ": " + table["share"].map(percent))
     ax.invert_yaxis()
     ax.set(xlim=(1, 1.78), xlabel="times as fast as eager in a CUDA graph")
-
-
-@chart(height=2.9)
-def by_length(figure, rows: pd.DataFrame):
-    """Draw the gain of compiled attention on the GPU against the length, a line per head size."""
-    few = rows[(rows["implementation"] == "compile") & (rows["seq_len"] >= 1024)]
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, pass_ in zip(axes, ("forward", "backward"), strict=True):
-        ends = lines(ax, few[few["pass"] == pass_], "seq_len", "gain", "head_dim", LOOKS)
-        doubling_axis(ax)
-        ax.axhline(1, color="#000000", linewidth=0.8)
-        ax.set(title=pass_, xlabel="tokens", ylim=(0.9, None))
-    axes[0].set_ylabel("times as fast as eager")
-    name_ends(figure, ends, LOOKS)
 
 
 def fused_attention() -> Drawing:
@@ -217,43 +190,3 @@ def at_length(rows: pd.DataFrame, tokens: int, head_dim: int, pass_: str, implem
     """Return a row of attention in fp32 without a mask."""
     case = {"written": "plain", "dtype": "fp32", "implementation": implementation}
     return one(rows, seq_len=tokens, head_dim=head_dim, pass_=pass_, **case)
-
-
-def replaces_only_bf16_with_heads(rows: pd.DataFrame) -> bool:
-    """Return whether Inductor called PyTorch's attention in the bf16 rows with a head dimension,
-    and launched kernels of its own in all other compiled rows."""
-    compiled = pick(rows, implementation="compile")
-    expected = (compiled["written"] == "heads") & (compiled["dtype"] == "bf16")
-    plain = {"written": "plain", "dtype": "fp32"}
-    most = pick(rows, implementation="compile", **plain)["launches"].astype(float).max()
-    least = pick(rows, implementation="eager", **plain)["launches"].astype(float).min()
-    return bool((compiled["attentions"] == expected).all() and expected.sum() == 2) and (
-        most < least + 3
-    )
-
-
-def gains_most_at(rows: pd.DataFrame, tokens: int) -> bool:
-    """Return whether compiled fp32 attention without a mask is faster than eager everywhere, and
-    its forward gains most at ``tokens`` for every head size."""
-    compiled = pick(rows, written="plain", dtype="fp32", implementation="compile")
-    forward = compiled[compiled["pass"] == "forward"]
-    grid = forward.pivot(index="head_dim", columns="seq_len", values="gain").astype(float)
-    return bool(compiled["gain"].min() > 1 and (grid.idxmax(axis=1) == tokens).all())
-
-
-def published() -> pd.DataFrame:
-    """Return the times that others printed, eager and compiled, and the gain; a line per case."""
-    rows = load_reference("compile")
-    is_attention = rows["part"] == "attention"
-    name = rows["model"].map(TITLES).mask(is_attention, "attention")
-    phase = rows["phase"].mask(rows["phase"] == "wall", rows["mode"])
-    tokens = rows["seq_len"].fillna(rows["context"])
-    rows = rows.assign(what=name + ", " + phase, tokens=tokens)
-    case = ["device", "what", "tokens", "head_dim"]
-    wide = rows.pivot(index=case, columns="implementation", values="ms").astype(float)
-    wide = wide.assign(gain=wide["eager"] / wide["compile"])
-    cells = wide.map(lambda value: digits(value, 3), na_action="ignore").reset_index()
-    for size in ("tokens", "head_dim"):
-        cells[size] = cells[size].map(count, na_action="ignore")
-    cells = cells[[*case, "eager", "compile", "gain"]]
-    return cells.rename(columns={"what": "", "head_dim": "d", "compile": "compiled"})

@@ -7,7 +7,8 @@ from a2lib.report import plots
 from a2lib.report.page import pick
 from a2lib.report.panels import REFERENCE_LINE
 from a2lib.report.style import COLOURS, DIM, Chart
-from a2lib.report.units import digits, ms, span, times
+from a2lib.report.tables import cells
+from a2lib.report.units import digits, ms
 
 LIBRARY = "query_chunks"
 RUNGS = {
@@ -128,42 +129,11 @@ def _gain(gain: float, unsure: float) -> str:
     return ", no gain" if abs(gain - 1) <= unsure else f", ×{digits(gain, 3)}"
 
 
-def roles(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what warp specialization brought at the leaderboard shape: ms by pass."""
-    steps = {
-        "tuned_tiles": "plain Triton, tuned tiles, backward in two sweeps",
-        "one_consumer": "with the warp-specialized forward",
-        "one_sweep": "with the warp-specialized backward in one sweep",
-        "sdpa_cudnn": "cuDNN",
-    }
-    by_pass = {pass_: rungs(rows, "board", pass_)["ms"] for pass_ in PASSES}
-    lines = [
-        [words, *(digits(by_pass[pass_][name], 3) for pass_ in PASSES)]
-        for name, words in steps.items()
-    ]
-    return pd.DataFrame(lines, columns=["kernels", *PASSES.values()])
-
-
-def gains(rows: pd.DataFrame, pass_: str = "end_to_end") -> pd.DataFrame:
+def gains(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each step and peer: at each shape its ms and what the step gains."""
-    medians = {kind: rungs(rows, kind, pass_) for kind in SHAPES}
-    lines = []
-    for name, label in (RUNGS | PEERS).items():
-        line = [label]
-        for table in medians.values():
-            ratio = table["gain"][name]
-            line += [digits(table["ms"][name], 3), "" if ratio != ratio else digits(ratio, 3)]
-        lines.append(line)
-    names = [name for short in SHORT.values() for name in (f"{short}, ms", f"{short}, gain")]
-    return pd.DataFrame(lines, columns=["step", *names])
-
-
-def machines(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a2lib's time over each peer's, and in ms, as ranges over the GPUs."""
-    lines = []
-    for kind, label in SHORT.items():
-        for pass_, title in PASSES.items():
-            a2lib = pick(rows, kind=kind, pass_=pass_, status="ok", rung=LIBRARY)
-            ratios = [span(a2lib[ratio], times, 3) for ratio in ("cudnn", "fa2")]
-            lines.append([f"{label}, {title}", *ratios, span(a2lib["ms"], digits, 3)])
-    return pd.DataFrame(lines, columns=["", "a2lib / cuDNN", "a2lib / FA2", "a2lib, ms"])
+    columns = {"step": [*RUNGS.values(), *PEERS.values()]}
+    for kind, short in SHORT.items():
+        medians = rungs(rows, kind)
+        columns[f"{short}, ms"] = cells(medians["ms"])
+        columns[f"{short}, gain"] = cells(medians["gain"])
+    return pd.DataFrame(columns)

@@ -12,7 +12,7 @@ from a2lib.report.plots import stacks
 from a2lib.report.style import Chart, chart
 from a2lib.report.tables import cells
 from a2lib.report.traces import legend, pictures
-from a2lib.report.units import count, digits, ms, percent, span, tflops
+from a2lib.report.units import count, digits, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.keeping import block_always, block_results, choose, working_bytes
@@ -49,7 +49,6 @@ CLASSES = {
 }
 SAVED, RECOMPUTED, OFFLOADED = "saved", "recomputed", "offloaded"
 STATES = {SAVED: "#a86f00", RECOMPUTED: "#b0558a", OFFLOADED: "#2a86bf"}
-HELD = {"state": "#0072b2", "saved by blocks": "#a86f00", "all else": "#808080"}
 TENSORS = {  # of a block, and the matmul that makes it, if it may be recomputed alone
     "block's input": None,
     "q": "q_proj",
@@ -72,7 +71,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     tflops: those per second, in TFLOP/s
     mfu, mfu_full, hfu: as a share of the data sheet's peak: so counted; with all of attention's
         scores; with what is recomputed
-    best: tflops as a share of the best measured matmul
     state: bytes of fp32 weights and moments
     blocks: bytes that the forward leaves of the blocks
     again_bytes: bytes of matmul outputs that are recomputed
@@ -95,7 +93,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows["mfu"] = rows["tflops"] / peak
     rows["mfu_full"] = rows["full_flops"] / rows["ms"] / 1e9 / peak
     rows["hfu"] = rows["mfu"] * (1 + rows["repeated_flops"] / rows["flops"])
-    rows["best"] = rows["tflops"] / rows["dtype"].map(rates)
     rows = rows.assign(predicted_ms=explained, unaccounted=rows["ms"] - explained)
     rows = rows.sort_values("way", key=lambda way: way.map(list(CONFIGURATIONS).index))
     rows = rows.join(_traced(rows))
@@ -212,28 +209,6 @@ def offloading_blocks(row) -> float:
     return row.host_bytes / (len(OFFLOADED_FIRST) * block_always(SIZES[row.model], tokens)[0])
 
 
-def plan_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return for each of TENSORS how many blocks save, recompute or offload it."""
-    heads = {
-        "recomputed": "1",
-        "attention_kept": "2 to 4",
-        "products_kept": "5",
-        "offloaded": "6, 7",
-    }
-    lines = {name: [name] for name in TENSORS}
-    for way in heads:
-        states = tensor_states(_row_of(rows, way))
-        for name in TENSORS:
-            counts = states.loc[name].value_counts()
-            if len(counts) == 1:
-                lines[name].append(counts.index[0])
-                continue
-            state = OFFLOADED if OFFLOADED in counts else SAVED
-            lines[name].append(f"{state} ({counts[state]})")
-    again = ["norms, RoPE, gate", *(RECOMPUTED for _ in heads)]
-    return pd.DataFrame([*lines.values(), again], columns=["tensor", *heads.values()])
-
-
 def recomputed_matmuls(row) -> int:
     """Return how many matmuls the plan of ``tensor_states`` recomputes."""
     states = tensor_states(row)
@@ -267,67 +242,29 @@ def block_table(rate: float, attention_ms: float) -> pd.DataFrame:
 
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return step, gain, prediction, MFU and HFU of each configuration."""
-    lines = []
-    for row in rows.itertuples():
-        predicted = None if row.way in NO_PREDICTION else row.predicted
-        shares = [percent(row.mfu), percent(row.hfu)]
-        gains = cells((row.gained, predicted))
-        lines.append([CONFIGURATIONS[row.way], count(row.ms), *gains, *shares])
-    heads = ["configuration", "step", "gained", "predicted", "MFU", "HFU"]
-    return pd.DataFrame(lines, columns=heads)
+    columns = {
+        "configuration": rows["way"].map(CONFIGURATIONS),
+        "step": rows["ms"].map(count),
+        "gained": cells(rows["gained"]),
+        "predicted": cells(rows["predicted"].mask(rows["way"].isin(NO_PREDICTION))),
+        "MFU": rows["mfu"].map(percent),
+        "HFU": rows["hfu"].map(percent),
+    }
+    return pd.DataFrame(columns)
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return peak, count, and where each configuration's tensors are, in GB."""
-    lines = []
-    for row in rows.itertuples():
-        again = count(row.products_again) if pd.notna(row.products_again) else "all"
-        lines.append(
-            [
-                CONFIGURATIONS[row.way],
-                digits(row.allocated_bytes / 1e9, 3),
-                percent(row.counted / row.allocated_bytes - 1, 1),
-                digits(row.kept_bytes / 1e9, 3),
-                digits(row.host_bytes / 1e9, 3),
-                again,
-            ]
-        )
-    heads = ["configuration", "peak", "prediction", "saved", "offloaded", "recomputed"]
-    return pd.DataFrame(lines, columns=heads)
-
-
-def trace_table(step: pd.Series, rates: dict[str, float]) -> pd.DataFrame:
-    """Return the pieces of a step, predicted and traced; ``rates`` in TFLOP/s by piece."""
-    lines = []
-    for piece in COMPUTING:
-        traced = step[f"in {piece}"]
-        rate = tflops(rates[piece], 3) if piece in rates else None
-        lines.append([piece, ms(step[piece], 4), ms(traced, 4), percent(traced / step["ms"]), rate])
-    return pd.DataFrame(lines, columns=["part", "predicted", "in the trace", "of the step", "rate"])
-
-
-def every_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return every row of the section as text."""
-    lines = []
-    for row in rows.itertuples():
-        lines.append(
-            [
-                CONFIGURATIONS[row.way],
-                count(row.ms),
-                span((row.ms_p20, row.ms_p80), count),
-                count(row.n),
-                *(count(time) for time in (row.ms_forward, row.ms_backward, row.ms_optimizer)),
-                count(row.tflops),
-                percent(row.best),
-                digits(row.ms_ready / 1e3),
-                digits(row.reserved_bytes / 1e9, 3),
-                f"{row.loss:.4f}",
-                f"{row.gradient_norm:.5f}",
-            ]
-        )
-    heads = ["configuration", "step", "20 to 80 %", "steps", "forward", "backward", "AdamW"]
-    heads += ["TFLOP/s", "of best", "ready", "reserved", "loss", "norm"]
-    return pd.DataFrame(lines, columns=heads)
+    above = rows["counted"] / rows["allocated_bytes"] - 1
+    columns = {
+        "configuration": rows["way"].map(CONFIGURATIONS),
+        "peak": cells(rows["allocated_bytes"] / 1e9),
+        "prediction": [percent(share, 1) for share in above],
+        "saved": cells(rows["kept_bytes"] / 1e9),
+        "offloaded": cells(rows["host_bytes"] / 1e9),
+        "recomputed": rows["products_again"].map(count, na_action="ignore").fillna("all"),
+    }
+    return pd.DataFrame(columns)
 
 
 def times(rows: pd.DataFrame) -> Chart:
@@ -335,18 +272,6 @@ def times(rows: pd.DataFrame) -> Chart:
     frame = (rows.set_index("way")[list(PIECES)] / 1e3).rename(index=CONFIGURATIONS)
     text = [f"{row.ms / 1e3:.2f} s, {percent(row.mfu)}" for row in rows.itertuples()]
     return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.15, xlabel="step, s")
-
-
-def memory(rows: pd.DataFrame) -> Chart:
-    """Draw GB at the peak, a bar for each configuration; at its end the total, and in brackets the
-    count."""
-    rows = rows.set_index("way").rename(index=CONFIGURATIONS)
-    rest = rows["allocated_bytes"] - rows["state"] - rows["blocks"]
-    held = zip(HELD, (rows["state"], rows["blocks"], rest), strict=True)
-    both = zip(rows["allocated_bytes"], rows["counted"], strict=True)
-    text = [f"{peak / 1e9:.0f} ({counted / 1e9:.0f})" for peak, counted in both]
-    frame = pd.DataFrame(dict(held)).astype(float) / 1e9
-    return stacks(frame, HELD, 3.4, columns=3, text=text, xlabel="GB on each of two GPUs")
 
 
 @chart(height=6.2)

@@ -5,10 +5,8 @@ import math
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.pages.benchmark import TITLES
-from a2lib.report.panels import name_ends
 from a2lib.report.plots import label, name_lanes
-from a2lib.report.style import COLOURS, INK, Look, Looks, chart
+from a2lib.report.style import COLOURS, INK, chart
 from a2lib.shapes import SIZES
 from a2lib.theory.floating import FORMATS, Loop, decimal, handout_loops
 from a2lib.theory.transformer import forward_flops, parameter_count
@@ -142,30 +140,3 @@ def ranges(figure):
     powers = [-126, -64, 0, 64, 127]
     ax.set_xticks(powers, [f"$2^{{{n}}}$" for n in powers])
     ax.set_xlabel("size of a number (pale: with fewer bits)")
-
-
-LINES = {
-    "estimate": ("forward", "estimate", Look("forward, estimate", COLOURS[4], "s")),
-    "forward": ("forward", "gain", Look("forward", COLOURS[0], "o", ours=True)),
-    "backward": ("backward", "gain", Look("backward", COLOURS[1], "^")),
-}
-
-
-@chart(height=3.0)
-def by_size(figure, rows: pd.DataFrame):
-    """Draw what bf16 gains in forward and backward by model, and the forward's estimate."""
-    few = rows[rows["precision"] == "bf16"].set_index(["pass", "model"])
-    models = [m for m in MODELS if ("forward", m) in few.index]
-    ax = figure.subplots()
-    ends = []
-    for name, (pass_, column, look) in LINES.items():
-        present = [m for m in models if (pass_, m) in few.index]
-        x = [models.index(m) for m in present]
-        y = [few.loc[(pass_, m), column] for m in present]
-        dashes = "--" if name == "estimate" else "-"
-        ax.plot(x, y, color=look.colour, linestyle=dashes, marker=look.marker, markersize=5)
-        ends.append((x[-1], y[-1], name))
-    ax.set_xticks(range(len(models)), map(TITLES.get, models))
-    ax.set(ylim=(0, None), ylabel="times as fast as fp32", xlim=(-0.3, len(models) - 0.7))
-    looks = Looks({name: look for name, (*_, look) in LINES.items()})
-    name_ends(figure, ends, looks)

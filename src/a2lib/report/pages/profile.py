@@ -164,7 +164,7 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
 
 def moved_bytes(kernels: Iterable[Kernel]) -> int:
     """Return the bytes that kernels read and write."""
-    return sum(kernel.count * (kernel.read + kernel.written) for kernel in kernels)
+    return sum(kernel.count * kernel.bytes for kernel in kernels)
 
 
 def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:

@@ -190,39 +190,3 @@ def selective_peak(ops: str, step: StepMemory, block: BlockBytes) -> int:
     others = step.shape.num_layers - 1
     waits = max(others * selective_kept(ops, step), others * block.gradients * step.fresh)
     return waits + block.peak + (0 if ops == "attention" else left)
-
-
-def repeated(strategy: str, step: StepMemory) -> dict[str, float]:
-    """Return how often the backward of a step recomputes each part of its blocks' forward, under a
-    strategy of ``a2lib.model.checkpointing``.
-
-    linear: the linear layers, without the share that early stop leaves out
-    attention: its two matmuls
-    rest: the elementwise kernels
-
-    The unit is a forward of all blocks. ``half`` stops before the last matmul of each half, any
-    other checkpoint around blocks before that of the FFN. Raises ValueError as ``parsed``.
-    """
-    s, layers = step.shape, step.shape.num_layers
-    name, argument = parsed(strategy, layers)
-    w2 = s.d_model * s.d_ff / s.block_matrices
-    if name == "selective":
-        again = {"linear": 1 - w2, "attention": 1.0, "rest": 1.0}
-        if argument in ("linear", "products"):
-            again["linear"] = 0.0
-        if (argument, step.attention) in (("products", "eager"), ("attention", "flash")):
-            again["attention"] = 0.0
-        return again
-    segments = math.ceil(layers / argument) if argument else layers
-    runs = {
-        "none": 0,
-        "nested": 2 - segments / layers,
-        "recursive": max(1, 1 + (math.log2(layers) - 1) / 2),
-        "chain": (layers + 1) / 2,
-    }.get(name, 1)
-    cut = {
-        "none": 0,
-        "half": w2 + s.d_model * s.q_width / s.block_matrices,
-        "segments": w2 * segments / layers,
-    }.get(name, w2)
-    return {"linear": runs - cut, "attention": runs, "rest": runs}

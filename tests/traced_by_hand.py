@@ -1,11 +1,7 @@
-"""A small trace in the form that the reader reads: python make.py FOLDER.
-
-``report.sqlite`` holds nine kernels, a table that a person can add up. It follows the format's
-documentation, since it comes from no GPU.
-"""
+"""A small trace as Nsight Systems exports it: nine kernels, which a person can add up. It follows
+the format's documentation, since it comes from no GPU."""
 
 import sqlite3
-import sys
 from pathlib import Path
 
 US = 1000  # nanoseconds
@@ -38,7 +34,6 @@ WAIT = (970, 25)  # the main thread in cudaDeviceSynchronize
 
 def write_nsys(path: Path) -> None:
     """The other process's correlation id is one that this process has too."""
-    path.unlink(missing_ok=True)
     base = sqlite3.connect(path)
     base.execute("pragma page_size = 512")
     common = "start integer, end integer, deviceId integer, streamId integer, "
@@ -96,17 +91,3 @@ def write_nsys(path: Path) -> None:
     insert("DIAGNOSTIC_EVENT", 0, "CUPTI events were lost")
     base.commit()
     base.close()
-
-
-MADE = {
-    "report.sqlite": write_nsys,
-}
-
-
-def main(folder: Path) -> None:
-    for name, write in MADE.items():
-        write(folder / name)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

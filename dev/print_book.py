@@ -83,8 +83,8 @@ def print_file() -> None:
 
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
-        options = {"executable_path": browser_path, "args": ["--no-sandbox"]}
-        browser = playwright.chromium.launch(**options)
+        chromium = playwright.chromium
+        browser = chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         page = browser.new_page(color_scheme="light")
         page.set_default_timeout(300_000)
         page.goto(PRINTED.as_uri())
@@ -102,7 +102,7 @@ def main() -> int:
         print_file()
     finally:
         PRINTED.unlink()
-    print(f"The book as a PDF: {Path(PDF)}")
+    print(f"The book as a PDF: {PDF}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Every page that is written with claims: they hold, they can break, and nothing is said past them.
 
-A page's cells and its ``{eval}`` expressions are run here as the build runs them.
+A page's cells and its ``{eval}`` expressions are run here as the build runs them: in the order in
+which they stand on the page, a figure's caption after the cell that draws the figure.
 """
 
 import ast
@@ -21,7 +22,8 @@ from a2lib.report.style import Chart
 
 CELL = re.compile(r"^(`{3,})\{code-cell\} ipython3\n(.*?)^\1$", re.M | re.S)
 OPTIONS = re.compile(r"\A(---\n[\s\S]*?^---\n|(:\w.*\n)+)", re.M)
-EVAL = re.compile(r"\{eval\}`([^`]+)`")
+# A role in the text, or a directive of its own, which shows a table.
+EVAL = re.compile(r"\{eval\}`([^`]+)`|^`{3,}\{eval\} (.+)$", re.M)
 HEADING = re.compile(r"^(#+ .*)$", re.M)
 # What is derived there no row can refute.
 DERIVED = {"The idea", "What it should cost", "Exercises"}
@@ -50,15 +52,23 @@ def pages_of(name):
         patch.chdir(ROOT / "book")
         patch.setattr(Page, "strict", False)
         patch.setattr(Chart, "__init__", lambda *_, **__: None)  # the book's build draws
-        pieces = re.split(r"(^`{3,}\{code-cell\}[\s\S]*?^`{3,}$)", text_of(name), flags=re.M)
-        for piece in pieces:
-            if cell := CELL.match(piece):
-                run_cell(name, OPTIONS.sub("", cell[2]), names)
-                continue
-            for expression in EVAL.findall(piece):
-                shown = str(eval(expression, names))
-                assert shown and "nan" not in shown, expression
+        text, end = text_of(name), 0
+        for cell in CELL.finditer(text):
+            evaluate(text[end : cell.start()], names)
+            run_cell(name, OPTIONS.sub("", cell[2]), names)
+            options = OPTIONS.match(cell[2])
+            if options:
+                evaluate(options[0], names)
+            end = cell.end()
+        evaluate(text[end:], names)
     return [value for value in names.values() if isinstance(value, Page)]
+
+
+def evaluate(text, names):
+    for role, directive in EVAL.findall(text):
+        expression = role or directive
+        shown = str(eval(expression, names))
+        assert shown and "nan" not in shown, expression
 
 
 def run_cell(name, cell, names):

@@ -48,6 +48,16 @@ def floors(
     return floor(kernels, rate * 1e12, bandwidth * 1e12)
 
 
+def moved_bytes(kernels: Iterable[Kernel]) -> int:
+    """Return the bytes that kernels read and write."""
+    return sum(kernel.count * kernel.bytes for kernel in kernels)
+
+
+def bytes_between_matmuls(kernels: Iterable[Kernel]) -> int:
+    """Return the bytes that all kernels except matmuls read and write."""
+    return moved_bytes(kernel for kernel in kernels if not kernel.flops)
+
+
 def by_graph(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with the GPU time (of a CUDA graph's replay) as `ms`, without quantiles.
 

@@ -10,6 +10,7 @@ calls that launch), kind (the class of the kernel), phase and part. Nothing here
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -49,8 +50,9 @@ def pictures(
         root_is_local = device != data.PUBLISHED or position > 0
         if root_is_local != local:
             continue
-        names = [name for of_device, name in bulk.pictures(table, root) if of_device == device]
-        for name in names:
+        for of_device, name in bulk.pictures(table, root):
+            if of_device != device:
+                continue
             picture = _read(table, device, name, root)
             if picture.run not in runs:
                 raise data.ReportError(f"{table} {name} of {device}: no run {picture.run!r}")
@@ -64,17 +66,18 @@ def picture(table: str, rows: pd.DataFrame, **about) -> list[dict]:
     Raises Missing if there is none, or several.
     """
     every = pictures(table, rows)
-    names = [name for name in every if about.items() <= every[name].about.items()]
+    names = [name for name, each in every.items() if about.items() <= each.about.items()]
     if len(names) != 1:
-        raise Missing(f"{table} of {about}: {', '.join(names) or 'none'} of {', '.join(every)}")
+        fitting = ", ".join(names) or "none"
+        raise Missing(f"{table} of {about}: {fitting} of {', '.join(every)}")
     return every[names[0]].rows
 
 
 def traced(row, pictures: dict[str, bulk.Picture]) -> list[dict]:
     """Return the rows of the first picture of what a section's ``row`` is about; [] if none is."""
     for picture in pictures.values():
-        about = picture.about
-        if all(getattr(row, key, value) == value for key, value in about.items()):
+        differ = [key for key, value in picture.about.items() if getattr(row, key, value) != value]
+        if not differ:
             return picture.rows
     return []
 
@@ -119,8 +122,12 @@ def end_us(row: dict) -> float:
 
 def cropped(rows: Iterable[dict], start: float, end: float) -> list[dict]:
     """Return the rows that start between two times, cut off at the second one."""
-    inside = [row for row in rows if start < row["start_us"] < end]
-    return [row | {"duration_us": min(row["duration_us"], end - row["start_us"])} for row in inside]
+    inside = []
+    for row in rows:
+        if start < row["start_us"] < end:
+            duration_us = min(row["duration_us"], end - row["start_us"])
+            inside.append({**row, "duration_us": duration_us})
+    return inside
 
 
 def overlap_us(rows: Iterable[dict], others: Iterable[dict]) -> float:
@@ -147,8 +154,8 @@ def strips(shown: dict[str, Sequence[dict]]) -> Chart:
     if not drawn:
         return panels.empty()
     streams = {title: _streams(rows) for title, rows in drawn.items()}
-    heights = [len(streams[title]) for title in drawn]
-    present = {row["kind"] for rows in drawn.values() for row in rows}
+    heights = [len(names) for names in streams.values()]
+    present = {row["kind"] for row in chain.from_iterable(drawn.values())}
     kinds = {kind: colour for kind, colour in KINDS.items() if kind in present}
 
     def draw(figure):
@@ -174,11 +181,15 @@ def _draw_strip(ax, rows: list[dict], streams: list[str], kinds: dict[str, str])
     begin = min(row["start_us"] for row in rows)
     for y, stream in enumerate(streams):
         for kind, colour in kinds.items():
-            mine = [row for row in rows if row["stream"] == stream and row["kind"] == kind]
-            boxes = [(row["start_us"] - begin, row["duration_us"]) for row in mine]
+            boxes = []
+            for row in rows:
+                if row["stream"] == stream and row["kind"] == kind:
+                    boxes.append((row["start_us"] - begin, row["duration_us"]))
             ax.broken_barh(boxes, (y - 0.36, 0.72), facecolor=colour, linewidth=0)
-    on_gpu = ["GPU"] if len(streams) == 2 else [f"stream {s}" for s in streams if s != HOST]
-    names = ["launches", *on_gpu] if HOST in streams else on_gpu
+    if len(streams) == 2 and HOST in streams:
+        names = ["launches", "GPU"]
+    else:
+        names = ["launches" if stream == HOST else f"stream {stream}" for stream in streams]
     plots.name_lanes(ax, range(len(streams)), names)
     ax.invert_yaxis()
     ax.grid(False)

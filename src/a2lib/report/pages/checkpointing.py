@@ -100,12 +100,12 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
     sizes = [(row.held / 1e9, (row.whole - row.held) / 1e9) for row in few]
     frame = pd.DataFrame(sizes, [NAMES[row.strategy] for row in few], list(names))
     words = [f"{row.whole / 1e9:.0f} GB, {row.ms:,.0f} ms" for row in few]
-    looks = {"text": words, "least": 9, "xlabel": "GB at the peak"}
 
     def room(ax):
         ax.set_xlim(0, 156)
 
-    return plots.stacks(frame, names, 3.9, more=room, **looks)
+    xlabel = "GB at the peak"
+    return plots.stacks(frame, names, 3.9, text=words, least=9, xlabel=xlabel, more=room)
 
 
 @chart(height=2.8)
@@ -120,8 +120,8 @@ def backward(figure, block: BlockBytes, blocks: int):
     ax.stackplot(done + 1, parts, colors=colours)
     ax.annotate("saved inputs", (1.6, 0.7), color=PAPER)
     ax.annotate("gradients so far", (20.5, 3.2), color=PAPER)
-    middle = {"ha": "center", "va": "center", "rotation": 18}
-    ax.annotate("the block whose backward runs", (15.5, 8.4), color=DIM, **middle)
+    words = "the block whose backward runs"
+    ax.annotate(words, (15.5, 8.4), color=DIM, ha="center", va="center", rotation=18)
     ax.set(xlabel="blocks that the backward has reached", ylabel="GB above weights and moments")
     ax.set(xlim=(1, blocks))
 
@@ -145,12 +145,14 @@ def block_tensors() -> pd.DataFrame:
         size = sum(saved[name] for name, end in ends.items() if end in kinds)
         lines.append([words, mb(size, 3), *plan.get(words, (AGAIN,) * 4)])
     sizes = [
+        sum(saved.values()),
         block_bytes(case)[0].input,
-        *(selective_kept(x, case) for x in ("linear", "attention")),
+        selective_kept("linear", case),
+        selective_kept("attention", case),
     ]
-    lines.append(["saved per block", mb(sum(saved.values()), 3), *(mb(x, 3) for x in sizes), "·"])
-    columns_ = ["tensor", "size", "1 block", "linear outputs", "attention's output", "8B step"]
-    return pd.DataFrame(lines, columns=columns_)
+    lines.append(["saved per block", *[mb(size, 3) for size in sizes], "·"])
+    heads = ["tensor", "size", "1 block", "linear outputs", "attention's output", "8B step"]
+    return pd.DataFrame(lines, columns=heads)
 
 
 def strategy_row(rows: pd.DataFrame, strategy: str, setting: dict, gradients: str = "fresh"):

@@ -53,16 +53,14 @@ def call(
     )
 
 
-def between_two_gpus(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the all-reduces in fp32 between two GPUs."""
-    return pick(rows, operation="all_reduce", backend="nccl", world_size=2, dtype="fp32")
+def between_two_gpus(rows: pd.DataFrame, operation: str = "all_reduce") -> pd.DataFrame:
+    """Return an operation's collectives in fp32 between two GPUs; raise Missing without rows."""
+    return pick(rows, operation=operation, backend="nccl", world_size=2, dtype="fp32")
 
 
 def queued(rows: pd.DataFrame, operation: str = "all_reduce") -> tuple[list, list]:
-    """Return bytes and seconds of NCCL's back-to-back collectives in fp32 between two GPUs; raise
-    Missing without rows."""
-    few = pick(rows, operation=operation, dtype="fp32", backend="nccl", world_size=2)
-    few = few.dropna(subset=["ms_queued"])
+    """Return bytes and seconds of those collectives back to back."""
+    few = between_two_gpus(rows, operation).dropna(subset=["ms_queued"])
     return list(few["size"].astype(float)), list(few["ms_queued"] / 1e3)
 
 

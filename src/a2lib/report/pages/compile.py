@@ -3,7 +3,7 @@
 import pandas as pd
 
 from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
-from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.metrics import bytes_between_matmuls, ceilings, copy_bandwidth
 from a2lib.report.page import one
 from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import label, name_lanes
@@ -12,7 +12,7 @@ from a2lib.report.traces import kernels
 from a2lib.report.units import percent
 from a2lib.shapes import SIZES
 from a2lib.theory.eager import attention_kernels
-from a2lib.theory.roofline import Kernel, floor
+from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import compiled_step, eager_step
 
 MODELS = ("small", "medium", "large", "xl25", "2.7B")
@@ -101,20 +101,12 @@ def matmul_share(traced: pd.DataFrame, model: str, precision: str) -> float:
     return one(traced, model=model, precision=precision, **case).share
 
 
-def _bytes_between_matmuls(kernels_: list[Kernel]) -> int:
-    total = 0
-    for kernel in kernels_:
-        if not kernel.flops:
-            total += kernel.count * kernel.bytes
-    return total
-
-
 def bytes_left(model: str, precision: str) -> float:
     """Return which part of the bytes that an eager step moves outside of matmuls remains if all
     between two matmuls is one kernel, by counting."""
     case = SIZES[model], BATCH, TOKENS, precision
     fused, eager = compiled_step(*case), eager_step(*case)
-    return _bytes_between_matmuls(fused) / _bytes_between_matmuls(eager)
+    return bytes_between_matmuls(fused) / bytes_between_matmuls(eager)
 
 
 def amdahl(share: float, left: float) -> float:
@@ -147,10 +139,9 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     places = range(len(table))
     ax.plot(table["predicted"], places, "|", color=COLOURS[4], markersize=15, markeredgewidth=2)
     ax.plot(table["gain"], places, "o", color=COLOURS[0], markersize=7)
-    last = table.iloc[-1]
-    below = {"va": "center"}
-    label(ax, "measured", (last["gain"], len(table) - 1), (-62, 0), color=COLOURS[0], **below)
-    label(ax, "predicted", (last["predicted"], len(table) - 1), (7, 0), **below)
+    last, lane = table.iloc[-1], len(table) - 1
+    label(ax, "measured", (last["gain"], lane), (-62, 0), color=COLOURS[0], va="center")
+    label(ax, "predicted", (last["predicted"], lane), (7, 0), va="center")
     names = table["model"].map(TITLES) + ", " + table["precision"]
     name_lanes(ax, places, names + ": " + table["share"].map(percent))
     ax.invert_yaxis()

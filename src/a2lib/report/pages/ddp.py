@@ -53,19 +53,27 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     alone = rows[~rows["capture"]].set_index(CONFIGURATION)["ms_communication"]
     rows["alone"] = rows[CONFIGURATION].join(alone, on=CONFIGURATION)["ms_communication"]
     rows["paid"] = rows["exposed"] / rows["alone"]
+    return rows.join(_traced(rows))
+
+
+def _traced(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns TRACED of the rows that were traced."""
     strips = traces.pictures("strip", rows)
-    windows = {row.Index: strip_of(row, strips) for row in rows.itertuples()}
-    in_bf16 = rows["precision"] == "bf16"
-    usual = [windows[index] for index in rows.index[in_bf16 & (rows["wrapper"] == "naive")]]
-    usual = [window for window in usual if window]
-    traced = {}
+    windows = {}
+    usual = None  # of the step in bf16 that communicates after its backward
+    for row in rows.itertuples():
+        window = strip_of(row, strips)
+        if window:
+            windows[row.Index] = window
+        if window and usual is None and row.wrapper == "naive" and row.precision == "bf16":
+            usual = window
+    lines = {}
     for index, window in windows.items():
-        if not window:
-            continue
-        traced[index] = {"overlapped": overlapped(window)}
-        if usual and in_bf16[index] and rows["capture"][index]:
-            traced[index] |= stretched(window, usual[0])
-    return rows.join(pd.DataFrame.from_dict(traced, orient="index", columns=TRACED))
+        line = {"overlapped": overlapped(window)}
+        if usual and rows["precision"][index] == "bf16" and rows["capture"][index]:
+            line.update(stretched(window, usual))
+        lines[index] = line
+    return pd.DataFrame.from_dict(lines, orient="index", columns=TRACED)
 
 
 def step(
@@ -102,7 +110,8 @@ def overlapped(rows: list[dict]) -> float:
     """Return the share of the communication of a trace that has other kernels beside it."""
     sent = [row for row in rows if row["kind"] == SENT]
     others = [row for row in rows if row["kind"] != SENT and row["stream"] != traces.HOST]
-    return traces.overlap_us(sent, others) / sum(end - start for start, end in traces.union(sent))
+    sent_us = sum(end - start for start, end in traces.union(sent))
+    return traces.overlap_us(sent, others) / sent_us
 
 
 def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
@@ -116,14 +125,14 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
     """
     sent = [row for row in traced if row["kind"] == SENT]
     alone = [matmuls(block) for block in blocks(usual)]
+    number = len(alone[0])
+    whole = [matmuls(block) for block in blocks(traced)]
+    whole = [block for block in whole if len(block) == number]
     factors = []
-    for i in range(len(alone[0])):
+    for i in range(number):
         usual_us = median(block[i]["duration_us"] for block in alone)
-        beside = []
-        for block in blocks(traced):
-            same = matmuls(block)
-            if len(same) == len(alone[0]) and _has_all_along(same[i], sent):
-                beside.append(same[i]["duration_us"])
+        same = [block[i] for block in whole]
+        beside = [kernel["duration_us"] for kernel in same if _has_all_along(kernel, sent)]
         if beside:
             factors.append(mean(beside) / usual_us)
     kernels = backward(traced)
@@ -199,7 +208,8 @@ def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
     backward_ms = step(rows, "naive", capture=False).ms_backward_without
     lines = []
     for bucket_mb in sizes_mb:
-        row, sent = step(rows, bucket_mb=bucket_mb), buckets_sent(bucket_mb)
+        row = step(rows, bucket_mb=bucket_mb)
+        sent = buckets_sent(bucket_mb)
         formula = 1e3 * overhead_s(size, sent, line)
         simulated = simulated_ms(bucket_mb, backward_ms, messages)
         numbers = cells((formula, simulated, row.exposed, row.alone))
@@ -236,7 +246,9 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
 def ladder(figure, steps: dict[str, float], marks: dict[str, float]):
     """Draw the step after each change: a bar from zero, and pale what it takes off the one above.
     ``marks`` are two dashed lines across all bars, by their words."""
-    ax, at, times = figure.subplots(), range(len(steps)), np.array([*steps.values()])
+    ax = figure.subplots()
+    at = range(len(steps))
+    times = np.array(list(steps.values()))
     ax.barh(at, times, color=COLOURS[1], height=0.62)
     saved = np.maximum(-np.diff(times, prepend=times[0]), 0)
     ax.barh(at, saved, left=times, color=HEAT[5], height=0.62)
@@ -246,24 +258,27 @@ def ladder(figure, steps: dict[str, float], marks: dict[str, float]):
     ax.set_ylim(top=-1.3)
     for words, value in marks.items():
         ax.axvline(value, **REFERENCE_LINE, zorder=3)
-        is_left = value == min(marks.values())  # its words leave room for those of the next
-        by, side = ((-4, 0), "right") if is_left else ((4, 0), "left")
-        label(ax, words, (value, -0.85), by, color=DIM, ha=side)
+        place = (value, -0.85)
+        if value == min(marks.values()):  # its words leave room for those of the next
+            label(ax, words, place, (-4, 0), color=DIM, ha="right")
+        else:
+            label(ax, words, place, (4, 0), color=DIM, ha="left")
 
 
 @chart(height=2.4)
 def schedules(figure):
     """Draw three schedules of backward, communication and update, to no scale."""
-    after, during, tail = [(0, 6)], [(1.2, 1.2), (2.4, 1.2), (3.6, 1.2), (6, 1)], [(7, 2.8)]
+    backward_bar = [(0, 6)]  # where each bar begins, and its length
+    during = [(1.2, 1.2), (2.4, 1.2), (3.6, 1.2), (6, 1)]
     per_bucket = [(2.5, 0.7), (3.7, 0.7), (4.9, 0.7), (7, 0.7)]
     lanes_of = {
-        "after the backward": (after, [(6, 4)], [(10, 2.8)]),
-        "overlapped": (after, during, tail),
-        "and update per bucket": (after, during, per_bucket),
+        "after the backward": (backward_bar, [(6, 4)], [(10, 2.8)]),
+        "overlapped": (backward_bar, during, [(7, 2.8)]),
+        "and update per bucket": (backward_bar, during, per_bucket),
     }
+    colours = (COLOURS[4], COLOURS[1], COLOURS[0])
     ax = figure.subplots()
     for y, bars_of in enumerate(lanes_of.values()):
-        colours = (COLOURS[4], COLOURS[1], COLOURS[0])
         for lane, (bars, colour) in enumerate(zip(bars_of, colours, strict=True)):
             ax.broken_barh(bars, (y + 0.26 * lane, 0.24), facecolor=colour, edgecolor="#ffffff")
     for words, x, lane in (("backward", 0.1, 0), ("all-reduce", 6.1, 1), ("AdamW", 10.1, 2)):
@@ -300,9 +315,10 @@ def lanes(figure, shown: dict[str, list[dict]], before_us: float, after_us: floa
         ax.set_ylim(0, 2.05)
         if blocks(rows):
             block = blocks(rows)[-2]
-            left, right = ((row["start_us"] - end) / 1e3 for row in (block[0], block[-1]))
-            looks = {"arrowstyle": "|-|, widthA=0.25, widthB=0.25", "linewidth": 1.2}
-            ax.annotate("", (left, 2.15), (right, 2.15), arrowprops=looks)
+            left = (block[0]["start_us"] - end) / 1e3
+            right = left + length_us(block) / 1e3
+            bracket = {"arrowstyle": "|-|, widthA=0.25, widthB=0.25", "linewidth": 1.2}
+            ax.annotate("", (left, 2.15), (right, 2.15), arrowprops=bracket)
             words = f"a block, {us(right - left, 3)}"
             label(ax, words, ((left + right) / 2, 2.2), (0, 3), ha="center")
             ax.set_ylim(0, 2.75)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import data, panels, plots
-from a2lib.report.metrics import OURS, by_graph
+from a2lib.report.metrics import OURS, by_graph, stated
 from a2lib.report.page import one, pick
 from a2lib.report.style import COLOURS, DIM, Look, Looks, chart
 from a2lib.report.units import count, digits, ms
@@ -106,8 +106,8 @@ def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 
 def sheet(quantity: str) -> float:
-    """Return what the GPU's data sheet says (data/reference/devices.csv), in that file's unit."""
-    return float(one(data.load_devices(), device=data.PUBLISHED, quantity=quantity).value)
+    """Return a quantity of the published GPU's data sheet (``metrics.stated``)."""
+    return stated(data.PUBLISHED, quantity)
 
 
 def best_public() -> float:
@@ -172,8 +172,8 @@ def bars(figure, rows: pd.DataFrame):
     plots.stacked(ax, parts, colours, text=text, least=0.1, xlabel="GPU time, ms")
     panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
     far = [f"{name}: {ms(total)}" for name, total in time["end_to_end"].iloc[5:].items()]
-    corner = {"xycoords": "axes fraction", "ha": "right", "va": "top"}
-    ax.annotate("\n".join(["far to the right:", *far]), (1, 0.98), color=DIM, **corner)
+    words = "\n".join(["far to the right:", *far])
+    ax.annotate(words, (1, 0.98), xycoords="axes fraction", ha="right", va="top", color=DIM)
 
 
 @chart(height=3.2)

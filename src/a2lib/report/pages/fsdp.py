@@ -6,6 +6,7 @@ import pandas as pd
 
 from a2lib.lab import bulk
 from a2lib.report.page import one, pick
+from a2lib.report.pages import sharded_optimizer
 from a2lib.report.pages.benchmark import FAST
 from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
@@ -24,16 +25,12 @@ MOMENTS = {
     "peak": "peak",
 }
 PARTS = {  # a column of bytes, and its name in the figure
-    "parameter_bytes": "weights",
-    "gradient_bytes": "gradients",
-    "optimizer_bytes": "moments",
+    **sharded_optimizer.PARTS,
     "whole_bytes": "gathered, in flight",
     "travelling_bytes": "gathered, in flight",
 }
 SHADES = {
-    "weights": "#0072b2",
-    "gradients": "#a86f00",
-    "moments": "#d55e00",
+    **sharded_optimizer.SHADES,
     "gathered, in flight": "#00825f",
     "activations": "#808080",
 }
@@ -93,11 +90,11 @@ def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     rows["activations"] = rows["present_bytes"] - rows[[*PARTS]].sum(axis=1)
     rows["whole"] = rows["tensor_bytes"].fillna(rows["present_bytes"])
     at_forward = rows[rows["moment"] == "forward"].set_index(["wrapper", "model"])["activations"]
-    rows["counted"] = [
-        _counted(row, at_forward.get((row.wrapper, row.model), float("nan")))
-        for row in rows.itertuples()
-    ]
-    return rows
+    counted = []
+    for row in rows.itertuples():
+        activations = at_forward.get((row.wrapper, row.model), float("nan"))
+        counted.append(_counted(row, activations))
+    return rows.assign(counted=counted)
 
 
 def _counted(row, activations: float) -> float:
@@ -110,7 +107,8 @@ def _counted(row, activations: float) -> float:
         moments, name = theory.step(shape, ranks, activations), "backward root"
     else:
         moments, name = theory.between(shape, ranks), row.moment
-    return next(held.total for held in moments if held.moment == name)
+    totals = {held.moment: held.total for held in moments}
+    return totals[name]
 
 
 def step(steps: pd.DataFrame, model: str = "2.7B", wrapper: str = "fsdp", capture: bool = True):
@@ -218,12 +216,12 @@ def lanes(figure, table: pd.DataFrame, until_ms: float):
     ax = figure.subplots()
     for y, what, colour in ((1.1, "gather", "#0072b2"), (0.1, "compute", "#808080")):
         for row in few.itertuples():
-            start, end = getattr(row, f"{what}_start_ms"), getattr(row, f"{what}_end_ms")
+            start = getattr(row, f"{what}_start_ms")
+            end = getattr(row, f"{what}_end_ms")
             ax.broken_barh([(start, end - start)], (y, 0.8), facecolor=colour, edgecolor="#ffffff")
             if end - start > 0.045 * until_ms and end < until_ms:
-                inside(
-                    ax, row.unit.removeprefix("layers."), ((start + end) / 2, y + 0.4), "#ffffff"
-                )
+                number = row.unit.removeprefix("layers.")
+                inside(ax, number, ((start + end) / 2, y + 0.4), "#ffffff")
     late = few[few["waited_ms"] > MARK_MS]
     waits = list(zip(late["turn_ms"], late["waited_ms"], strict=True))
     ax.broken_barh(waits, (0.1, 0.8), facecolor="#d55e00")

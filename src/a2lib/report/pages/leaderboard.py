@@ -8,12 +8,13 @@ import pandas as pd
 from a2lib.activations import CHUNK, PRODUCTS
 from a2lib.lab.kernel_names import kind_of
 from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
+from a2lib.report.page import one
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart, chart
 from a2lib.report.tables import cells
 from a2lib.report.traces import legend, pictures
 from a2lib.report.units import count, digits, percent
-from a2lib.shapes import SIZES
+from a2lib.shapes import SIZES, Shape
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.keeping import block_always, block_results, choose, working_bytes
 from a2lib.theory.products import matmul_flops
@@ -68,9 +69,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     for all of them.
 
     flops: operations of the model, causal attention counted half, nothing recomputed
-    tflops: those per second, in TFLOP/s
-    mfu, mfu_full, hfu: as a share of the data sheet's peak: so counted; with all of attention's
-        scores; with what is recomputed
+    mfu, mfu_full, hfu: operations per second as a share of the data sheet's peak: so counted; with
+        all of attention's scores; with what is recomputed
     state: bytes of fp32 weights and moments
     blocks: bytes that the forward leaves of the blocks
     again_bytes: bytes of matmul outputs that are recomputed
@@ -83,16 +83,19 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     attention = attention_rates(rows_of("flash"))
-    counts = []
+    lines = []
     for row in rows.itertuples():
-        counts.append(_counted(row, rates.get(row.dtype), bandwidth, attention))
-    rows = rows.join(pd.DataFrame(counts, rows.index)).assign(AdamW=rows["ms_optimizer"])
+        line = _counted(row)
+        if rates.get(row.dtype) and bandwidth:
+            line.update(_predicted(row, line, rates[row.dtype], bandwidth, attention))
+        lines.append(line)
+    rows = rows.join(pd.DataFrame(lines, rows.index)).assign(AdamW=rows["ms_optimizer"])
     explained = rows.reindex(columns=list(PIECES)[:-1]).sum(axis=1, skipna=False)
     peak = stated_peak(rows["device"].iloc[0])
-    rows["tflops"] = rows["flops"] / rows["ms"] / 1e9
-    rows["mfu"] = rows["tflops"] / peak
+    rows["mfu"] = rows["flops"] / rows["ms"] / 1e9 / peak
     rows["mfu_full"] = rows["full_flops"] / rows["ms"] / 1e9 / peak
-    rows["hfu"] = rows["mfu"] * (1 + rows["repeated_flops"] / rows["flops"])
+    repeated_flops = rows["repeated_matmuls"] + rows["repeated_attention"]
+    rows["hfu"] = rows["mfu"] * (1 + repeated_flops / rows["flops"])
     rows = rows.assign(predicted_ms=explained, unaccounted=rows["ms"] - explained)
     rows = rows.sort_values("way", key=lambda way: way.map(list(CONFIGURATIONS).index))
     rows = rows.join(_traced(rows))
@@ -113,10 +116,13 @@ def attention_rates(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
     return rates
 
 
-def _counted(row, rate: float | None, bandwidth: float | None, attention: dict) -> dict:
-    """Return the counts of one row, without those of its time where a rate is not measured."""
-    shape = dataclasses.replace(SIZES[row.model], num_layers=int(row.layers))
-    batch, context = int(row.batch), int(row.context)
+def _shape(row) -> Shape:
+    return dataclasses.replace(SIZES[row.model], num_layers=int(row.layers))
+
+
+def _counted(row) -> dict[str, float | None]:
+    """Return the operations and bytes of one row, by counting."""
+    shape, batch, context = _shape(row), int(row.batch), int(row.context)
     tokens = batch * context
     always = block_always(shape, tokens)
     outputs = shape.num_layers * sum(output.bytes for output in block_results(shape, tokens, 1.0))
@@ -131,31 +137,39 @@ def _counted(row, rate: float | None, bandwidth: float | None, attention: dict) 
     again = shape.num_layers * sum(always) + outputs - blocks - row.host_bytes
 
     flops = forward_flops_by_part(shape, batch, context, causal=True)
-    if is_baseline:
-        repeated = flops["projections"] + flops["ffn"]
-    else:
-        repeated = again * shape.d_model
-    repeated += 0 if is_fused else flops["lm_head"]
-    counts = {
+    repeated_matmuls = flops["projections"] + flops["ffn"] if is_baseline else again * shape.d_model
+    if not is_fused:
+        repeated_matmuls += flops["lm_head"]
+    repeated_attention = flops["attention"] if is_baseline else 0
+    return {
         "flops": step_flops(shape, batch, context, causal=True),
         "full_flops": step_flops(shape, batch, context),
-        "repeated_flops": repeated + (flops["attention"] if is_baseline else 0),
+        "repeated_matmuls": repeated_matmuls,
+        "repeated_attention": repeated_attention,
         "state": state,
         "blocks": blocks,
         "counted": state + blocks + working_bytes(shape, tokens, CHUNK),
-        "outputs": outputs,
         "again_bytes": None if is_baseline else again,
     }
-    name = {"flash": "a2lib"}.get(row.attention, row.attention)
-    rates = [attention.get((name, pass_)) for pass_ in ("forward", "backward")]
-    if not (rate and bandwidth and all(rates)):
-        return counts
-    attention_forward = flops["attention"] / rates[0]
+
+
+def _predicted(row, counted: dict, rate: float, bandwidth: float, attention: dict) -> dict:
+    """Return the ms of one row's PIECES at measured rates: TFLOP/s of matmuls, TB/s, and those of
+    ``attention_rates``; nothing where attention is not measured."""
+    name = "a2lib" if row.attention == "flash" else row.attention
+    forward_rate = attention.get((name, "forward"))
+    backward_rate = attention.get((name, "backward"))
+    if not forward_rate or not backward_rate:
+        return {}
+    shape, batch, context = _shape(row), int(row.batch), int(row.context)
+    flops = forward_flops_by_part(shape, batch, context, causal=True)["attention"]
     least = floor(fused_step(shape, batch, context, row.dtype), rate * 1e12, bandwidth * 1e12)
-    return counts | {
+    recomputed = counted["repeated_matmuls"] / rate / 1e9
+    recomputed += counted["repeated_attention"] / forward_rate
+    return {
         "matmuls": least["products"].ms,
-        "FlashAttention": attention_forward + 2.5 * flops["attention"] / rates[1],
-        "recomputed": repeated / rate / 1e9 + (attention_forward if is_baseline else 0),
+        "FlashAttention": flops / forward_rate + 2.5 * flops / backward_rate,
+        "recomputed": recomputed,
         "elementwise": least["elementwise"].ms + least["loss"].ms,
     }
 
@@ -224,14 +238,14 @@ def block_table(rate: float, attention_ms: float) -> pd.DataFrame:
     attention_bytes = always[1] + always[3]  # with the log-sum-exp
     ffn_ms = matmul_flops(tokens, shape.d_model, shape.d_model) / rate / 1e9
 
-    def both(results):
+    def total(results) -> tuple[float, float]:
         return sum(output.bytes for output in results), sum(output.ms for output in results)
 
     spared = {
         "attention's output, log-sum-exp": (attention_bytes, attention_ms),
         "FFN's input": (always[2], ffn_ms),
-        "q, k, v": both(outputs[:3]),
-        "w1's and w3's outputs": both(outputs[3:]),
+        "q, k, v": total(outputs[:3]),
+        "w1's and w3's outputs": total(outputs[3:]),
     }
     lines = [["block's input", digits(always[0] / 1e9, 3), None, None]]
     for name, (size, time) in spared.items():
@@ -290,14 +304,11 @@ def plans(figure, rows: pd.DataFrame):
     edges = np.concatenate([[0], np.cumsum(heights)])
     grid = figure.subplots(2, 2, sharex=True, sharey=True)
     for ax, (way, title) in zip(grid.flat, panels.items(), strict=True):
-        states = tensor_states(_row_of(rows, way))
-        for line, name in enumerate(TENSORS):
-            for block in states.columns:
-                box = [(block + 0.08, 0.84)]
-                height = heights[line] - 0.12
-                ax.broken_barh(
-                    box, (edges[line] + 0.06, height), facecolor=STATES[states.loc[name, block]]
-                )
+        states = tensor_states(one(rows, way=way))
+        for name, edge, height in zip(TENSORS, edges, heights, strict=False):
+            for block, state in states.loc[name].items():
+                span = edge + 0.06, height - 0.12
+                ax.broken_barh([(block + 0.08, 0.84)], span, facecolor=STATES[state])
         ax.set_title(title, fontsize=10.5)
         ax.set_yticks((edges[:-1] + edges[1:]) / 2, list(TENSORS), fontsize=10)
         ax.tick_params(axis="y", length=0)
@@ -306,7 +317,3 @@ def plans(figure, rows: pd.DataFrame):
     for ax in grid[1]:
         ax.set_xlabel("block")
     legend(figure, STATES)
-
-
-def _row_of(rows: pd.DataFrame, way: str):
-    return next(row for row in rows.itertuples() if row.way == way)

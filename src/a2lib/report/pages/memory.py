@@ -9,7 +9,7 @@ from a2lib.report import plots, traces
 from a2lib.report.page import one, pick
 from a2lib.report.pages import timeline
 from a2lib.report.style import INK, PAPER, Chart, chart
-from a2lib.report.units import gb
+from a2lib.report.units import digits
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.memory.step import GRADIENTS, SAVED, StepMemory, asked, peak
@@ -49,12 +49,12 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
     whole = (rows["phase"] == "step") & (rows["step_number"] == 1)
     trained = rows[whole & (rows["mode"] == "train-step")]
-    counted = [
-        asked(step(row.context, row.precision, row.attention, row.model))
-        for row in trained.itertuples()
-    ]
+    counted = []
+    for row in trained.itertuples():
+        counted.append(asked(step(row.context, row.precision, row.attention, row.model)))
+    states = {model: state_bytes(shape).total for model, shape in SIZES.items()}
     return rows.assign(
-        state=rows["model"].map({m: state_bytes(s).total for m, s in SIZES.items()}),
+        state=rows["model"].map(states),
         capacity=rows["note"].map(_total_capacity).min(),
         counted=pd.Series(counted, trained.index),
     )
@@ -75,19 +75,18 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """
     rows = rows[(rows["batch"] == BATCH) & rows["model"].isin(SIZES)].reset_index(drop=True)
     seen = traces.pictures("saved", rows)
-    largest_first = []
+    lines = []
     for row in rows.itertuples():
+        shape, context = SIZES[row.model], int(row.context)
         sizes = sorted((tensor["bytes"] for tensor in traces.traced(row, seen)), reverse=True)
-        largest_first.append(sizes or [np.nan])
-    return rows.assign(
-        formula=[
-            block_saved_bytes(SIZES[r.model], BATCH, int(r.context), r.attention, r.precision)
-            for r in rows.itertuples()
-        ],
-        gradients=[4 * block_parameter_count(SIZES[m]) for m in rows["model"]],
-        largest=[sizes[0] for sizes in largest_first],
-        five=[sum(sizes[:5]) for sizes in largest_first],
-    )
+        line = {
+            "formula": block_saved_bytes(shape, BATCH, context, row.attention, row.precision),
+            "gradients": 4 * block_parameter_count(shape),
+            "largest": sizes[0] if sizes else np.nan,
+            "five": sum(sizes[:5]) if sizes else np.nan,
+        }
+        lines.append(line)
+    return rows.join(pd.DataFrame(lines, index=rows.index))
 
 
 def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -116,24 +115,33 @@ def _largest_by_phase(allocations: list[dict]) -> dict[str, float]:
 def over(rows: pd.DataFrame, **about) -> list[dict]:
     """Return the recorded timeline of a second step, from its first phase on."""
     recorded = traces.picture("memory", rows, step_number=1, model=MODEL, **about)
-    begin = next(i for i, point in enumerate(recorded) if "/" in point["phase"])
-    return recorded[begin:]
+    is_in_phase = ["/" in point["phase"] for point in recorded]
+    return recorded[is_in_phase.index(True) :]
 
 
 def kinds(context: int, precision: str, attention: str) -> dict[str, int]:
     """Return the bytes that a block saves for its backward, by kind of tensor."""
     sizes = dict.fromkeys(KINDS, 0)
     for name, size in block_saved(SIZES[MODEL], BATCH, context, attention, precision).items():
-        end = re.split("[/.]", name)[-1]
-        kind = next(kind for kind, ends in KINDS.items() if end in ends)
-        sizes[kind] += size
+        sizes[_kind_of(name)] += size
     return sizes
+
+
+def _kind_of(tensor: str) -> str:
+    """Return the kind of a saved tensor by its name in ``theory.memory.saved``."""
+    end = re.split("[/.]", tensor)[-1]
+    for kind, ends in KINDS.items():
+        if end in ends:
+            return kind
+    raise KeyError(tensor)
 
 
 def block_bars(context: int) -> Chart:
     """Draw what one block saves by kind: a bar for each precision and attention, GB."""
-    names = {"eager": "eager", "flash": "Flash"}
-    bars = {f"{p}, {names[a]}": kinds(context, p, a) for p in ("fp32", "bf16") for a in names}
+    bars = {}
+    for precision in ("fp32", "bf16"):
+        for attention, name in (("eager", "eager"), ("flash", "Flash")):
+            bars[f"{precision}, {name}"] = kinds(context, precision, attention)
     frame = pd.DataFrame(bars).T / 1e9
     text = [f"{total:.3g}" for total in frame.sum(axis=1)]
     shades = dict(zip(KINDS, SHADES, strict=True))
@@ -158,7 +166,8 @@ def pieces(case: StepMemory) -> dict[str, int]:
     matrix = kinds(case.context, case.precision, case.attention)[MATRIX]
     whole_blocks, rest = divmod(saved, sum(case.saved.values()))
     scores = whole_blocks * matrix + min(rest, matrix)
-    sizes |= {"saved: softmax's output": scores, "saved: other tensors": saved - scores}
+    sizes["saved: softmax's output"] = scores
+    sizes["saved: other tensors"] = saved - scores
     return {name: sizes[name] for name in PIECES}
 
 
@@ -166,25 +175,25 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     """Draw the bytes at the peak of each step by category, by counting, in GB, and a line at the
     memory that the driver gives. A step that ran out of memory says so."""
     frame = pd.DataFrame({name: pieces(case) for name, case in steps.items()}).T / 1e9
-    totals = [peak(case).total / 1e9 for case in steps.values()]
-    ran = [_ran(rows, case) for case in steps.values()]
-    words = [f"{x:.0f}{'' if ok else ', oom'}" for x, ok in zip(totals, ran, strict=True)]
+    words = []
+    for case in steps.values():
+        total = f"{peak(case).total / 1e9:.0f}"
+        words.append(total if _ran(rows, case) else f"{total}, oom")
     capacity = rows["capacity"].iloc[0] / 1e9
 
     def limit(ax):
         plots.reference(ax, capacity, "", vertical=True)
-        at = (capacity, 0.98)
-        here = {"xycoords": ("data", "axes fraction"), "va": "top"}
-        plots.label(ax, f"{capacity:.0f} GB, one H200", at, (4, 0), **here)
+        place = ("data", "axes fraction")
+        name = f"{capacity:.0f} GB, one H200"
+        plots.label(ax, name, (capacity, 0.98), (4, 0), xycoords=place, va="top")
 
-    looks = {"text": words, "least": 9, "xlabel": "GB at the peak", "more": limit}
-    return plots.stacks(frame, PIECES, 4.2, **looks)
+    xlabel = "GB at the peak"
+    return plots.stacks(frame, PIECES, 4.2, text=words, least=9, xlabel=xlabel, more=limit)
 
 
 def _ran(rows: pd.DataFrame, case: StepMemory) -> bool:
-    about = {name: getattr(case, name) for name in ("context", "precision", "attention")}
-    same = pick(rows, model=MODEL, mode="train-step", phase="step", step_number=1, **about)
-    return bool((same["status"] == "ok").all())
+    """Return whether the measured training step did not run out of memory."""
+    return at(rows, case.context, case.precision, case.attention).status == "ok"
 
 
 @chart(height=2.6)
@@ -224,8 +233,16 @@ def at(
     phase: str = "step",
 ):
     """Return the row of a step, by default a whole second training step."""
-    about = {"model": model, "context": context, "mode": mode, "precision": precision}
-    return one(rows, attention=attention, step_number=number, phase=phase, **about)
+    return one(
+        rows,
+        model=model,
+        context=context,
+        mode=mode,
+        precision=precision,
+        attention=attention,
+        step_number=number,
+        phase=phase,
+    )
 
 
 def done(rows: pd.DataFrame) -> pd.DataFrame:
@@ -240,8 +257,7 @@ def trained(rows: pd.DataFrame) -> pd.DataFrame:
 
 def block(rows: pd.DataFrame, context: int = 2048, precision="fp32", attention="eager"):
     """Return the row of what one block saves."""
-    about = {"context": context, "precision": precision, "attention": attention}
-    return one(rows, model=MODEL, **about)
+    return one(rows, model=MODEL, context=context, precision=precision, attention=attention)
 
 
 def two_terms(context: int) -> int:
@@ -257,8 +273,10 @@ def copies(size: str) -> int:
     """Return the bytes of the bf16 copies of weights that autocast keeps: of every matrix except
     the embedding."""
     shape = SIZES[size]
-    of_a_block = block_saved(shape, BATCH, 128, "eager", "bf16").items()
-    weights = sum(size_ for name, size_ in of_a_block if name.endswith(".16"))
+    weights = 0
+    for name, bytes_ in block_saved(shape, BATCH, 128, "eager", "bf16").items():
+        if name.endswith(".16"):
+            weights += bytes_
     return shape.num_layers * weights + 2 * shape.vocab_size * shape.d_model
 
 
@@ -271,23 +289,24 @@ def bf16_over_fp32(rows: pd.DataFrame, mode: str = "train-step") -> pd.Series:
 
 
 def peak_cells(rows: pd.DataFrame) -> list[str]:
-    """Return the measured peak of each row in GB, or "oom", for a training step with the counted
-    peak in brackets."""
+    """Return the measured peak of each row in GB, or "oom", and of a training step its counted peak
+    in brackets."""
     cells = []
     for row in rows.itertuples():
-        needed = "" if np.isnan(row.counted) else f" ({gb(row.counted, 3)[:-3]})"
-        cells.append(gb(row.tensor_bytes, 3)[:-3] if row.status == "ok" else f"oom{needed}")
+        if row.status == "ok":
+            cells.append(digits(row.tensor_bytes / 1e9, 3))
+        elif np.isnan(row.counted):
+            cells.append("oom")
+        else:
+            cells.append(f"oom ({digits(row.counted / 1e9, 3)})")
     return cells
 
 
 def peaks(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
     """Return a table of the 3.4B model's peaks: a line per context, a column per mode."""
     few = pick(rows, model=MODEL, phase="step", step_number=1, precision=precision)
-    columns_ = [
-        MODES[mode] + (", FlashAttention" if attention == "flash" else "")
-        for mode, attention in zip(few["mode"], few["attention"], strict=True)
-    ]
-    few = few.assign(cell=peak_cells(few), column=columns_)
+    attention = few["attention"].map({"eager": "", "flash": ", FlashAttention"})
+    few = few.assign(cell=peak_cells(few), column=few["mode"].map(MODES) + attention)
     wide = few.pivot(index="context", columns="column", values="cell").reset_index()
     wide["context"] = wide["context"].map("{:,}".format)
     return wide.rename(columns={"context": "tokens"})

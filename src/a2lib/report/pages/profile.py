@@ -1,21 +1,24 @@
 """Read the traces of a training step: kernel time by phase and class, and its least time."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
 from a2lib.lab.trace import HOST
 from a2lib.report import traces
 from a2lib.report.drawing import Drawing, box, stroke, text
-from a2lib.report.metrics import ceilings, copy_bandwidth, floors
+from a2lib.report.metrics import (
+    bytes_between_matmuls,
+    ceilings,
+    copy_bandwidth,
+    floors,
+    moved_bytes,
+)
 from a2lib.report.page import pick
 from a2lib.report.plots import label, stacked
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
-from a2lib.theory.roofline import Kernel
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
@@ -66,8 +69,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     idle_least, idle_most: the shares of these in which no kernel runs
     replay: the step as a CUDA graph
     """
-    ways_of = rows[SETTING[4:]].itertuples(index=False, name=None)
-    rows = rows.assign(way=[WAYS.get(way, ("other",))[0] for way in ways_of])
+    rows = rows.assign(way=[_way(row) for row in rows.itertuples()])
     sums = trace_sums(rows)
     if len(sums):
         types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
@@ -78,6 +80,12 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows["depth"] = rows["us_queued"] / 1e3 * rows["launches"] / rows["ms_busy"]
     rows["launch_us"] = 1e3 * rows["ms_host"] / rows["launches"]
     return add_timers(rows, rows_of("benchmark"), rows_of("compile_model"))
+
+
+def _way(row) -> str:
+    """Return the name of a row's configuration in WAYS, or "other"."""
+    configuration = row.precision, row.attention, row.compile
+    return WAYS[configuration][0] if configuration in WAYS else "other"
 
 
 def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
@@ -106,17 +114,20 @@ def top_kernels(kernels: pd.DataFrame) -> pd.DataFrame:
 def forward_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     """Return the kernel time of each forward's parts: those of BETWEEN, and of eager attention."""
     kernels = kernels[kernels["phase"] == "forward"]
-    is_matmul, is_copy = kernels["kind"] == "matmul", kernels["kind"] == "copy"
+    matmuls = kernels[kernels["kind"] == "matmul"]
+    others = kernels[kernels["kind"] != "matmul"]
     sums = pd.DataFrame(index=kernels.groupby(CASE).size().index)
     for name, ranges in BETWEEN.items():
-        mine = kernels[kernels["part"].isin(ranges) & ~is_matmul].groupby(CASE)
-        sums[name], sums[f"{name}_kernels"] = mine["ms"].sum(), mine["calls"].sum()
+        between = others[others["part"].isin(ranges)].groupby(CASE)
+        sums[name] = between["ms"].sum()
+        sums[f"{name}_kernels"] = between["calls"].sum()
 
-    def ms_in(part: str, where: pd.Series) -> pd.Series:
-        return kernels[(kernels["part"] == INSIDE + part) & where].groupby(CASE)["ms"].sum()
+    def ms_in(part: str, of: pd.DataFrame) -> pd.Series:
+        return of[of["part"] == INSIDE + part].groupby(CASE)["ms"].sum()
 
-    sums["scores"], sums["values"] = ms_in("scores", is_matmul), ms_in("values", is_matmul)
-    sums["softmax"] = ms_in("softmax", ~is_copy)
+    sums["scores"] = ms_in("scores", matmuls)
+    sums["values"] = ms_in("values", matmuls)
+    sums["softmax"] = ms_in("softmax", kernels[kernels["kind"] != "copy"])
     sums["softmax_ratio"] = sums["softmax"] / (sums["scores"] + sums["values"])
     return sums
 
@@ -126,7 +137,8 @@ def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) 
     case = [*SETTING, "phase"]
     launched = steps[~steps["capture"] & (steps["warmup"] > 0)]
     timers = [rows.assign(ms=rows["ms_timer"]), launched, compiled]
-    timers = pd.concat([timer[[*case, "ms"]] for timer in timers if len(timer)]).dropna()
+    timers = [timer[[*case, "ms"]] for timer in timers if len(timer)]
+    timers = pd.concat(timers).dropna()
     rows = rows.join(timers.groupby(case)["ms"].agg(quick="min", slow="max"), on=case)
     replayed = steps[steps["capture"] & (steps["status"] == "ok")].drop_duplicates(case)
     rows = rows.join(replayed.set_index(case)["ms"].rename("replay"), on=case)
@@ -142,15 +154,17 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     floor: the least time by the best measured rates, ms
     multiply_flops, multiply_bytes, softmax_flops, softmax_bytes: of eager attention in a forward
     """
-    way = (row.precision, row.attention, row.compile)
-    if row.model not in SIZES or way not in WAYS:
+    configuration = (row.precision, row.attention, row.compile)
+    if row.model not in SIZES or configuration not in WAYS:
         return {}
+    _, kernels_of = WAYS[configuration]
     shape, batch, context = SIZES[row.model], int(row.batch), int(row.context)
     phases = PHASES_OF.get(row.mode, TRAINING) if row.phase == "step" else (row.phase,)
-    kernels = WAYS[way][1](shape, batch, context, row.precision)
+    kernels = kernels_of(shape, batch, context, row.precision)
     kernels = [kernel for kernel in kernels if kernel.phase in phases]
-    counts = {"moved": moved_bytes(kernel for kernel in kernels if not kernel.flops)}
-    if least := floors(kernels, rates, bandwidth, row.precision):
+    counts = {"moved": bytes_between_matmuls(kernels)}
+    least = floors(kernels, rates, bandwidth, row.precision)
+    if least:
         counts["floor"] = least["total"].ms
     if row.phase == "forward":
         eager = [kernel for kernel in kernels if kernel.name == "scores"]
@@ -160,11 +174,6 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
         counts["softmax_bytes"] = SOFTMAX_BYTES * scores
         counts["softmax_flops"] = SOFTMAX_FLOPS * scores
     return counts
-
-
-def moved_bytes(kernels: Iterable[Kernel]) -> int:
-    """Return the bytes that kernels read and write."""
-    return sum(kernel.count * kernel.bytes for kernel in kernels)
 
 
 def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:
@@ -179,9 +188,12 @@ def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     """Sort rows by configuration (the nameless last), then by model size, then by context."""
-    place = {n: i for i, n in enumerate([*(name for name, _ in WAYS.values()), *SIZES])}
-    keys = [rows["way"].map(place).fillna(len(place)), rows["model"].map(place), rows["context"]]
-    return rows.iloc[np.lexsort(keys[::-1])]
+    ways = [name for name, _ in WAYS.values()]
+    way_place = rows["way"].map({name: place for place, name in enumerate(ways)})
+    model_place = rows["model"].map({name: place for place, name in enumerate(SIZES)})
+    # The key that decides first is the last.
+    order = np.lexsort([rows["context"], model_place, way_place.fillna(len(ways))])
+    return rows.iloc[order]
 
 
 def tops(rows: pd.DataFrame) -> pd.DataFrame:
@@ -190,7 +202,8 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     short ("…")."""
     cases = {"forward": "forward", "forward-backward": ["forward", "step"], "train-step": "step"}
     plain = {"way": "fp32", "profiler": "nsys"}
-    traced = pd.concat([pick(rows, **plain, mode=m, phase=p) for m, p in cases.items()])
+    traced = [pick(rows, **plain, mode=mode, phase=phase) for mode, phase in cases.items()]
+    traced = pd.concat(traced)
     traced = traced[~traced["top"].str.endswith("…")]
     return by_size(traced.drop_duplicates(["model", "context", "phase"]))
 
@@ -211,8 +224,10 @@ def backward_over_forward(rows: pd.DataFrame) -> pd.DataFrame:
     few = pick(rows, phase=["forward", "backward"], **trace)
     values = ["matmul", "rest"]
     few = few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
-    ratios = {part: few[part]["backward"] / few[part]["forward"] for part in values}
-    return pd.DataFrame(ratios)
+    ratios = pd.DataFrame(index=few.index)
+    for part in values:
+        ratios[part] = few[part]["backward"] / few[part]["forward"]
+    return ratios
 
 
 def answers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -247,10 +262,11 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
 def crop_to_shorter(first: list[dict], second: list[dict]) -> list[list[dict]]:
     """Cut two strips to one length: until the last kernel of the one whose last kernel ends
     first."""
-    lasts = []
-    for strip in (first, second):
-        lasts.append(max(traces.end_us(row) for row in strip if row["stream"] != HOST))
-    return [traces.cropped(strip, -np.inf, min(lasts)) for strip in (first, second)]
+    strips = [first, second]
+    ends = []
+    for strip in strips:
+        ends.append(max(traces.end_us(row) for row in strip if row["stream"] != HOST))
+    return [traces.cropped(strip, -np.inf, min(ends)) for strip in strips]
 
 
 @chart(height=5.0)
@@ -262,7 +278,7 @@ def ways(figure, rows: pd.DataFrame):
         bars = by_size(few).set_index("way")[list(classes)].rename(columns=classes)
         sums = bars.sum(axis=1)
         shares = (bars["matmuls"] + bars["fused attention"]) / sums
-        words = [f"{digits(t, 3)}, {percent(s)}" for t, s in zip(sums, shares, strict=True)]
+        words = sums.map(lambda ms: digits(ms, 3)) + ", " + shares.map(percent)
         stacked(ax, bars, SHOWN, text=words, xlabel="kernel time in a step (ms)", least=0.09)
         ax.set_xlim(0, 1.3 * sums.max())
         ax.grid(False)  # the text crosses it
@@ -285,15 +301,15 @@ def roofline(figure, rows: pd.DataFrame, bandwidth: float, flops: dict[str, floa
         ax.plot([flat / bandwidth, high], [flat, flat], color=INK, linewidth=1.4)
         label(ax, f"{precision} matmul rate", (high, flat), (0, 4), ha="right")
     for row in rows.itertuples():
-        for kind, ms in (("softmax", row.softmax), ("multiply", row.scores + row.values)):
-            work, moved = getattr(row, f"{kind}_flops"), getattr(row, f"{kind}_bytes")
-            at, colour = (work / moved, work / ms / 1e9), COLOURS[3 if kind == "softmax" else 1]
-            full = "full" if row.precision == "fp32" else "none"
-            ax.plot(*at, "o", color=colour, markersize=8, fillstyle=full, zorder=3)
-            if kind == "softmax" and row.precision == "fp32":
-                label(ax, "softmax", at, (10, -4), va="top")
-            elif kind == "multiply":
-                label(ax, f"two matmuls, {row.precision}", at, (10, -4), va="top")
+        fill = "full" if row.precision == "fp32" else "none"
+        softmax = row.softmax_flops / row.softmax_bytes, row.softmax_flops / row.softmax / 1e9
+        matmuls_ms = row.scores + row.values
+        matmuls = row.multiply_flops / row.multiply_bytes, row.multiply_flops / matmuls_ms / 1e9
+        ax.plot(*softmax, "o", color=COLOURS[3], markersize=8, fillstyle=fill, zorder=3)
+        ax.plot(*matmuls, "o", color=COLOURS[1], markersize=8, fillstyle=fill, zorder=3)
+        label(ax, f"two matmuls, {row.precision}", matmuls, (10, -4), va="top")
+        if row.precision == "fp32":  # the mark in bf16 is close to this one
+            label(ax, "softmax", softmax, (10, -4), va="top")
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
     ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
     ax.set_yticks([1, 10, 100], ["1", "10", "100"])
@@ -308,9 +324,12 @@ def queue() -> Drawing:
     for x, width, name in ((62, 104, "forward"), (168, 150, "backward")):
         elements.append(box(x, python, width, high, "fill: #eeeeee", name))
     for i in range(12):
-        launch, start, width, colour = 68 + 20 * i, 76 + 30 * i, 28, "#0072b2"
-        if i > 4:  # of the backward
-            launch, start, width, colour = 174 + 20 * (i - 5), 226 + 18 * (i - 5), 16, "#808080"
+        if i < 5:  # of the forward
+            launch, start, width = 68 + 20 * i, 76 + 30 * i, 28
+            colour = "#0072b2"
+        else:
+            launch, start, width = 174 + 20 * (i - 5), 226 + 18 * (i - 5), 16
+            colour = "#808080"
         elements.append(box(start, gpu, width, high, f"fill: {colour}"))
         elements.append(stroke(f"M{launch} 40 V48", width=1.6))
         if i in (0, 3, 4, 11):

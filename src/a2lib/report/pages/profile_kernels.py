@@ -55,7 +55,10 @@ WORK = {
 
 def work_of(kernel: str) -> str:
     """Return what a kernel of this name does, or an empty text."""
-    return next((words for pattern, words in WORK.items() if re.search(pattern, kernel)), "")
+    for pattern, words in WORK.items():
+        if re.search(pattern, kernel):
+            return words
+    return ""
 
 
 def by_name(kernels: pd.DataFrame) -> pd.DataFrame:

@@ -108,8 +108,9 @@ def memory_bars(memory: pd.DataFrame) -> Chart:
             name = f"{words}, {OPTIMIZERS[optimizer]}"
             parts[name] = {part: getattr(row, column) / 1e9 for column, part in PARTS.items()}
             totals.append(f"{row.present_bytes / 1e9:.0f}")
-    looks = {"columns": 3, "text": totals, "xlabel": "GB on each of two GPUs"}
-    return stacks(pd.DataFrame(parts).T, SHADES, 3.3, **looks)
+    frame = pd.DataFrame(parts).T
+    xlabel = "GB on each of two GPUs"
+    return stacks(frame, SHADES, 3.3, columns=3, text=totals, xlabel=xlabel)
 
 
 @chart(height=2.8)

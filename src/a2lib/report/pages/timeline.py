@@ -7,7 +7,8 @@ the CPU waits it asks for nothing. Nothing here imports torch.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 from a2lib.report import panels, plots
 from a2lib.report.style import DIM, INK, Chart
@@ -38,10 +39,11 @@ def memory(source: Rows | dict[str, Rows]) -> Chart:
     sources = {title: list(rows) for title, rows in named.items()}
     if not all(sources.values()):
         return panels.empty()
-    every_row = [row for rows in sources.values() for row in rows]
+    every_row = list(chain.from_iterable(sources.values()))
     highest = max(map(total, every_row))
     unit, scale = ("GB", 1e9) if highest >= 1e9 else ("MB", 1e6)
-    names = [name for name in CATEGORIES if any(row[name] for row in every_row)]
+    totals = {name: sum(row[name] for row in every_row) for name in CATEGORIES}
+    names = [name for name in CATEGORIES if totals[name]]
     points = CORNERS // (len(names) * len(sources))
 
     def draw(figure):
@@ -66,7 +68,7 @@ def total(row: dict) -> int:
 
 def _areas(ax, rows: list[dict], names: list[str], scale: float, points: int) -> None:
     """Draw the categories, stacked, at about so many ``points``."""
-    kept = _thin(list(map(total, rows)), points, always=_phase_begins(rows))
+    kept = _thin([total(row) for row in rows], points, always=_phase_begins(rows))
     stacks = [[rows[i][name] / scale for i in kept] for name in names]
     colours = [CATEGORIES[name] for name in names]
     ax.stackplot(kept, stacks, colors=colours, step="post", linewidth=0)
@@ -97,8 +99,12 @@ def _mark_phases(ax, rows: list[dict]) -> None:
 
 def _phase_begins(rows: list[dict]) -> list[int]:
     """Return the points at which a phase begins."""
-    phases = [row["phase"] for row in rows]
-    return [i for i, phase in enumerate(phases) if i == 0 or phase != phases[i - 1]]
+    begins, before = [], None
+    for i, row in enumerate(rows):
+        if row["phase"] != before:
+            begins.append(i)
+        before = row["phase"]
+    return begins
 
 
 def _last(rows: list[dict]) -> int:
@@ -106,12 +112,13 @@ def _last(rows: list[dict]) -> int:
     return max(len(rows) - 1, 1)
 
 
-def _thin(totals: list[int], points: int, always: Iterable[int] = ()) -> list[int]:
+def _thin(totals: list[int], points: int, always: list[int]) -> list[int]:
     """Return at most about ``points`` indices: of each bin the first and the highest, the last of
     all, and those in ``always``."""
     size = max(1, math.ceil(2 * len(totals) / points))
     kept = {len(totals) - 1, *always}
     for first in range(0, len(totals), size):
-        bin_ = range(first, min(first + size, len(totals)))
-        kept |= {first, max(bin_, key=totals.__getitem__)}
+        in_bin = range(first, min(first + size, len(totals)))
+        highest = max(in_bin, key=lambda i: totals[i])
+        kept.update({first, highest})
     return sorted(kept)

@@ -1,6 +1,7 @@
-"""Scripts in processes that have PyTorch already: forked from a server that imported it once.
+"""Scripts and a sweep's workers in processes that have PyTorch already: forked from a server that
+imported it once.
 
-To start Python and import PyTorch takes longer than most of the scripts that the tests run.
+To start Python and import PyTorch takes longer than most of what the tests run.
 """
 
 import multiprocessing
@@ -13,17 +14,26 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
+from a2lib.lab import training, worker
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "torch",
+        "torch._dynamo",
+        "torch._functorch.config",
+        "torch._inductor.config",
         "torch.distributed",
         "pandas",
         "matplotlib.pyplot",
+        "a2lib.lab.worker",
+        "a2lib.lab.training",
         "a2lib.model",
         "a2lib.parallel.ddp",
+        "a2lib.parallel.fsdp",
     ]
 )
+STEPS = 3
 
 
 @dataclass
@@ -43,45 +53,107 @@ def run_script(
 ) -> Done:
     """Run `python SCRIPT ARGUMENTS` in a folder, without a GPU; several ranks as torchrun's, each
     with its environment, the store being this process's."""
-    settings = {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
-    if ranks > 1:
-        # A port that is chosen here and bound in a rank may be another's by then.
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-        settings |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-        settings["WORLD_SIZE"] = str(ranks)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    environment.pop("TRITON_INTERPRET", None)
     logs = [folder / f"printed-{rank}.txt" for rank in range(ranks)]
-    processes = []
-    for rank, log in enumerate(logs):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        values = str(script), arguments, str(folder), settings | place, str(log)
-        processes.append(_CONTEXT.Process(target=_run, args=values))
-    for process in processes:
-        process.start()
-    end = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0, end - time.monotonic()))
-    late = [process for process in processes if process.is_alive()]
-    for process in late:
-        process.kill()
-        process.join()
+    for log in logs:
+        log.write_text("")
+    processes = Ranks(_run_script, (script, arguments, folder), environment, logs)
+    is_late = not processes.end_within(seconds)
     printed = [log.read_text() for log in logs]
-    if late:
+    if is_late:
         printed.append(f"not done within {seconds:g} s")
-    return Done(max(abs(process.exitcode) for process in processes), printed)
+    return Done(processes.returncode, printed)
 
 
-def _run(script: str, arguments: tuple[str, ...], folder: str, settings: dict, log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+class Ranks:
+    """One process for each of `logs` that calls `function`; of several each has what torchrun says
+    in its environment."""
+
+    def __init__(self, function, arguments, environment, logs) -> None:
+        self._processes = []
+        if len(logs) > 1:
+            # A port that is chosen here and bound in a rank may be another's by then.
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            environment = environment | {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self._store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "WORLD_SIZE": str(len(logs)),
+            }
+        for rank, log in enumerate(logs):
+            if len(logs) > 1:
+                environment = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            values = function, arguments, environment, str(log)
+            process = _CONTEXT.Process(target=_begin, args=values)
+            process.start()
+            self._processes.append(process)
+
+    @property
+    def returncode(self) -> int:
+        return max(abs(process.exitcode) for process in self._processes)
+
+    def end_within(self, seconds: float) -> bool:
+        """Wait for all, end those that are late, and return whether there was none."""
+        end = time.monotonic() + seconds
+        for process in self._processes:
+            process.join(max(0, end - time.monotonic()))
+        late = [process for process in self._processes if process.is_alive()]
+        for process in late:
+            process.kill()
+            process.join()
+        return not late
+
+
+class Worker(Ranks):
+    """A sweep's processes, in the place of the `subprocess.Popen` that starts them; of a training
+    step they time STEPS."""
+
+    def __init__(self, command, *, stdout, env, **streams) -> None:
+        *launcher, _, folder = command
+        ranks = next((int(word[-1]) for word in launcher if "--nproc-per-node" in word), 1)
+        super().__init__(_work, (Path(folder),), env, [stdout.name] * ranks)
+
+    def poll(self) -> int | None:
+        """Return the exit code once all have ended; one that failed ends the others."""
+        codes = [process.exitcode for process in self._processes]
+        if any(codes):
+            self.terminate()
+        if None in codes:
+            return None
+        return self.returncode
+
+    def wait(self, seconds: float = 60) -> int:
+        self.end_within(seconds)
+        return self.returncode
+
+    def terminate(self) -> None:
+        for process in self._processes:
+            process.terminate()
+
+
+def _begin(function, arguments: tuple, environment: dict[str, str], log: str) -> None:
+    """Call a function with this environment, and with what is printed in a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-    os.chdir(folder)
-    os.environ.pop("TRITON_INTERPRET", None)
-    os.environ.update(settings)
+    os.environ.clear()
+    os.environ.update(environment)
     import torch
 
     torch.set_num_threads(1)
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(script))
-    runpy.run_path(script, run_name="__main__")
+    function(*arguments)
+
+
+def _work(folder: Path) -> None:
+    training.STEPS = training.FEWEST = STEPS
+    worker.main(folder)
+
+
+def _run_script(script: Path, arguments: tuple[str, ...], folder: Path) -> None:
+    os.chdir(folder)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")

@@ -70,25 +70,16 @@ def test_a_fold_shows_the_tagged_cells_as_code_and_links_the_record(build):
     [
         (":cells: cases measure", [CASES, MEASURE, LADDER]),
         (":functions: measure_ladder", [LADDER]),
-        (":cells: cases", [CASES]),
     ],
 )
 def test_options_choose_cells(build, options, sources):
     assert code_blocks(build(f"```{{measure}} flash\n{options}\n```")[1]) == sources
 
 
-@pytest.mark.parametrize(
-    "directive, words",
-    [
-        ("```{measure} flush\n```", "no notebook 'flush' in notebooks; there: flash"),
-        ("```{measure} flash\n:cells: cases timing\n```", "no code cell with tag 'timing'"),
-        ("```{measure} flash\n:functions: measures\n```", "there: measure, measure_ladder"),
-    ],
-)
-def test_what_a_notebook_does_not_have_ends_the_build(build, directive, words):
+def test_what_a_notebook_does_not_have_ends_the_build(build):
     from sphinx.errors import SphinxError
 
     with pytest.raises(SphinxError) as raised:
-        build(directive)
+        build("```{measure} flash\n:cells: cases timing\n```")
     message = str(raised.value)
-    assert words in message and message.startswith("page.md: ") and "\n" not in message
+    assert message.startswith("page.md: ") and "'timing'" in message and "\n" not in message

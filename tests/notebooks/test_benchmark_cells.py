@@ -33,7 +33,7 @@ def test_every_phase_of_a_case_has_its_row(cells):
     assert rows[4]["ms"] <= rows[5]["ms"]
 
 
-def test_an_attention_and_a_size_of_the_readers_are_measured_in_a_worker(cells):
+def test_an_attention_and_a_size_of_the_readers_are_measured_in_a_worker(cells, forked_workers):
     def mine(q, k, v):
         import torch
 

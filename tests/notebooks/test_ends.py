@@ -96,8 +96,12 @@ def all_end(pids):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("command", [MAKE, MAKE_BOOK, DIRECT], ids=["make", "book", "papermill"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("command, number", [
+    (MAKE, signal.SIGTERM),
+    (MAKE, signal.SIGKILL),
+    (MAKE_BOOK, signal.SIGKILL),
+    (DIRECT, signal.SIGKILL),
+], ids=["make-SIGTERM", "make-SIGKILL", "book-SIGKILL", "papermill-SIGKILL"])  # fmt: skip
 def test_a_signal_ends_all_of_it(started, command, number):
     process, leader, pids = started(command)
     assert len(set(pids)) == (4 if command[0] == "make" else 3)

@@ -9,7 +9,6 @@ import shutil
 import nbformat
 import pytest
 from notebook_runs import PAPERMILL, run
-from notebook_texts import figures, rows, texts
 
 from a2lib.lab import device_lock
 from a2lib.lab.store import data_folder
@@ -18,9 +17,35 @@ from a2lib.theory.attention import PASSES
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FLASH = ROOT / "notebooks" / "flash.ipynb"
+FLASH_TABLES = sorted(path.name for path in (ROOT / "data" / "measured").glob("flash*"))
 # A parameter: its name, its type, its default and what it is.
 PARAMETER = re.compile(r"(\w+): (int|float|str|bool) = (.+?)  # (.+)")
 LOCAL_PATH = re.compile(r"(?<![\w.~/$<-])/\w[\w.-]*/")
+
+
+def texts(notebook):
+    """Each output as text: what was printed, or shown beside an image or as a table."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            yield output.get("text", "") + output.get("data", {}).get("text/plain", "")
+
+
+def figures(notebook):
+    """How many of its outputs are figures."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return sum("image/png" in output.get("data", {}) for output in outputs)
+
+
+def rows(measured, section, **cells):
+    """The rows of a section, all of the notebook's runs and with these cells."""
+    with open(measured / "runs.csv", newline="") as file:
+        runs = {run["run"] for run in csv.DictReader(file)}
+    with open(measured / section / "cpu.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert {row["run"] for row in found} <= runs
+    for name, cell in cells.items():
+        assert {row[name] for row in found} == {str(cell)}, name
+    return found
 
 
 def tagged(notebook, tag):
@@ -82,9 +107,12 @@ def executed(tmp_path_factory):
     copy = tmp_path_factory.mktemp("repository")
     ignored = shutil.ignore_patterns("*.pyc.*", "*.egg-info")  # another process may be writing one
     shutil.copytree(ROOT / "src", copy / "src", ignore=ignored)
+    for table in ("ceiling", *FLASH_TABLES):  # what is not measured here is shown as published
+        shutil.copytree(ROOT / "data" / "measured" / table, copy / "data" / "measured" / table)
+    shutil.copy(ROOT / "data" / "measured" / "runs.csv", copy / "data" / "measured")
     (copy / "notebooks").mkdir()
     shutil.copy(FLASH, copy / "notebooks")
-    asked = ["-p", "sweep", "leaderboard", "-p", "heads", "1.0"]
+    asked = ["-p", "seq_len", "16", "-p", "heads", "1.0"]
     asked += ["-p", "implementations", "eager,sdpa_cudnn"]
     env = {"A2LIB_GIT": "0" * 12, "CUDA_VISIBLE_DEVICES": ""}
     done = run(copy, [PAPERMILL, FLASH.name, *asked], cwd=copy / "notebooks", env=env)
@@ -97,7 +125,7 @@ def test_the_terminal_says_where_the_notebook_and_the_rows_are(executed, monkeyp
     notebook, measured, said = executed
     assert said.endswith("the executed notebook is in ../build/runs/flash.ipynb\n")
     assert "heads = 1" in tagged(notebook, "injected-parameters")[0].source
-    assert not (measured.parents[2] / "data").exists()  # a CPU's rows are not for commits
+    assert not [*(measured.parents[2] / "data").rglob("cpu.csv")]  # which are not for commits
     monkeypatch.delenv("A2LIB_DATA", raising=False)
     assert data_folder("cuda") == ROOT / "data"
 
@@ -114,9 +142,9 @@ def test_rows_are_stored_under_their_run(executed):
     assert rows(measured, "ceiling", status="ok")
     with open(measured / "runs.csv", newline="") as file:
         runs = list(csv.DictReader(file))
-    command = "papermill notebooks/flash.ipynb -p implementations eager,sdpa_cudnn"
-    assert {run["command"] for run in runs} == {f"{command} -p sweep leaderboard"}
-    assert {json.loads(run["parameters"])["sweep"] for run in runs} == {"leaderboard"}
+    command = "papermill notebooks/flash.ipynb -p seq_len 16 -p implementations eager,sdpa_cudnn"
+    assert {run["command"] for run in runs} == {command}
+    assert {json.loads(run["parameters"])["sweep"] for run in runs} == {"shape"}
 
 
 @pytest.mark.slow
@@ -124,25 +152,12 @@ def test_a_bar_is_one_line_a_table_has_a_figure_and_no_output_names_this_machine
     notebook, measured, _ = executed
     shown = list(texts(notebook))
     bars = [text for text in shown if re.search(r" \d+/\d+ rows ", text)]
-    assert len(bars) == 6  # ceilings, times, protocols, first calls, errors, counters
+    assert len(bars) == 2  # ceilings, times
     assert all("100%" in bar and "\r" not in bar and "\n" not in bar for bar in bars)
-    assert figures(notebook) == 4  # ceilings, times, protocols, errors
+    assert figures(notebook) == 1 + len(FLASH_TABLES)  # ceilings; those not measured as published
     outputs = [o for c in notebook.cells for o in c.get("outputs", ())]
     assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
     assert LOCAL_PATH.search(f"in {ROOT}/data")
     assert not LOCAL_PATH.search("$A2LIB_DATA/a/b, 1/2 TFLOP/s")
     for text in shown:
         assert not LOCAL_PATH.search(text) and str(measured.parents[2]) not in text
-
-
-@pytest.mark.slow
-def test_a_sweep_has_the_protocols_and_the_errors(executed):
-    _, measured, _ = executed
-    errors = rows(measured, "flash_accuracy")
-    assert len(errors) == 2 * 2 * 2 * 2 * 4
-    expected = {("eager", "ok"), ("sdpa_cudnn", "unsupported")}
-    assert {(row["implementation"], row["status"]) for row in errors} == expected
-    found = {(r["protocol"], r["second"]): r["status"] for r in rows(measured, "flash_protocol")}
-    assert found.pop(("board", "0")) == "unsupported" and set(found.values()) == {"ok"}
-    assert {*found} >= {("burst", "0"), ("sustained", "0"), ("fixed_order", "0"), ("first", "2")}
-    assert rows(measured, "flash_counters", status="unsupported")

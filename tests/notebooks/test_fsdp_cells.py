@@ -6,6 +6,7 @@ The wrapper itself is checked in ranks: tests/parallel/checks_fsdp.py.
 import committed
 import pytest
 import torch
+from forked import STEPS
 from notebook_cells import load_cells
 
 from a2lib.lab import ParameterError, bulk, read_section, sweep
@@ -36,7 +37,7 @@ MAKE["own"] = no_reduction
 
 
 @pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path):
+def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
 
 
@@ -160,7 +161,7 @@ def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus):
     for name in ("fsdp", "fsdp2", "mine"):
         row = rows[name]
         assert row["status"] == "ok" and row["conditions"].endswith("cores")
-        assert float(row["ms"]) > 0 and float(row["ms_without"]) > 0 and int(row["n"]) >= 10
+        assert float(row["ms"]) > 0 and float(row["ms_without"]) > 0 and int(row["n"]) == STEPS
         assert bool(row["ms_waited"]) is (name != "fsdp2")
     assert ("cpu", "fsdp-tiny-2-ranks") in bulk.pictures("strip")
     assert ("cpu", "fsdp-tiny-launched-2-ranks") in bulk.pictures("gathers")

@@ -12,7 +12,7 @@ SMALL = {"context": 16, "batch": 2}
 
 
 @pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path):
+def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
 
 
@@ -117,9 +117,7 @@ def test_all_cells_store_rows_and_pictures_and_recordings_are_of_a_gpu_alone(tmp
 
 @pytest.mark.parametrize(("wrong", "words"), [
     ({"model": "smal"}, "did you mean small"),
-    ({"mode": "block"}, "inference, forward"),
     ({"context": 0}, "from 1"),
-    ({"precision": "tf32"}, "fp32, bf16"),
     ({"sweep": "tables"}, "table, sizes"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(wrong, words):

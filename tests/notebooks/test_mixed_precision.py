@@ -15,7 +15,7 @@ def test_every_committed_row_is_asked_for():
         assert stored_keys(table, keys) == committed_keys(table)
 
 
-def test_rows_are_stored_and_a_readers_own_with_them(tmp_path, monkeypatch):
+def test_rows_are_stored_and_a_readers_own_with_them(tmp_path, monkeypatch, forked_workers):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
     mine = 'MAKE["mine"] = lambda x, exact, eps: (x.float().mean(), x.double().mean())'
     wrong = 'MAKE["wrong"] = lambda x, exact, eps: (x.mean() + 1, x.double().mean())'

@@ -11,7 +11,7 @@ from a2lib.lab import bulk, nsight, start_run
 from a2lib.lab.steps import StepTimes
 
 
-def test_a_trace_is_rows_and_pictures(tmp_path, monkeypatch):
+def test_a_trace_is_rows_and_pictures(tmp_path, monkeypatch, forked_workers):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
     ns = load_cells("profile", context="8")
     run = lab.start("profile", vars(ns))

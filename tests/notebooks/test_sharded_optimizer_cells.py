@@ -5,6 +5,7 @@ The optimizer itself is checked in ranks: tests/parallel/checks_sharded_optimize
 
 import committed
 import pytest
+from forked import STEPS
 from notebook_cells import load_cells
 
 from a2lib.lab import ParameterError, read_section, sweep
@@ -34,7 +35,7 @@ MAKE["half"] = lambda params, options: Half(params, **options)
 
 
 @pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path):
+def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
 
 
@@ -131,5 +132,5 @@ def test_rows_of_two_ranks_with_optimizers_of_the_readers_own(gpus):
     for name, wrapper in (*WAYS, ("mine", "bucketed")):
         row = rows[name, wrapper, "backend"]
         assert row["status"] == "ok" and row["conditions"].endswith("cores")
-        assert int(row["n"]) >= 10
+        assert int(row["n"]) == STEPS
         assert all(float(row[column]) > 0 for column in ("ms", "ms_without", "ms_optimizer"))

@@ -1,14 +1,11 @@
 """Strips, step bars and timelines: what is drawn is what the tables hold."""
 
-import re
-
 import pandas as pd
 import pytest
 from svg_sizes import texts
 
 from a2lib.lab import bulk
 from a2lib.lab.runs import start_run
-from a2lib.paths import ROOT
 from a2lib.report import data, traces
 from a2lib.report.page import Missing
 from a2lib.report.pages import timeline
@@ -85,11 +82,3 @@ def test_a_timeline_marks_its_peak_however_long():
     # 1 GB, 1 GB for a moment, and 723 MB: the 777th of 1500 points.
     assert {"peak 2.72 GB", "forward", "backward", "saved for backward"} <= set(words)
     assert "gradients" not in words
-
-
-def test_a_reader_s_own_trace_and_snapshot_are_drawn_as_the_pages_say(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "book/profile-kernels.md").read_text()
-    [code] = re.findall(r"```python\n(.*?)```", text, re.S)
-    exec(code.replace('"small"', '"tiny"').replace('"cuda"', '"cpu"'), {})
-    assert (tmp_path / "strip.png").read_bytes().startswith(b"\x89PNG")

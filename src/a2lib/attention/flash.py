@@ -29,37 +29,43 @@ from a2lib.attention.shapes import (
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Exact attention ``softmax(scale * q @ k.T) @ v`` without the N x N matrix, differentiable.
+    """Compute exact attention ``softmax(scale * q @ k.T) @ v`` without the N x N matrix.
 
-    q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)``. The last leading dimension counts
-    heads; q may have a whole multiple of the heads of k and v (grouped-query attention). d is 1
-    to 128; lengths are any, and may differ; strides are any (a copy is made only where d is not
-    contiguous, or more than two leading dimensions cannot be merged in place). One dtype of
-    bfloat16, float16 or float32; sums are fp32, and fp32 inputs are multiplied as fp32, by terms of
-    16 bits that hold its digits (three of bf16; with heads of more than 64, from 256 tokens on, two
-    of fp16, which lose a digit more where all of q, k, v and do are positive), unless PyTorch is
-    set to TF32 (``torch.backends.cuda.matmul.fp32_precision``, or the older ``allow_tf32``). With
-    ``is_causal`` query i sees the keys j <= i. ``scale``, a number, defaults to ``1 / sqrt(d)`` and
-    has no gradient. A query that sees no key gives a row of zeros. Gradients cannot be
-    differentiated again. They may be added up in no fixed order, on a Hopper GPU dq, where heads
-    and tokens are few or in fp32 all three, so that their last bits may differ between runs; under
-    ``torch.use_deterministic_algorithms(True)`` they do not. In fp32 each pass reads both settings,
-    and with heads of more than 64 either changes the terms: where one is changed between forward
-    and backward, the backward's weights are not the forward's, and gradients of large scores lose
-    digits. Autocast changes nothing: the dtype is that of the inputs, which must be one (a model's
-    projections give 16 bits there).
+    Arguments:
 
-    Returns ``(..., n_queries, d)``. With four or more dimensions the result, and each gradient,
-    lies in memory as ``(..., n_queries, heads, d)``, whatever the strides of the inputs:
-    ``o.transpose(1, 2).reshape(B, n_queries, heads * d)`` copies nothing, and ``o.view`` over heads
-    and queries wants ``reshape``. With up to three dimensions it is contiguous.
+    - ``q`` is ``(..., n_queries, d)``, ``k`` and ``v`` are ``(..., n_keys, d)``. The dimension
+      before the tokens counts heads. q may have a whole multiple of the heads of k and v
+      (grouped-query attention). d is 1 to 128. Lengths and strides are free; a copy is made only
+      where d is not contiguous, or more than two leading dimensions cannot be merged in place.
+    - The dtype is one of bfloat16, float16 and float32, the same for all three, also under
+      autocast.
+    - With ``is_causal`` query i sees the keys j <= i. A query that sees no key gives zeros.
+    - ``scale`` is a number, by default ``1 / sqrt(d)``. It has no gradient.
 
-    Under ``torch.compile`` (also ``fullgraph``, dynamic shapes) a call is one operator,
+    Returns ``(..., n_queries, d)``. With four or more dimensions the result and each gradient lie
+    in memory as ``(..., n_queries, heads, d)``: ``o.transpose(1, 2).reshape(B, n_queries, heads *
+    d)`` copies nothing, and ``o.view`` over heads and queries has to be ``reshape``. With up to
+    three dimensions the result is contiguous.
+
+    Precision: sums are float32. float32 inputs are multiplied as float32, emulated by terms of 16
+    bits: three of bfloat16, or, with heads of more than 64 and from 256 tokens on, two of float16,
+    which lose one digit more where q, k, v and do are all positive. If PyTorch is set to TF32
+    (``torch.backends.cuda.matmul.fp32_precision``, or the older ``allow_tf32``), they are
+    multiplied in TF32. Each pass reads these settings: leave them alone between forward and
+    backward.
+
+    Gradients cannot be differentiated again. Some are added up in no fixed order, so that their
+    last bits may differ between runs: dq on a Hopper GPU, and all three where heads and tokens are
+    few or in float32. Under ``torch.use_deterministic_algorithms(True)`` the order is fixed.
+
+    Under ``torch.compile`` (``fullgraph`` and dynamic shapes too) a call is one operator,
     ``torch.ops.a2lib.flash_forward``, which a policy of selective checkpointing can name.
 
-    Raises TypeError or ValueError where the arguments are none, or do not fit each other;
-    UnsupportedError where the kernels cannot run them; RuntimeError where backward is called with
-    ``create_graph=True``. Source: FlashAttention-2 (Dao, 2023).
+    Raises TypeError or ValueError for arguments that are no tensors or do not fit each other,
+    UnsupportedError where the kernels cannot run them, and RuntimeError in a backward with
+    ``create_graph=True``.
+
+    Source: FlashAttention-2 (Dao, 2023).
     """
     if scale is not None:
         scale = check_scale(scale)

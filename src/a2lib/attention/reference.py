@@ -11,7 +11,7 @@ from a2lib.attention.shapes import check_inputs, check_is_causal, check_scale
 def attention_reference(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, scale: float | None = None
 ) -> Tensor:
-    """``softmax(scale * q @ k.T) @ v``, materialising the scores.
+    """Compute ``softmax(scale * q @ k.T) @ v`` by its definition, with all scores in memory.
 
     q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)``. The last leading dimension counts
     heads; q may have a whole multiple of the heads of k and v (grouped-query attention). With
@@ -20,7 +20,7 @@ def attention_reference(
     Autocast runs both products in its own dtype, which the result then has, and the softmax in
     fp32. Differentiable any number of times.
 
-    Raises TypeError or ValueError where the arguments are none, or do not fit each other.
+    Raises TypeError or ValueError for arguments that are no tensors or do not fit each other.
     """
     group = check_inputs(q, k, v)
     if group > 1:

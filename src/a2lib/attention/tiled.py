@@ -65,7 +65,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     fp32 (float64 for float64), also under autocast, which changes nothing here. Saves q, k, v, o
     and one tensor of shape ``q.shape[:-1]``: the natural-log log-sum-exp of each score row.
 
-    Raises TypeError or ValueError where the arguments are none, or do not fit each other;
+    Raises TypeError or ValueError for arguments that are no tensors or do not fit each other;
     RuntimeError where backward is called with ``create_graph=True``.
     """
 

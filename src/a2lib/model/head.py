@@ -28,20 +28,22 @@ torch.library.define(
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK) -> Tensor:
-    """``cross_entropy(x @ weight.T, targets)``, a float32 scalar (float64 of float64).
+    """Compute ``cross_entropy(x @ weight.T, targets)``, ``chunk`` tokens at a time.
 
-    x ``(..., D)`` and weight ``(V, D)`` of one floating dtype, targets ``(...)`` int64, each from 0
-    to V - 1, or -100 for a token that is left out of the mean (PyTorch's ``ignore_index``; where
-    all are, the loss is NaN, as PyTorch's). ``chunk`` tokens go through at a time. Logits are
-    rounded to x's dtype, as a product rounds them; all of their softmax is in float32 at least, and
-    the weight's gradient is added up in it and rounded once; x's is divided by the tokens after its
-    rounding. Both are made by the forward, where one is wanted, and have no gradient of their own.
-    Autocast casts x and weight, as of a product.
+    Arguments:
 
-    Raises ValueError where shapes or dtypes do not fit, there is no token, or chunk is not
-    positive; IndexError for a target outside the vocabulary on the CPU (on a GPU, where looking
-    first would wait for the device, it makes the loss and its gradients NaN); RuntimeError in a
-    backward with ``create_graph=True``.
+    - ``x`` is ``(..., D)`` and ``weight`` ``(V, D)``, of one floating dtype. Autocast casts both.
+    - ``targets`` is ``(...)``, int64, from 0 to V - 1. A token with the target -100 is left out of
+      the mean (PyTorch's ``ignore_index``); without any token left, the loss is NaN.
+
+    Returns a scalar in float32 (float64 for float64). The logits of all tokens are never in memory
+    together. They are rounded to x's dtype; the softmax and the sum of the weight's gradient are in
+    float32 at least. The forward makes both gradients, which cannot be differentiated again.
+
+    Raises ValueError for shapes or dtypes that do not fit, for no token and for a chunk below 1;
+    RuntimeError in a backward with ``create_graph=True``. A target outside of the vocabulary is an
+    IndexError on a CPU. On a GPU, where a look at the targets would wait for the device, it makes
+    the loss and the gradients NaN.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):

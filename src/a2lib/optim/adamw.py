@@ -28,33 +28,34 @@ OF_PYTORCH = {
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter, 2019, algorithm 2) with float32 master weights.
+    """Update bfloat16 weights by AdamW, with a float32 master of each.
 
-    A parameter in bfloat16 has a master in float32 here, which is what is updated, and is set to
-    the master rounded by the same kernel; its gradient is read in bfloat16. Under bf16 autocast a
-    float32 weight is cast in every step and its gradient cast back: what a product reads, and what
-    the optimizer adds up, are the same numbers here, at 28 bytes a parameter for the update in the
-    place of 28 for the update and 12 for casts. A float32 parameter is its own master.
+    AdamW is algorithm 2 of Loshchilov and Hutter (2019). A bfloat16 parameter has a float32 master,
+    which is updated; the same kernel rounds it into the parameter, and reads the gradient in
+    bfloat16. Under bf16 autocast a float32 weight is cast in every step, and its gradient is cast
+    back. The numbers are the same here, for 28 bytes of memory traffic a parameter instead of 40. A
+    float32 parameter is its own master.
 
-    ``working_dtype``, of the call or of a group, is torch.bfloat16 or torch.float32: float32
-    parameters of the group are rounded to it where they are, before the first backward, and their
-    masters keep what they were. None leaves each as it is. The model's state dict has rounded
-    weights then; ``masters()`` has the exact ones, and so has this optimizer's state dict. What
-    else sets a 16-bit parameter, ``model.load_state_dict`` say, the next step undoes: do it before.
+    ``working_dtype``, of the call or of a group, is torch.bfloat16, torch.float32 or None, which
+    leaves each parameter as it is. float32 parameters of the group are rounded to it at once,
+    before the first backward, and their masters keep what they were. The model's state dict then
+    has rounded weights; ``masters()`` and this optimizer's state dict have the exact ones. Load a
+    model's weights before making the optimizer: the next step sets every parameter to its master.
 
-    A parameter's steps are counted on its device (``step``, as torch.optim.AdamW's with
-    ``capturable``), so that a step may be captured in a CUDA graph, after one that is not; ``lr``
-    and the other numbers are captured as they are. A parameter without a gradient is left out of a
-    step. On a GPU a contiguous parameter takes one kernel (Triton); any other, and the CPU,
-    PyTorch's operators. What is kept of a parameter has torch.optim.AdamW's names, so that either
-    loads the state dict of the other; a state that is PyTorch's has no masters.
+    A parameter without a gradient is left out of a step. Steps are counted on the parameter's
+    device, so that a step can be captured in a CUDA graph, after one that was not; ``lr`` and the
+    other numbers are captured as they are. On a GPU a contiguous parameter takes one Triton kernel,
+    any other PyTorch's operators.
 
-    Parameters may be rows of ``a2lib.parallel.FSDP`` or PyTorch's DTensors, as ``fully_shard``
-    makes them: each rank updates its part. They keep their dtype, so ``working_dtype`` is None.
+    The state has torch.optim.AdamW's names, so either loads the other's state dict; PyTorch's has
+    no masters. Parameters may be shards of ``a2lib.parallel.FSDP`` or PyTorch's DTensors, as
+    ``fully_shard`` makes them: each rank updates its part, without a ``working_dtype``.
 
     Not offered: amsgrad, maximize, a learning rate that is a tensor, loss scaling inside the step,
-    sparse gradients. Raises ValueError for numbers out of range, for another dtype, for shards that
-    are to be rounded, and for a group that is to be rounded while its parameters have gradients.
+    sparse gradients.
+
+    Raises ValueError for numbers out of range, for another dtype, and for a ``working_dtype`` of
+    shards or of parameters that have gradients.
     """
 
     def __init__(

@@ -29,43 +29,41 @@ NOT_SETTINGS = ("params", "param_names")
 
 
 class ShardedOptimizer(Optimizer):
-    """``optimizer_cls(params, **kwargs)`` with each parameter's state on one rank of ``group``;
-    ``optimizer_cls`` is a class, or a call that makes an optimizer (``functools.partial``).
+    """Keep each parameter's optimizer state on one rank of ``group`` (ZeRO, stage 1).
 
-    Whole parameters are assigned to ranks, balanced by their bytes, so that optimizers which look
-    at a whole matrix work too; ``owner(p)`` is the rank. Parameters and gradients must be the same
-    on every rank when ``step`` is called (DDP sees to that): clip before, by the whole gradient's
-    norm. The arithmetic is that of ``optimizer_cls`` on each parameter, so the weights equal those
-    of one process to the bit if its gradients do and the implementation works parameter by
-    parameter, as the ones of torch.optim do: ``step`` calls its ``step`` once a chunk, with the
-    parameters of that chunk and the settings that its groups had before. LBFGS, which does not, is
-    refused; an update that reads all parameters for each (a norm over all of them) comes out wrong.
-    What it raises in ``step``, for a sparse gradient say, is raised on the rank that owns the
-    parameter, and the others wait for that rank: end them, as ``launch`` does.
+    ``optimizer_cls(params, **kwargs)`` makes the optimizer: a class, or a ``functools.partial``.
+    Whole parameters are assigned to ranks, balanced by their bytes; ``owner(p)`` is the rank. So an
+    optimizer that looks at a whole matrix works too. ``step`` updates and exchanges chunk by chunk.
 
-    With several ranks the memory of the parameters moves once, into chunks that are gathered in
-    place: each stays the same ``Parameter``, and becomes a view; what shared its memory before (a
-    ``p.detach()`` that is kept) is left behind. So make the optimizer before a step is captured in
-    a CUDA graph, and after what gives parameters other memory (``module.to``) or puts others in
-    their place (``load_state_dict(assign=True)``: the old ones would be updated, as by any
-    optimizer). A parameter that is not contiguous, or has no memory of its own, stays where it is
-    and is copied at each step. The chunks are longer than their parameters by a sixteenth at most,
-    or 1 MiB each, and what is copied. ``torch.save`` writes the memory of a view whole: of a model
-    about its size, of a part of a model every chunk that the part lies in, unless its tensors are
-    cloned first; loaded with ``assign=True`` they have no memory of their own.
+    Parameters and gradients must be the same on every rank when ``step`` is called, as they are
+    behind DDP: clip before, by the norm of all gradients. The weights then equal those of one
+    process to the bit, if ``optimizer_cls`` works parameter by parameter, as those of torch.optim
+    do. LBFGS, which does not, is refused. An update that reads all parameters for each one comes
+    out wrong.
 
-    Frozen parameters are divided and exchanged with the rest: give those that are trained, where
-    many are not. Shards of FSDP are refused: they are not the same on every rank, and their state
-    is divided already.
+    Every rank calls ``step``, ``state_dict``, ``load_state_dict`` and ``add_param_group``.
+    ``param_groups`` are whole, for learning-rate schedulers; ``state`` is this rank's part. An
+    error in ``step`` is raised on the rank that owns the parameter while the others wait for it:
+    end them, as torchrun does.
 
-    ``param_groups`` are the whole groups, which learning-rate schedulers write to; ``state`` is
-    this rank's part. Every rank calls ``step``, ``state_dict``, ``load_state_dict`` and
-    ``add_param_group``.
+    Memory: with several ranks the parameters move once, into chunks that are gathered in place.
+    Each stays the same ``Parameter`` and becomes a view. Therefore
 
-    Raises RuntimeError without a process group, and in ``step`` where a parameter has other memory
-    than it was given or ``param_groups`` other parameters; ValueError for parameters that differ
-    between ranks, share memory, have none (the device meta) or are FSDP's, and for groups that
-    ``optimizer_cls`` refuses, or whose parameters it moves.
+    - make the optimizer before a step is captured in a CUDA graph, and after ``module.to`` or
+      ``load_state_dict(assign=True)``;
+    - what shared a parameter's memory before, such as a ``p.detach()`` that is kept, is left
+      behind;
+    - chunks are longer than their parameters by at most a sixteenth, or 1 MiB each;
+    - a parameter that is not contiguous, or is a view, stays where it is and is copied at each
+      step;
+    - ``torch.save`` writes whole chunks: clone the tensors of a part of a model first.
+
+    Frozen parameters are exchanged with the rest: give those that are trained.
+
+    Raises RuntimeError without a process group, and in ``step`` where a parameter's memory or
+    ``param_groups``' parameters have changed. Raises ValueError for parameters that differ between
+    ranks, share memory, are on the device meta or are shards of FSDP, and for groups that
+    ``optimizer_cls`` refuses or whose parameters it moves.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class FSDP(nn.Module):
-    """``module`` with each parameter of two or more dimensions divided over the ranks by rows.
+    """Divide each parameter of two or more dimensions over the ranks by rows (ZeRO, stage 3).
 
         fsdp = FSDP(module, compute_dtype=torch.bfloat16)
         optimizer = torch.optim.AdamW(fsdp.parameters())
@@ -37,50 +37,47 @@ class FSDP(nn.Module):
         fsdp.finish_gradient_synchronization()
         optimizer.step()
 
-    ``parameters()`` are this rank's rows and the whole of what has fewer dimensions, float32 where
-    the module had 16 bits. They are the module's own parameter objects, changed in place. A rank
-    may have no rows; row counts that the world does not divide are padded on the way.
+    ``parameters()`` are this rank's rows, and the whole of parameters with fewer dimensions, in
+    float32 where the module had 16 bits. They are the module's own objects, changed in place. A
+    rank may have no rows.
 
-    ``compute_dtype`` is the dtype of the matrices while the module computes, cast before they are
-    gathered; floating inputs of units and of modules that own a matrix are cast to it too, and so
-    are those modules' biases. Other parameters, such as a norm's, keep their dtype; the inputs of
-    torch.nn's LayerNorm, RMSNorm and GroupNorm are cast to it. None computes in each parameter's
-    own dtype. Gradients travel and arrive in the masters' dtype.
+    ``compute_dtype`` is the dtype in which the module computes: matrices are cast to it before they
+    are gathered, and so are floating inputs of units and of modules that own a matrix, and biases
+    of those modules. Other parameters, such as a norm's, keep their dtype; the inputs of torch.nn's
+    LayerNorm, RMSNorm and GroupNorm are cast to it. With None each parameter computes in its own
+    dtype. Gradients are reduced in the masters' dtype.
 
-    A unit (``division``) is gathered as a whole: a module without ModuleList or Sequential is one.
-    All else, the root, stays gathered from its forward to the end of backward. Activation
-    checkpoints may be around units or inside, reentrant or not. ``torch.compile`` the units before
+    A unit is gathered as a whole: each element of an outermost ModuleList or Sequential that owns a
+    matrix. All else, the root, stays gathered from its forward to the end of the backward.
+    Activation checkpoints may be around units or inside. ``torch.compile`` the units before
     wrapping, never the whole.
 
-    Every rank must run the same units in the same order; within a unit, a parameter may be without
-    a gradient on some ranks (it counts as zero) or on all (``.grad`` stays None). Several backwards
-    may come before one finish: each is reduce-scattered, and the sum is kept in shards.
+    Every rank runs the same units in the same order. Within a unit a parameter may be without a
+    gradient on some ranks, where it counts as zero, or on all, where ``.grad`` stays None. Several
+    backwards may come before one finish; each is reduce-scattered. With two ranks and one backward
+    a step the weights equal, to the bit, those of one process that adds the ranks' gradients in
+    order.
 
-    With two ranks and one backward a step, the weights equal to the bit those of one process that
-    adds the ranks' gradients in order, and casts alike. Of several backwards, matrices add the
-    means and the rest takes the mean of the sums. With more ranks the order is the backend's.
+    ``state_dict`` and ``load_state_dict`` of the module, of a part of it, and of an optimizer that
+    works element by element are of whole parameters, and collective. ``module.head.weight`` outside
+    of ``gathered()`` is rows. ``save_sharded`` and ``load_sharded`` keep a training, for any number
+    of ranks. Refused, with RuntimeError or ValueError, are
 
-    What is read by PyTorch's names is whole, or refused. ``state_dict`` of the module, of a part
-    of it and of an optimizer that works element by element are of whole parameters, and what
-    ``load_state_dict`` takes is whole; both are collective. Refused, with RuntimeError or
-    ValueError, are an optimizer that looks at whole matrices or at all parameters (Muon, LBFGS,
-    Adafactor), torch's norm of gradients (use ``clip_grad_norm_`` of this class), a module that is
-    called past the forward of its unit (``module.head(x)``, a ``generate`` that calls
-    ``self.forward``: be within ``gathered()``), a write to a gathered parameter (``max_norm`` of
-    an Embedding), a parameter that came or was replaced later, an optimizer's step without the
-    finish, and a backward with ``create_graph``: there is no backward of a backward. What is left
-    to the reader are ``parameters()``, and ``module.head.weight`` outside of ``gathered()``: rows.
+    - an optimizer that looks at whole matrices or at all parameters (Muon, LBFGS, Adafactor);
+    - torch's norm of gradients: use ``clip_grad_norm_`` of this class;
+    - a call past the forward of a unit, such as ``module.head(x)``, outside of ``gathered()``;
+    - a write to a gathered parameter (``max_norm`` of an Embedding);
+    - a parameter that came, or was replaced, after wrapping;
+    - an optimizer's step without the finish, and a backward with ``create_graph``.
 
-    A hook that a user registers on a parameter never has the mean: gradients come to the gathered
-    or the cast one, and what is neither has this rank's own. Change ``.grad`` after the finish.
-    What a unit computes for the loss has to be in what it returns: backward of a tensor that it
-    keeps in an attribute may begin before its parameters are gathered. An LSTM's or GRU's weights
-    are not flattened: cuDNN copies them at each call and says so. Of a GradScaler each rank looks
-    at its own rows: take a step only where the norm, which is over all, is finite.
-    ``save_sharded`` and ``load_sharded`` keep a training, for any number of ranks.
+    Limits: a hook on a parameter does not see the mean gradient, so change ``.grad`` after the
+    finish. What a unit computes for the loss has to be in what it returns. The weights of an LSTM
+    or GRU are not flattened. A GradScaler looks at each rank's own rows: step only where the norm,
+    which is over all ranks, is finite.
 
-    Raises RuntimeError without a process group, ValueError for modules that differ between ranks or
-    have an FSDP in them, several devices, a meta module, or a compute_dtype that is not floating.
+    Raises RuntimeError without a process group; ValueError for modules that differ between ranks,
+    have an FSDP in them, are on several devices or on meta, and for a compute_dtype that is not
+    floating.
     """
 
     def __init__(

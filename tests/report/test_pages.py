@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from committed import WRITTEN
 
 from a2lib.lab.sections import SECTIONS
@@ -66,7 +67,7 @@ def pages_of(name):
 
 def evaluate(text, names):
     for role, directive in EVAL.findall(text):
-        expression = role or directive
+        expression = re.sub(r"\s+", " ", role or directive)  # a caption's may go over two lines
         shown = str(eval(expression, names))
         assert shown and "nan" not in shown, expression
 
@@ -198,5 +199,11 @@ def prose(body):
 
 def captions(text):
     """The captions and descriptions of a page's figures, without their expressions."""
-    found = re.findall(r'^ *(?:caption|alt): "((?:[^"\\]|\\.)*)"$', text, re.M)
-    return re.sub(r"\{eval\}`[^`]*`", "", "\n".join(found))
+    lines = []
+    for cell in CELL.finditer(text):
+        options = OPTIONS.match(cell[2])
+        if options and options[0].startswith("---"):
+            shown = next(yaml.safe_load_all(options[0])).get("mystnb", {})
+            lines.append(shown.get("figure", {}).get("caption", ""))
+            lines.append(shown.get("image", {}).get("alt", ""))
+    return re.sub(r"\{eval\}`[^`]*`", "", "\n".join(lines))

@@ -228,20 +228,18 @@ def at(
     precision: str = "fp32",
     attention: str = "eager",
     mode: str = "train-step",
-    model: str = MODEL,
     number: int = 1,
-    phase: str = "step",
 ):
-    """Return the row of a step, by default a whole second training step."""
+    """Return the row of a whole step of the 3.4B model, by default its second training step."""
     return one(
         rows,
-        model=model,
+        model=MODEL,
         context=context,
         mode=mode,
         precision=precision,
         attention=attention,
         step_number=number,
-        phase=phase,
+        phase="step",
     )
 
 

@@ -1,8 +1,8 @@
 """Print the built book as one PDF, with a browser: book/_build/a2lib.pdf (`make pdf`).
 
 The articles of all pages, in the order of the table of contents, stand one behind the other in one
-HTML file, whose links lead to the place in it; Chromium prints that. It needs playwright, and
-Chromium or Chrome, of Debian or of `playwright install chromium`.
+HTML file, whose links lead to the place in it; Chromium or Chrome, which has to be installed, prints
+that.
 """
 
 import shutil
@@ -77,11 +77,10 @@ def all_pages(html: Path) -> BeautifulSoup:
     return soup
 
 
-def print_file() -> None:
-    """Print the one file when its formulas are set."""
+def print_file(browser_path: str) -> None:
+    """Print the one file with this browser, when its formulas are set."""
     from playwright.sync_api import sync_playwright
 
-    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         chromium = playwright.chromium
         browser = chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
@@ -97,9 +96,13 @@ def main() -> int:
     if not (HTML / "index.html").is_file():
         print(f"{HTML}: no book; `make html` builds it", file=sys.stderr)
         return 1
+    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser_path is None:
+        print("no browser prints the book: install chromium or google-chrome", file=sys.stderr)
+        return 1
     PRINTED.write_text(str(all_pages(HTML)), encoding="utf-8")
     try:
-        print_file()
+        print_file(browser_path)
     finally:
         PRINTED.unlink()
     print(f"The book as a PDF: {PDF}")

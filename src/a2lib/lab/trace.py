@@ -12,6 +12,8 @@ the main one waits in the range "backward", so ranges of all threads count. On a
 that call no other stand in the place of kernels, each its own launch.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import re
@@ -45,6 +47,13 @@ NO_WORK = frozenset(
     narrow view_as stride
     """.split()
 )
+# In Nsight Systems' export: the column that names an activity, the kinds of copies, the type of a
+# range that was pushed and popped.
+NSYS_NAMES = {"KERNEL": "demangledName", "MEMCPY": "copyKind", "MEMSET": "'Memset'"}
+COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
+PUSHED = 59
+# Correlation ids are numbers of one process, whose id is all but 24 bits of a thread's.
+PROCESS = "globalTid >> 24"
 LEAST_SHARE = 0.001  # of all time: a kernel below it is filed under "rest"
 ROWS = 1500
 MS = 1_000_000  # nanoseconds
@@ -62,6 +71,10 @@ class Span:
     name: str
     start_ns: int
     end_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
 
 
 @dataclass
@@ -89,29 +102,40 @@ class Kernel:
     def part(self) -> str:
         """The innermost range without the block's number: "layers.3.attn.q_proj.bwd" ->
         "attn.q_proj"; a block itself is "block"."""
-        innermost = (self._program_path or self.path or ("",))[-1].removesuffix(".bwd")
-        inside = re.fullmatch(r"layers\.\d+(?:\.(.+))?", innermost)
-        return innermost if inside is None else inside[1] or "block"
+        if not self.path:
+            return ""
+        innermost = self._program_path[-1].removesuffix(".bwd")
+        in_block = re.fullmatch(r"layers\.\d+(?:\.(.+))?", innermost)
+        if in_block is None:
+            return innermost
+        return in_block[1] or "block"
 
     @property
     def phase(self) -> str:
         """The innermost of `PHASES` around it, else the program's outermost range in the step."""
         if self.launch is None:
             return NO_LAUNCH
-        phases = [name for name in self.path if name in PHASES]
-        if phases:
-            return phases[-1]
-        inside = [name for name in self._program_path if not STEP_OF.fullmatch(name)]
-        return (inside or self.path or ("",))[0]
+        for name in reversed(self.path):
+            if name in PHASES:
+                return name
+        for name in self._program_path:
+            if not STEP_OF.fullmatch(name):
+                return name
+        return self.path[0] if self.path else ""
 
     @property
     def step(self) -> str:
         """The range around the step, "step 0" say; "" for none."""
-        return next((name for name in self.path if STEP_OF.fullmatch(name)), "")
+        for name in self.path:
+            if STEP_OF.fullmatch(name):
+                return name
+        return ""
 
     @property
-    def _program_path(self) -> list[str]:
-        return [name for name in self.path if not OF_LIBRARIES.match(name)]
+    def _program_path(self) -> Sequence[str]:
+        """The path less the ranges of libraries, unless there are no others."""
+        of_program = [name for name in self.path if not OF_LIBRARIES.match(name)]
+        return of_program or self.path
 
 
 @dataclass(frozen=True)
@@ -138,39 +162,47 @@ def from_profiler(profiler) -> Trace:
     """Return the trace of a `torch.profiler.profile` whose context is left."""
     from torch.autograd import DeviceType
 
-    def span(event) -> Span:
-        start, end = event.time_range.start, event.time_range.end
-        return Span(event.name, round(1000 * start), round(1000 * end))
-
-    events = profiler.events()
-    ranges = [e for e in events if e.is_user_annotation and e.device_type == DeviceType.CPU]
-    # A range is on the device once more, as long as its kernels.
-    others = [e for e in events if not e.is_user_annotation]
-    on_host = [e for e in others if e.device_type == DeviceType.CPU]
-    # Operators have correlation ids of their own, which a call of CUDA may have too.
-    calls = {e.id: span(e) for e in on_host if e.name.startswith("cu")}
-    waits = [call for call in calls.values() if "Synchronize" in call.name]
+    ranges: list[Span] = []
+    calls: dict[int, Span] = {}
+    operators, on_device = [], []
+    for event in profiler.events():
+        is_on_host = event.device_type == DeviceType.CPU
+        if event.is_user_annotation:
+            # A range is on the device once more, as long as its kernels.
+            if is_on_host:
+                ranges.append(_span(event))
+        elif not is_on_host:
+            on_device.append(event)
+        # Operators have correlation ids of their own, which a call of CUDA may have too.
+        elif event.name.startswith("cu"):
+            calls[event.id] = _span(event)
+        elif event.name.startswith("aten::"):
+            operators.append(event)
     kernels = []
-    for event in others:
-        if event.device_type != DeviceType.CPU:
-            ran = span(event)
-            stream, launch = str(event.device_resource_id), calls.get(event.id)
-            kernels.append(Kernel(ran.name, stream, ran.start_ns, ran.end_ns, launch))
-    source = "torch"
-    if not kernels:
-        source = "torch, cpu"
-        for event in on_host:
-            if event.name.startswith("aten::") and _computes_itself(event):
-                ran = span(event)
-                kernels.append(Kernel(ran.name, str(event.thread), ran.start_ns, ran.end_ns, ran))
-    return _complete(Trace(source, kernels, [span(e) for e in ranges], waits))
+    for event in on_device:
+        ran = _span(event)
+        stream = str(event.device_resource_id)
+        launch = calls.get(event.id)
+        kernels.append(Kernel(ran.name, stream, ran.start_ns, ran.end_ns, launch))
+    if kernels:
+        return _complete("torch", kernels, ranges, calls.values())
+    for event in operators:
+        if _computes_itself(event):
+            ran = _span(event)
+            kernels.append(Kernel(ran.name, str(event.thread), ran.start_ns, ran.end_ns, ran))
+    return _complete("torch, cpu", kernels, ranges, calls.values())
+
+
+def _span(event) -> Span:
+    start_us, end_us = event.time_range.start, event.time_range.end
+    return Span(event.name, round(1000 * start_us), round(1000 * end_us))
 
 
 def _computes_itself(operator) -> bool:
     """Return whether an operator computes, and calls none that does."""
-    return operator.name not in NO_WORK and not any(
-        child.name not in NO_WORK for child in operator.cpu_children
-    )
+    if operator.name in NO_WORK:
+        return False
+    return all(child.name in NO_WORK for child in operator.cpu_children)
 
 
 def from_nsys(path: Path | str) -> Trace:
@@ -182,54 +214,63 @@ def from_nsys(path: Path | str) -> Trace:
     """
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as base:
-        tables = {name for (name,) in base.execute("select name from sqlite_master")}
-
-        def select(table: str, columns: str, condition: str = "true") -> list[tuple]:
-            if table not in tables:
-                return []
-            return base.execute(f"select {columns} from {table} where {condition}").fetchall()
-
-        words = dict(select("StringIds", "id, value"))
-        # Correlation ids are numbers of one process, whose id is all but 24 bits of a thread's.
-        columns = "globalTid >> 24, correlationId, nameId, start, end"
-        calls = {
-            (process, correlation): Span(words.get(name, ""), start, end)
-            for process, correlation, name, start, end in select(
-                "CUPTI_ACTIVITY_KIND_RUNTIME", columns
-            )
-        }
-        copy = (
-            "'Memcpy ' || case copyKind when 1 then 'HtoD' when 2 then 'DtoH' when 8 then 'DtoD'"
-            " when 10 then 'PtoP' else copyKind end"
-        )
-        names = {"KERNEL": "demangledName", "MEMCPY": copy, "MEMSET": "'Memset'"}
+        words = dict(_select(base, "StringIds", "id, value"))
+        calls: dict[tuple[int, int], Span] = {}
+        for process, correlation, name, start, end in _select(
+            base, "CUPTI_ACTIVITY_KIND_RUNTIME", f"{PROCESS}, correlationId, nameId, start, end"
+        ):
+            calls[process, correlation] = Span(words.get(name, ""), start, end)
         kernels = []
-        for activity, name in names.items():
-            columns = f"{name}, streamId, start, end, globalPid >> 24, correlationId"
-            for word, stream, start, end, process, correlation in select(
-                f"CUPTI_ACTIVITY_KIND_{activity}", columns
+        for activity, name_column in NSYS_NAMES.items():
+            for name, stream, start, end, process, correlation in _select(
+                base,
+                f"CUPTI_ACTIVITY_KIND_{activity}",
+                f"{name_column}, streamId, start, end, globalPid >> 24, correlationId",
             ):
+                if activity == "KERNEL":
+                    name = words.get(name, name)
+                elif activity == "MEMCPY":
+                    name = f"Memcpy {COPY_KINDS.get(name, name)}"
                 launch = calls.get((process, correlation))
-                kernels.append(Kernel(words.get(word, word), str(stream), start, end, launch))
-        # Ranges that are pushed and popped have the type 59.
-        columns, pushed = "text, textId, start, end", "eventType = 59 and end is not null"
-        ranges = [
-            Span(text or words.get(text_id, ""), start, end)
-            for text, text_id, start, end in select("NVTX_EVENTS", columns, pushed)
-        ]
-        notes = [str(text) for (text,) in select("DIAGNOSTIC_EVENT", "text", "text is not null")]
-    waits = [call for call in calls.values() if "Synchronize" in call.name]
-    return _complete(Trace("nsys", kernels, ranges, waits, notes))
+                kernels.append(Kernel(name, str(stream), start, end, launch))
+        ranges = []
+        for text, text_id, start, end in _select(
+            base,
+            "NVTX_EVENTS",
+            "text, textId, start, end",
+            f"eventType = {PUSHED} and end not null",
+        ):
+            ranges.append(Span(text or words.get(text_id, ""), start, end))
+        notes = []
+        for (text,) in _select(base, "DIAGNOSTIC_EVENT", "text", "text not null"):
+            notes.append(str(text))
+    return _complete("nsys", kernels, ranges, calls.values(), notes)
 
 
-def _complete(trace: Trace) -> Trace:
-    """Return the trace in order, every kernel with the path of its launch. Raises TraceError for
-    one without kernels."""
-    if not trace.kernels:
+def _select(
+    base: sqlite3.Connection, table: str, columns: str, condition: str = "true"
+) -> list[tuple]:
+    """Return rows of a table; none where there is no such table."""
+    if not base.execute("select 1 from sqlite_master where name = ?", (table,)).fetchone():
+        return []
+    return base.execute(f"select {columns} from {table} where {condition}").fetchall()
+
+
+def _complete(
+    source: str,
+    kernels: list[Kernel],
+    ranges: list[Span],
+    calls: Iterable[Span],
+    notes: Sequence[str] = (),
+) -> Trace:
+    """Return the trace with its kernels in order, each with the path of its launch. Raises
+    TraceError where there is none."""
+    if not kernels:
         raise TraceError("no kernel and no operator was traced")
-    trace.kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
-    _file_under_ranges(trace.kernels, trace.ranges)
-    return trace
+    kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
+    _file_under_ranges(kernels, ranges)
+    waits = [call for call in calls if "Synchronize" in call.name]
+    return Trace(source, kernels, ranges, waits, notes)
 
 
 def _file_under_ranges(kernels: Iterable[Kernel], ranges: Iterable[Span]) -> None:
@@ -259,12 +300,15 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 def busy_ns(kernels: Iterable[Kernel]) -> int:
     """Return how long at least one kernel ran; streams overlap, so this is no sum."""
-    return sum(end - start for start, end in union((k.start_ns, k.end_ns) for k in kernels))
+    running = union((kernel.start_ns, kernel.end_ns) for kernel in kernels)
+    return sum(end - start for start, end in running)
 
 
 def span_ns(kernels: Sequence[Kernel]) -> int:
     """Return the time from the first kernel's start to the last one's end."""
-    return max(k.end_ns for k in kernels) - min(k.start_ns for k in kernels)
+    first = min(kernel.start_ns for kernel in kernels)
+    last = max(kernel.end_ns for kernel in kernels)
+    return last - first
 
 
 def median_step(trace: Trace) -> list[Kernel]:
@@ -301,59 +345,64 @@ def phase_times(trace: Trace) -> dict[str, dict[str, PhaseTimes]]:
     times = {}
     for step, kernels in trace.steps().items():
         around = next(span for span in trace.ranges if span.name == step)
-        phases = {STEP: _times(trace, kernels, [around])}
+        inside = [span for span in trace.ranges if _begins_in(span, [around])]
+        times[step] = {STEP: _times(trace, kernels, [around])}
         for phase in PHASES:
-            ranges = [
-                span
-                for span in trace.ranges
-                if span.name == phase and around.start_ns <= span.start_ns < around.end_ns
-            ]
-            mine = [kernel for kernel in kernels if kernel.phase == phase]
-            if ranges and mine:
-                phases[phase] = _times(trace, mine, ranges)
-        times[step] = phases
+            ranges = [span for span in inside if span.name == phase]
+            of_phase = [kernel for kernel in kernels if kernel.phase == phase]
+            if ranges and of_phase:
+                times[step][phase] = _times(trace, of_phase, ranges)
     return times
 
 
+def _begins_in(span: Span, ranges: Iterable[Span]) -> bool:
+    return any(around.start_ns <= span.start_ns < around.end_ns for around in ranges)
+
+
+def _total_ms(spans: Iterable[Span]) -> float:
+    return sum(span.duration_ns for span in spans) / 1e6
+
+
 def _times(trace: Trace, kernels: list[Kernel], ranges: list[Span]) -> PhaseTimes:
-    times = PhaseTimes(
+    on_device = PhaseTimes(
         launches=len(kernels),
         ms=span_ns(kernels) / 1e6,
         ms_busy=busy_ns(kernels) / 1e6,
-        ms_range=sum(span.end_ns - span.start_ns for span in ranges) / 1e6,
+        ms_range=_total_ms(ranges),
     )
     if trace.source.endswith("cpu"):
-        return times
-    launched = [kernel for kernel in kernels if kernel.launch is not None]
-    # A replayed graph is one launch of many kernels.
-    launches = {kernel.launch for kernel in launched}
-    queued = [max(0, kernel.start_ns - kernel.launch.end_ns) for kernel in launched]
-    waits = [
-        wait
-        for wait in trace.waits
-        if any(span.start_ns <= wait.start_ns < span.end_ns for span in ranges)
-    ]
+        return on_device
+    launches = set()  # a replayed graph is one launch of many kernels
+    queued_ns = []
+    for kernel in kernels:
+        if kernel.launch is not None:
+            launches.add(kernel.launch)
+            queued_ns.append(max(0, kernel.start_ns - kernel.launch.end_ns))
     return dataclasses.replace(
-        times,
-        ms_launching=sum(call.end_ns - call.start_ns for call in launches) / 1e6,
-        ms_waiting=sum(wait.end_ns - wait.start_ns for wait in waits) / 1e6,
-        us_queued=statistics.median(queued) / 1e3 if queued else 0.0,
+        on_device,
+        ms_launching=_total_ms(launches),
+        ms_waiting=_total_ms(wait for wait in trace.waits if _begins_in(wait, ranges)),
+        us_queued=statistics.median(queued_ns) / 1e3 if queued_ns else 0.0,
     )
 
 
 def unfiled_percent(kernels: Sequence[Kernel]) -> dict[str, float]:
     """Return shares of kernel time in percent, by column of a row: without a launch, launched
     outside of any range, of a name that no rule knows."""
-    everything = sum(kernel.duration_ns for kernel in kernels) or 1
-
-    def percent(chosen: Iterable[Kernel]) -> float:
-        return 100 * sum(kernel.duration_ns for kernel in chosen) / everything
-
-    launched = [kernel for kernel in kernels if kernel.launch is not None]
+    total = no_launch = no_range = no_class = 0
+    for kernel in kernels:
+        total += kernel.duration_ns
+        if kernel.launch is None:
+            no_launch += kernel.duration_ns
+        elif not kernel.path:
+            no_range += kernel.duration_ns
+        if kernel.kind == OTHER:
+            no_class += kernel.duration_ns
+    total = total or 1
     return {
-        "no_launch_percent": percent(kernel for kernel in kernels if kernel.launch is None),
-        "no_range_percent": percent(kernel for kernel in launched if not kernel.path),
-        "no_class_percent": percent(kernel for kernel in kernels if kernel.kind == OTHER),
+        "no_launch_percent": 100 * no_launch / total,
+        "no_range_percent": 100 * no_range / total,
+        "no_class_percent": 100 * no_class / total,
     }
 
 
@@ -364,23 +413,48 @@ def kernel_rows(kernels: Sequence[Kernel]) -> list[dict[str, object]]:
     A kernel below `LEAST_SHARE` of all time is filed under "rest" of its phase, part and kind, so
     that the sums stay exact.
     """
-    by_name: Counter[str] = Counter()
+    ns_by_name: Counter[str] = Counter()
     for kernel in kernels:
-        by_name[kernel.name] += kernel.duration_ns
-    everything = by_name.total() or 1
-    groups: dict[tuple, list[int]] = defaultdict(list)
+        ns_by_name[kernel.name] += kernel.duration_ns
+    total_ns = ns_by_name.total() or 1
+    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for kernel in kernels:
-        is_rest = by_name[kernel.name] / everything < LEAST_SHARE
+        is_rest = ns_by_name[kernel.name] / total_ns < LEAST_SHARE
         name = "rest" if is_rest else shorten(kernel.name)
         groups[kernel.phase, kernel.part, kernel.kind, name].append(kernel.duration_ns)
     rows = []
-    for (phase, part, kind, name), ns in groups.items():
-        row = {"phase": phase, "part": part, "kind": kind, "kernel": name, "calls": len(ns)}
-        row["ms"] = sum(ns) / 1e6
-        row["median_us"] = statistics.median(ns) / 1e3
-        row["share"] = sum(ns) / everything
-        rows.append(row)
+    for (phase, part, kind, name), durations_ns in groups.items():
+        rows.append(
+            {
+                "phase": phase,
+                "part": part,
+                "kind": kind,
+                "kernel": name,
+                "calls": len(durations_ns),
+                "ms": sum(durations_ns) / 1e6,
+                "median_us": statistics.median(durations_ns) / 1e3,
+                "share": sum(durations_ns) / total_ns,
+            }
+        )
     return sorted(rows, key=lambda row: -row["ms"])
+
+
+@dataclass
+class _Piece:
+    """What a stream does for a while, in a strip."""
+
+    start_ns: int
+    end_ns: int
+    stream: str
+    kind: str
+    phase: str
+    part: str
+
+    def is_followed_by(self, later: _Piece) -> bool:
+        """Return whether a piece of the same stream is more of the same, right behind."""
+        work = self.kind, self.phase, self.part
+        is_same = work == (later.kind, later.phase, later.part)
+        return is_same and later.start_ns - self.end_ns <= NEIGHBOURS_NS
 
 
 def strip_rows(
@@ -392,37 +466,39 @@ def strip_rows(
     The window begins at `start_ns` of the trace. Neighbours on a stream with equal kind, phase and
     part are one row where the gap is small; if there are still more than `most`, it ends earlier.
     """
-    pieces = []
+    intervals = []
     for kernel in kernels:
-        pieces.append((kernel.start_ns, kernel.end_ns, kernel.stream, kernel))
+        intervals.append((kernel.start_ns, kernel.end_ns, kernel.stream, kernel))
         launch = kernel.launch
         if launch is not None and launch.start_ns != kernel.start_ns:  # as an operator's is
-            pieces.append((launch.start_ns, launch.end_ns, HOST, kernel))
-    rows: list[dict] = []
-    last: dict[str, dict] = {}  # of each stream, the only row that may grow
-    for start, end, stream, kernel in sorted(pieces, key=lambda piece: piece[:3]):
-        start, end = max(start, start_ns), min(end, start_ns + length_ns)
+            intervals.append((launch.start_ns, launch.end_ns, HOST, kernel))
+    pieces: list[_Piece] = []
+    last: dict[str, _Piece] = {}  # of each stream, the only piece that may grow
+    for start, end, stream, kernel in sorted(intervals, key=lambda interval: interval[:3]):
+        start = max(start, start_ns)
+        end = min(end, start_ns + length_ns)
         if start >= end:
             continue
-        what = {"stream": stream, "kind": kernel.kind, "phase": kernel.phase, "part": kernel.part}
+        piece = _Piece(start, end, stream, kernel.kind, kernel.phase, kernel.part)
         before = last.get(stream)
-        is_same = before is not None and what.items() <= before.items()
-        if is_same and start - before["end"] <= NEIGHBOURS_NS:
-            before["end"] = max(before["end"], end)
-            continue
-        last[stream] = {"start": start, "end": end, **what}
-        rows.append(last[stream])
-    return [
-        {
-            "start_us": (row["start"] - start_ns) / 1e3,
-            "duration_us": (row["end"] - row["start"]) / 1e3,
-            "stream": row["stream"],
-            "kind": row["kind"],
-            "phase": row["phase"],
-            "part": row["part"],
-        }
-        for row in rows[:most]
-    ]
+        if before is not None and before.is_followed_by(piece):
+            before.end_ns = max(before.end_ns, end)
+        else:
+            last[stream] = piece
+            pieces.append(piece)
+    rows = []
+    for piece in pieces[:most]:
+        rows.append(
+            {
+                "start_us": (piece.start_ns - start_ns) / 1e3,
+                "duration_us": (piece.end_ns - piece.start_ns) / 1e3,
+                "stream": piece.stream,
+                "kind": piece.kind,
+                "phase": piece.phase,
+                "part": piece.part,
+            }
+        )
+    return rows
 
 
 def block_windows(trace: Trace, step: Sequence[Kernel], layers: int) -> dict[str, list[dict]]:
@@ -432,19 +508,24 @@ def block_windows(trace: Trace, step: Sequence[Kernel], layers: int) -> dict[str
     It is found by its range. Where blocks have none, since they are compiled, the window is one of
     `layers` equal parts, in the middle of the phase.
     """
+    middle = layers // 2
     windows = {}
-    for phase, suffix in (("forward", ""), ("backward", ".bwd")):
+    for phase, block in (
+        ("forward", f"layers.{middle}"),
+        ("backward", f"layers.{middle}.bwd"),
+    ):
         in_phase = [kernel for kernel in step if kernel.phase == phase]
+        in_block = [kernel for kernel in in_phase if block in kernel.path]
         if not in_phase:
             continue
-        block = f"layers.{layers // 2}{suffix}"
-        in_block = [kernel for kernel in in_phase if block in kernel.path]
-        start = min(kernel.start_ns for kernel in in_block or in_phase)
-        length = span_ns(in_block or in_phase)
-        if not in_block:
-            length //= layers
-            start += (layers // 2) * length
-        if rows := strip_rows(trace.kernels, start, length):
+        if in_block:
+            start = min(kernel.start_ns for kernel in in_block)
+            length = span_ns(in_block)
+        else:
+            length = span_ns(in_phase) // layers
+            start = min(kernel.start_ns for kernel in in_phase) + middle * length
+        rows = strip_rows(trace.kernels, start, length)
+        if rows:
             windows[phase] = rows
     return windows
 
@@ -455,13 +536,16 @@ def record(step: Callable, device: str, steps: int = 2) -> Trace | None:
     import torch
     import torch.distributed as dist
 
-    here = dist.get_rank() == 0
-    profiler = torch.profiler.profile() if here else None
-    with profiler or nullcontext():
+    if dist.get_rank() != 0:
         for _ in range(steps):
-            step(torch.profiler.record_function if here else nullcontext)
+            step(nullcontext)
         synchronize(device)
-    return from_profiler(profiler) if here else None
+        return None
+    with torch.profiler.profile() as profiler:
+        for _ in range(steps):
+            step(torch.profiler.record_function)
+        synchronize(device)
+    return from_profiler(profiler)
 
 
 def around_end_of_backward(trace: Trace, captured: bool = False) -> list[dict[str, object]]:
@@ -472,8 +556,7 @@ def around_end_of_backward(trace: Trace, captured: bool = False) -> list[dict[st
         backward = [kernel for kernel in trace.kernels if kernel.kind == MATMUL]
     else:
         backward = _last_backward(trace)
-    if not backward:
-        raise TraceError("no kernel of a backward was traced")
+    _check_backward(backward)
     return _device_strip(trace, max(kernel.end_ns for kernel in backward), 15 * MS)
 
 
@@ -481,20 +564,25 @@ def around_begin_of_backward(trace: Trace) -> list[dict[str, object]]:
     """Return the strip of 12 ms before and after the begin of the last backward, without launches.
     Raises TraceError where there is none."""
     backward = _last_backward(trace)
-    if not backward:
-        raise TraceError("no kernel of a backward was traced")
+    _check_backward(backward)
     return _device_strip(trace, min(kernel.start_ns for kernel in backward), 12 * MS)
+
+
+def _check_backward(kernels: list[Kernel]) -> None:
+    if not kernels:
+        raise TraceError("no kernel of a backward was traced")
 
 
 def _last_backward(trace: Trace) -> list[Kernel]:
     """Return what the last step computes in backward."""
     starts = [span.start_ns for span in trace.ranges if span.name == "backward"]
-    last = []
+    last_start = max(starts, default=0)
+    computed = []
     for kernel in trace.kernels:
         is_computing = kernel.phase == "backward" and kernel.kind != COMMUNICATION
-        if is_computing and kernel.launch.start_ns >= max(starts):
-            last.append(kernel)
-    return last
+        if is_computing and kernel.launch.start_ns >= last_start:
+            computed.append(kernel)
+    return computed
 
 
 def _device_strip(trace: Trace, middle_ns: int, half_ns: int) -> list[dict[str, object]]:

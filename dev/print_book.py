@@ -1,8 +1,8 @@
 """Print the built book as one PDF, with a browser: book/_build/a2lib.pdf (`make pdf`).
 
 The articles of all pages, in the order of the table of contents, stand one behind the other in one
-HTML file, whose links lead to the place in it; Chromium or Chrome, which has to be installed, prints
-that.
+HTML file, whose links lead to the place in it. Chromium or Chrome, which has to be installed,
+prints that.
 """
 
 import shutil

@@ -87,13 +87,40 @@ def barriers(n: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
+def _there_and_back(turn):
+    """Number of this program's tile in a round of all programs. Every other round runs backwards:
+    where tiles get shorter, nobody always has the longest of a round."""
+    n_programs = gl.num_programs(0)
+    at = gl.program_id(0)
+    at += turn % 2 * (n_programs - 1 - 2 * at)
+    return turn * n_programs + at
+
+
+@gluon.jit
+def _n_forward_turns(
+    n_tiles, n_heads, CAUSAL: gl.constexpr, STAY: gl.constexpr, IN_TURNS: gl.constexpr
+):
+    if IN_TURNS:
+        n_items = n_tiles * n_heads
+        turns = n_items // gl.num_programs(0)
+        if _there_and_back(turns) < n_items:
+            turns += 1
+    else:
+        turns = n_turns(n_tiles, n_heads, CAUSAL, STAY)
+    return turns
+
+
+@gluon.jit
 def _queries_and_blocks(
-    turn, n_tiles, n_heads, Nk, TOGETHER,
-    Bq: gl.constexpr, Bk: gl.constexpr, CAUSAL: gl.constexpr, STAY: gl.constexpr,
+    turn, n_tiles, n_heads, Nk, TOGETHER, Bq: gl.constexpr, Bk: gl.constexpr,
+    CAUSAL: gl.constexpr, STAY: gl.constexpr, IN_TURNS: gl.constexpr,
 ):  # fmt: skip
     """First query of the turn's tile, its head, and how many key blocks any query of it sees."""
-    at = gl.program_id(0)
-    tile, bh = tile_and_head(at, turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
+    if IN_TURNS:
+        at = _there_and_back(turn)
+        tile, bh = tile_and_head(at, 0, n_tiles, n_heads, TOGETHER, CAUSAL, False)
+    else:
+        tile, bh = tile_and_head(gl.program_id(0), turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
     stop = Nk
     if CAUSAL:
         tile = n_tiles - 1 - tile
@@ -109,11 +136,12 @@ def _load_forward(
 ):  # fmt: skip
     """The queries of each of the program's tiles, then key and value blocks from the last down."""
     Bq: gl.constexpr = CONSUMERS * 64
+    IN_TURNS: gl.constexpr = CONSUMERS == 3 and STAY
     n_tiles = (Nq + Bq - 1) // Bq
     loaded = 0
-    for turn in range(n_turns(n_tiles, n_heads, CAUSAL, STAY)):
+    for turn in range(_n_forward_turns(n_tiles, n_heads, CAUSAL, STAY, IN_TURNS)):
         m0, bh, n_blocks = _queries_and_blocks(
-            turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY
+            turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY, IN_TURNS
         )
         b = bh // H
         h = bh % H
@@ -154,26 +182,83 @@ def _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL: gl.constexpr, RAGGED: gl.constex
 
 
 @gluon.jit
+def _await_turn(c: gl.constexpr, any_number):
+    """Wait until the consumer before has asked for its products, by a named barrier, of which
+    Triton has the first few."""
+    gl.inline_asm_elementwise(
+        f"bar.sync {8 + c}, 256; mov.u32 $0, 0;", "=r,r", [any_number], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+def _give_turn(c: gl.constexpr, any_number):
+    """Let the consumer after consumer c, of three, ask for its products."""
+    gl.inline_asm_elementwise(
+        f"bar.arrive {8 + (c + 1) % 3}, 256; mov.u32 $0, 0;",
+        "=r,r", [any_number], gl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _in_pairs(weights, dtype: gl.constexpr):
+    """Weights rounded to dtype, two of a row in 32 bits: carried around a loop one by one, each
+    would have a register."""
+    low, high = gl.split(weights.reshape([weights.shape[0], weights.shape[1] // 2, 2]))
+    name: gl.constexpr = "bf16x2" if dtype == gl.bfloat16 else "f16x2"
+    return gl.inline_asm_elementwise(
+        f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,r,r", [low, high], gl.int32, True, 1
+    )
+
+
+@gluon.jit
+def _of_pairs(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    low = pairs.to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    return gl.convert_layout(
+        gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout
+    )
+
+
+@gluon.jit
+def _sums_of_threads(weights):
+    """Row sums in four parts, each of what one thread has."""
+    rows: gl.constexpr = weights.shape[0]
+    columns: gl.constexpr = weights.shape[1]
+    parts = weights.reshape([rows, columns // 8, 4, 2]).permute((0, 2, 1, 3))
+    return gl.sum(parts.reshape([rows, 4, columns // 4]), 2)
+
+
+@gluon.jit
 def _forward_block(
     q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, i, m0, n0, Nk, scale2,
-    Bk: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASK: gl.constexpr, RAGGED: gl.constexpr,
+    c: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, MASK: gl.constexpr, RAGGED: gl.constexpr, IN_TURNS: gl.constexpr,
 ):  # fmt: skip
     """Scores of block i while the weights p of the block before are multiplied with its values.
 
-    The tensor cores then have that product to do while this warpgroup computes exponentials.
+    The tensor cores then have that product to do while this warpgroup computes exponentials. With
+    IN_TURNS, consumers ask for their products one after the other, so that each has exponentials to
+    do at another time; p are pairs and l_i sums of threads.
     """
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     stage = i % STAGES
     before = (i - 1) % STAGES
+    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     mbarrier.wait(k_full.index(stage), (i // STAGES) & 1)
     k = as_matrix(k_s.index(stage), Bk, BD)
     zero = gl.zeros([64, Bk], gl.float32, scores)
+    if IN_TURNS:
+        p = _of_pairs(p, q.dtype, operand)
+        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+        _await_turn(c, i)
     s_token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+    if not IN_TURNS:
+        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
     v = as_matrix(v_s.index(before), Bk, BD)
     acc_token = warpgroup_mma(p, v, acc, is_async=True)
+    if IN_TURNS:
+        _give_turn(c, i)
     s = warpgroup_mma_wait(1, deps=[s_token])
     mbarrier.arrive(k_empty.index(stage), count=1)
     if MASK:
@@ -181,10 +266,21 @@ def _forward_block(
     m_new = gl.maximum(m_i, gl.max(s, 1) * scale2)
     weights = gl.exp2(s * scale2 - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
-    l_i = l_i * alpha + gl.sum(weights, 1)
+    if IN_TURNS:
+        parts: gl.constexpr = l_i.type.layout
+        l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, parts))[:, None]
+        l_i += _sums_of_threads(weights)
+        # V came long ago. But ptxas moves the wait for a product up, above exponentials that are to
+        # cover it, and seldom past a loop, as this one is in PTX.
+        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+    else:
+        l_i = l_i * alpha + gl.sum(weights, 1)
     acc = warpgroup_mma_wait(0, deps=[acc_token])
     mbarrier.arrive(v_empty.index(before), count=1)
-    p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, sums, 2))
+    if IN_TURNS:
+        p = _in_pairs(weights, q.dtype)
+    else:
+        p = gl.convert_layout(weights.to(q.dtype), operand)
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, sums))[:, None]
     return p, acc, m_new, l_i
 
@@ -202,9 +298,11 @@ def _forward_tile(
     N_MASKED: gl.constexpr = (Bq + Bk - 1) // Bk if CAUSAL else 1
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    IN_TURNS: gl.constexpr = CONSUMERS == 3 and STAY
     n_tiles = (Nq + Bq - 1) // Bq
     m0, bh, n_blocks = _queries_and_blocks(
-        turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY
+        turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY, IN_TURNS
     )
     m0 += c * 64
     n0 = (n_blocks - 1) * Bk
@@ -227,25 +325,32 @@ def _forward_tile(
     # Finite: a row may see no key of its first block, and -inf - -inf would be NaN.
     m_i = gl.maximum(gl.max(s, 1) * scale2, -1e30)
     weights = gl.exp2(s * scale2 - m_i[:, None])
-    l_i = gl.sum(weights, 1)
-    p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, sums, 2))
+    if IN_TURNS:
+        l_i = _sums_of_threads(weights)
+        p = _in_pairs(weights, q.dtype)
+    else:
+        l_i = gl.sum(weights, 1)
+        p = gl.convert_layout(weights.to(q.dtype), operand)
     acc = gl.zeros([64, BD], gl.float32, sums)
     masked = gl.minimum(n_blocks, N_MASKED)
     for i in range(1, masked):
         n0 -= Bk
         p, acc, m_i, l_i = _forward_block(
             q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
-            m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, True, RAGGED,
+            m0, n0, Nk, scale2, c, Bk, BD, STAGES, CAUSAL, True, RAGGED, IN_TURNS,
         )  # fmt: skip
     for i in range(masked, n_blocks):
         n0 -= Bk
         p, acc, m_i, l_i = _forward_block(
             q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
-            m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, False, RAGGED,
+            m0, n0, Nk, scale2, c, Bk, BD, STAGES, CAUSAL, False, RAGGED, IN_TURNS,
         )  # fmt: skip
     used += n_blocks
     last = (used - 1) % STAGES
     mbarrier.wait(v_full.index(last), ((used - 1) // STAGES) & 1)
+    if IN_TURNS:
+        p = _of_pairs(p, q.dtype, operand)
+        l_i = gl.convert_layout(gl.sum(l_i, 1), m_i.type.layout)
     token = warpgroup_mma(p, as_matrix(v_s.index(last), Bk, BD), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[token])
     mbarrier.arrive(v_empty.index(last), count=1)
@@ -271,9 +376,12 @@ def _forward_rows(
 ):  # fmt: skip
     """Consumer c: its 64 queries of each of the program's tiles."""
     Bq: gl.constexpr = CONSUMERS * 64
+    IN_TURNS: gl.constexpr = CONSUMERS == 3 and STAY
     used = 0
+    if IN_TURNS and c == 2:
+        _give_turn(c, used)
     if STAY:
-        for turn in range(n_turns((Nq + Bq - 1) // Bq, n_heads, CAUSAL, True)):
+        for turn in range(_n_forward_turns((Nq + Bq - 1) // Bq, n_heads, CAUSAL, True, IN_TURNS)):
             used = _forward_tile(
                 turn, used, c, CONSUMERS, Bk, BD, STAGES, CAUSAL, RAGGED, True,
                 O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
@@ -285,6 +393,8 @@ def _forward_rows(
             O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
             scale2, H, n_heads, Nq, Nk, TOGETHER,
         )  # fmt: skip
+    if IN_TURNS and c == 0:
+        _await_turn(c, used)  # the last turn, which nobody takes
     tma.store_wait(0)
 
 
@@ -303,8 +413,8 @@ def forward_kernel(
     Descriptors Q, O: (B, H, Nq, d) in blocks of 64 rows; K, V: (B, H / GROUP, Nk, d) in blocks of
     Bk; LSE: (B, H, Nq) contiguous fp32. One program per tile of 64 CONSUMERS queries of a head, or
     with STAY fewer, each of which then does several tiles; the queries have two places then, and
-    the next tile is loaded while this one ends. RAGGED: some block has keys past Nk that no mask
-    hides.
+    the next tile is loaded while this one ends. Three consumers that stay ask for their products in
+    turns. RAGGED: some block has keys past Nk that no mask hides.
     """
     dtype: gl.constexpr = Q.dtype
     scale2 = gl.cast(scale2, gl.float32)

@@ -11,7 +11,7 @@ from a2lib.attention import attention_reference
 
 NAMES = ("o", "dq", "dk", "dv")
 # Of the Gluon forward: consumers, and whether programs stay.
-HOPPER_FORMS = [(1, False), (1, True), (2, False), (2, True), (3, False)]
+HOPPER_FORMS = [(1, False), (1, True), (2, False), (2, True), (3, False), (3, True)]
 
 
 def with_gradients(attention, q, k, v, do, is_causal):

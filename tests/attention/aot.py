@@ -35,8 +35,8 @@ from a2lib.optim import kernels as optim  # noqa: E402
 
 # What tiles.hopper_forward chooses: consumers, and whether programs stay.
 FORMS = {
-    (64, True): [(1, False), (1, True)],
-    (64, False): [(1, True), (3, False)],
+    (64, True): [(1, False), (1, True), (3, True)],
+    (64, False): [(1, True), (3, False), (3, True)],
     (128, True): [(1, False), (2, False), (2, True)],
     (128, False): [(1, False), (2, False), (2, True)],
 }

@@ -229,9 +229,9 @@ def test_blocks_and_layouts(d, BD):
 def test_only_forms_that_exist_and_are_compiled(d, n_queries, n_heads, causal):
     consumers, stay = form_of(d, n_queries, n_heads, causal)
     assert consumers in ((0, 1, 3) if d <= 64 else (0, 1, 2))
-    assert not stay or consumers in (1, 2), "with three consumers a program has one tile"
-    also = hopper.hopper_backward_stays(d, -(-n_queries // 128), n_heads, causal)
-    assert not (causal and n_heads % 2 and (stay or also)), "pairs are of two heads"
+    pairs = stay and consumers < 3
+    pairs |= hopper.hopper_backward_stays(d, -(-n_queries // 128), n_heads, causal)
+    assert not (causal and n_heads % 2 and pairs), "pairs are of two heads"
 
 
 forms, tokens = st.sampled_from([(64, 1), (64, 3), (128, 1), (128, 2)]), st.integers(1, 400)
@@ -287,6 +287,24 @@ def test_every_tile_is_done_once_and_causal_programs_have_as_much_to_do(
     assert sorted(done) == list(itertools.product(range(n_tiles), range(n_heads)))
     if pairs:
         assert max(lengths) - min(lengths) <= n_tiles + 1, "one pair"
+
+
+@given(few, few, st.integers(1, 7))
+def test_in_rounds_there_and_back_every_tile_is_done_once(n_tiles, n_heads, n_programs):
+    n_programs = min(n_programs, n_tiles * n_heads)
+    done, lengths = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        there_and_back = hopper_forward._there_and_back.fn
+        patch.setattr(hopper_forward, "_there_and_back", there_and_back)
+        for program in range(n_programs):
+            here = {"program_id": lambda _, p=program: p, "num_programs": lambda _: n_programs}
+            patch.setattr(hopper_forward, "gl", SimpleNamespace(**here))
+            turns = hopper_forward._n_forward_turns.fn(n_tiles, n_heads, True, True, True)
+            mine = [there_and_back(turn) for turn in range(turns)]
+            done += mine
+            lengths.append(sum(n_tiles - number // n_heads for number in mine))
+    assert sorted(done) == list(range(n_tiles * n_heads))
+    assert max(lengths) - min(lengths) <= n_tiles, "the longest tile"
 
 
 @given(few, few, few, st.booleans())

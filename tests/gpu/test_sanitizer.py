@@ -96,6 +96,8 @@ def attend_in_all_forms(head_dim, is_causal):
         torch.use_deterministic_algorithms(False)
     hopper.n_multiprocessors = lambda _: 5  # so that programs that stay have many turns
     for i, form in enumerate(HOPPER_FORMS):
+        if form == (3, True) and head_dim > 64:
+            continue  # more shared memory than there is
         stays = form[1] and not (is_causal and head_dim > 64)
         hopper.hopper_forward = lambda *_, found=form: found
         hopper.hopper_backward_stays = lambda *_, found=stays: found

@@ -88,13 +88,14 @@ def forward(problem) -> None:
     """Fill o and lse."""
     p = problem
     consumers, stay = _form_of_forward(p)
+    ping_pong = stay and consumers == 3
     BD = _columns(p)
     Bk = 64 if consumers == 1 and BD == 128 else 128
     constants = {
         "BD": BD,
         "CONSUMERS": consumers,
         "Bk": Bk,
-        "STAGES": 2,
+        "STAGES": 3 if ping_pong else 2,
         "CAUSAL": p.is_causal,
         "RAGGED": _is_ragged(p, Bk),
         "STAY": stay,
@@ -106,9 +107,11 @@ def forward(problem) -> None:
     n_programs = n_tiles * n_heads
     if stay:  # two programs of one consumer share a multiprocessor
         at_once = (2 if consumers == 1 else 1) * n_multiprocessors(p.device)
-        n_programs = _staying(n_programs, at_once, p.is_causal)
+        n_programs = _staying(n_programs, at_once, p.is_causal and not ping_pong)
     scale2 = p.scale * math.log2(math.e)
     together = _together(2 * p.n_keys * p.head_dim * 2, n_heads, stay, p.is_causal)
+    if ping_pong and p.is_causal:
+        together = n_heads  # the longest tiles of all heads first
     sizes = (scale2, p.heads, n_heads, p.group, p.n_queries, p.n_keys, together)
     blocks = {"q": 64, "k": Bk, "v": Bk, "o": 64}
     forms = _forms(p, blocks, BD)

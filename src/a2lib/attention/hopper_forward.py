@@ -87,13 +87,40 @@ def barriers(n: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
+def _there_and_back(turn):
+    """Which tile is this program's in a round of all programs. Every other round runs backwards:
+    as tiles get shorter, no program always has the longest of a round."""
+    n_programs = gl.num_programs(0)
+    at = gl.program_id(0)
+    at += turn % 2 * (n_programs - 1 - 2 * at)
+    return turn * n_programs + at
+
+
+@gluon.jit
+def _n_forward_turns(
+    n_tiles, n_heads, CAUSAL: gl.constexpr, STAY: gl.constexpr, PING_PONG: gl.constexpr
+):
+    if PING_PONG:
+        n_items = n_tiles * n_heads
+        turns = n_items // gl.num_programs(0)
+        if _there_and_back(turns) < n_items:
+            turns += 1
+    else:
+        turns = n_turns(n_tiles, n_heads, CAUSAL, STAY)
+    return turns
+
+
+@gluon.jit
 def _queries_and_blocks(
-    turn, n_tiles, n_heads, Nk, TOGETHER,
-    Bq: gl.constexpr, Bk: gl.constexpr, CAUSAL: gl.constexpr, STAY: gl.constexpr,
+    turn, n_tiles, n_heads, Nk, TOGETHER, Bq: gl.constexpr, Bk: gl.constexpr,
+    CAUSAL: gl.constexpr, STAY: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """First query of the turn's tile, its head, and how many key blocks any query of it sees."""
-    at = gl.program_id(0)
-    tile, bh = tile_and_head(at, turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
+    if PING_PONG:
+        at = _there_and_back(turn)
+        tile, bh = tile_and_head(at, 0, n_tiles, n_heads, TOGETHER, CAUSAL, False)
+    else:
+        tile, bh = tile_and_head(gl.program_id(0), turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
     stop = Nk
     if CAUSAL:
         tile = n_tiles - 1 - tile
@@ -109,11 +136,12 @@ def _load_forward(
 ):  # fmt: skip
     """The queries of each of the program's tiles, then key and value blocks from the last down."""
     Bq: gl.constexpr = CONSUMERS * 64
+    PING_PONG: gl.constexpr = CONSUMERS == 3 and STAY
     n_tiles = (Nq + Bq - 1) // Bq
     loaded = 0
-    for turn in range(n_turns(n_tiles, n_heads, CAUSAL, STAY)):
+    for turn in range(_n_forward_turns(n_tiles, n_heads, CAUSAL, STAY, PING_PONG)):
         m0, bh, n_blocks = _queries_and_blocks(
-            turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY
+            turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY, PING_PONG
         )
         b = bh // H
         h = bh % H
@@ -140,40 +168,95 @@ def _load_forward(
 def _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     rows: gl.constexpr = gl.SliceLayout(1, s.type.layout)
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
-    offs_n = n0 + gl.arange(0, s.shape[1], columns)
-    visible = (offs_n < Nk)[None, :]
+    offs_n = gl.arange(0, s.shape[1], columns)
     if CAUSAL:
-        seen = offs_n[None, :] <= (m0 + gl.arange(0, s.shape[0], rows))[:, None]
+        last = m0 + gl.arange(0, s.shape[0], rows)  # key that a row sees
         if RAGGED:
-            visible = visible & seen
-        else:
-            visible = seen
-    if CAUSAL or RAGGED:
-        s = gl.where(visible, s, -float("inf"))
+            last = gl.minimum(last, Nk - 1)
+        s = gl.where((n0 + offs_n)[None, :] <= last[:, None], s, -float("inf"))
+    elif RAGGED:  # n0 + offs_n < Nk would spill registers
+        s = gl.where((offs_n < Nk - n0)[None, :], s, -float("inf"))
     return s
+
+
+@gluon.jit
+def _take_baton(c: gl.constexpr, number):
+    """Have consumer c, of three, wait until the one before has asked for its products: at a named
+    barrier, of which Triton has the first few. Inline assembly wants some number."""
+    gl.inline_asm_elementwise(
+        f"bar.sync {8 + c}, 256; mov.u32 $0, 0;", "=r,r", [number], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+def _pass_baton(c: gl.constexpr, number):
+    """Let the consumer after c ask for its products."""
+    gl.inline_asm_elementwise(
+        f"bar.arrive {8 + (c + 1) % 3}, 256; mov.u32 $0, 0;",
+        "=r,r", [number], gl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _in_pairs(weights, dtype: gl.constexpr):
+    """Weights rounded to dtype, two of a row in 32 bits: carried around a loop one by one, each
+    would take a register."""
+    low, high = gl.split(weights.reshape([weights.shape[0], weights.shape[1] // 2, 2]))
+    name: gl.constexpr = "bf16x2" if dtype == gl.bfloat16 else "f16x2"
+    return gl.inline_asm_elementwise(
+        f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,r,r", [low, high], gl.int32, True, 1
+    )
+
+
+@gluon.jit
+def _of_pairs(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    low = pairs.to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    return gl.convert_layout(
+        gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout
+    )
+
+
+@gluon.jit
+def _sums_of_threads(weights):
+    """Row sums in four parts, of what each of the four threads of a row has: no shuffles."""
+    rows: gl.constexpr = weights.shape[0]
+    columns: gl.constexpr = weights.shape[1]
+    parts = weights.reshape([rows, columns // 8, 4, 2]).permute((0, 2, 1, 3))
+    return gl.sum(parts.reshape([rows, 4, columns // 4]), 2)
 
 
 @gluon.jit
 def _forward_block(
     q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, i, m0, n0, Nk, scale2,
-    Bk: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASK: gl.constexpr, RAGGED: gl.constexpr,
+    c: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, MASK: gl.constexpr, RAGGED: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """Scores of block i while the weights p of the block before are multiplied with its values.
 
-    The tensor cores then have that product to do while this warpgroup computes exponentials.
+    The tensor cores then have that product to do while this warpgroup computes exponentials. With
+    PING_PONG consumers ask for their products one after the other, so that one's exponentials and
+    another's products are at the same time; p is in pairs, and l_i in the sums of threads.
     """
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     stage = i % STAGES
     before = (i - 1) % STAGES
+    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     mbarrier.wait(k_full.index(stage), (i // STAGES) & 1)
     k = as_matrix(k_s.index(stage), Bk, BD)
     zero = gl.zeros([64, Bk], gl.float32, scores)
+    if PING_PONG:
+        p = _of_pairs(p, q.dtype, operand)
+        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+        _take_baton(c, i)
     s_token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+    if not PING_PONG:
+        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
     v = as_matrix(v_s.index(before), Bk, BD)
     acc_token = warpgroup_mma(p, v, acc, is_async=True)
+    if PING_PONG:
+        _pass_baton(c, i)
     s = warpgroup_mma_wait(1, deps=[s_token])
     mbarrier.arrive(k_empty.index(stage), count=1)
     if MASK:
@@ -181,10 +264,21 @@ def _forward_block(
     m_new = gl.maximum(m_i, gl.max(s, 1) * scale2)
     weights = gl.exp2(s * scale2 - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
-    l_i = l_i * alpha + gl.sum(weights, 1)
+    if PING_PONG:
+        parts: gl.constexpr = l_i.type.layout
+        l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, parts))[:, None]
+        l_i += _sums_of_threads(weights)
+        # V came long ago. But ptxas moves the wait for a product up, above exponentials that are to
+        # cover it, and seldom past a loop, as this one is in PTX.
+        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+    else:
+        l_i = l_i * alpha + gl.sum(weights, 1)
     acc = warpgroup_mma_wait(0, deps=[acc_token])
     mbarrier.arrive(v_empty.index(before), count=1)
-    p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, sums, 2))
+    if PING_PONG:
+        p = _in_pairs(weights, q.dtype)
+    else:
+        p = gl.convert_layout(weights.to(q.dtype), operand)
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, sums))[:, None]
     return p, acc, m_new, l_i
 
@@ -202,9 +296,11 @@ def _forward_tile(
     N_MASKED: gl.constexpr = (Bq + Bk - 1) // Bk if CAUSAL else 1
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    PING_PONG: gl.constexpr = CONSUMERS == 3 and STAY
     n_tiles = (Nq + Bq - 1) // Bq
     m0, bh, n_blocks = _queries_and_blocks(
-        turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY
+        turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY, PING_PONG
     )
     m0 += c * 64
     n0 = (n_blocks - 1) * Bk
@@ -227,25 +323,32 @@ def _forward_tile(
     # Finite: a row may see no key of its first block, and -inf - -inf would be NaN.
     m_i = gl.maximum(gl.max(s, 1) * scale2, -1e30)
     weights = gl.exp2(s * scale2 - m_i[:, None])
-    l_i = gl.sum(weights, 1)
-    p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, sums, 2))
+    if PING_PONG:
+        l_i = _sums_of_threads(weights)
+        p = _in_pairs(weights, q.dtype)
+    else:
+        l_i = gl.sum(weights, 1)
+        p = gl.convert_layout(weights.to(q.dtype), operand)
     acc = gl.zeros([64, BD], gl.float32, sums)
     masked = gl.minimum(n_blocks, N_MASKED)
     for i in range(1, masked):
         n0 -= Bk
         p, acc, m_i, l_i = _forward_block(
             q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
-            m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, True, RAGGED,
+            m0, n0, Nk, scale2, c, Bk, BD, STAGES, CAUSAL, True, RAGGED, PING_PONG,
         )  # fmt: skip
     for i in range(masked, n_blocks):
         n0 -= Bk
         p, acc, m_i, l_i = _forward_block(
             q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
-            m0, n0, Nk, scale2, Bk, BD, STAGES, CAUSAL, False, RAGGED,
+            m0, n0, Nk, scale2, c, Bk, BD, STAGES, CAUSAL, False, RAGGED, PING_PONG,
         )  # fmt: skip
     used += n_blocks
     last = (used - 1) % STAGES
     mbarrier.wait(v_full.index(last), ((used - 1) // STAGES) & 1)
+    if PING_PONG:
+        p = _of_pairs(p, q.dtype, operand)
+        l_i = gl.convert_layout(gl.sum(l_i, 1), m_i.type.layout)
     token = warpgroup_mma(p, as_matrix(v_s.index(last), Bk, BD), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[token])
     mbarrier.arrive(v_empty.index(last), count=1)
@@ -271,9 +374,12 @@ def _forward_rows(
 ):  # fmt: skip
     """Consumer c: its 64 queries of each of the program's tiles."""
     Bq: gl.constexpr = CONSUMERS * 64
+    PING_PONG: gl.constexpr = CONSUMERS == 3 and STAY
     used = 0
+    if PING_PONG and c == 2:
+        _pass_baton(c, used)
     if STAY:
-        for turn in range(n_turns((Nq + Bq - 1) // Bq, n_heads, CAUSAL, True)):
+        for turn in range(_n_forward_turns((Nq + Bq - 1) // Bq, n_heads, CAUSAL, True, PING_PONG)):
             used = _forward_tile(
                 turn, used, c, CONSUMERS, Bk, BD, STAGES, CAUSAL, RAGGED, True,
                 O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
@@ -285,6 +391,8 @@ def _forward_rows(
             O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
             scale2, H, n_heads, Nq, Nk, TOGETHER,
         )  # fmt: skip
+    if PING_PONG and c == 0:
+        _take_baton(c, used)  # no barrier is left with half of its arrivals
     tma.store_wait(0)
 
 
@@ -303,8 +411,8 @@ def forward_kernel(
     Descriptors Q, O: (B, H, Nq, d) in blocks of 64 rows; K, V: (B, H / GROUP, Nk, d) in blocks of
     Bk; LSE: (B, H, Nq) contiguous fp32. One program per tile of 64 CONSUMERS queries of a head, or
     with STAY fewer, each of which then does several tiles; the queries have two places then, and
-    the next tile is loaded while this one ends. RAGGED: some block has keys past Nk that no mask
-    hides.
+    the next tile is loaded while this one ends. Three consumers that stay play ping-pong
+    (``_forward_block``). RAGGED: some block has keys past Nk that no mask hides.
     """
     dtype: gl.constexpr = Q.dtype
     scale2 = gl.cast(scale2, gl.float32)

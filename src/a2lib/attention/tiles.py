@@ -115,14 +115,16 @@ def hopper_forward(head_dim, n_queries, n_heads, causal):
     plain Triton is; and whether programs stay for several tiles (measured on an H200).
 
     With heads above 64 two consumers, which read keys together, pay from one tile a multiprocessor
-    on; up to 64 three do, on long rows without a mask.
+    on; up to 64 three do on long rows. Those that stay play ping-pong (``hopper_forward.py``).
     """
     tiles = -(-n_queries // 64) * n_heads
     if tiles < 32:
         return 0, False  # the host takes longer than either, and less for plain Triton
     if head_dim <= 64:
-        if not causal and n_queries >= 4096 and tiles >= 4096:
-            return 3, False
+        if causal and n_queries >= 8192 and tiles >= 2048:
+            return 3, True
+        if not causal and n_queries >= 1024 and tiles >= 4096:
+            return 3, n_queries <= 4096
         return 1, not causal or _pairs_pay(n_queries, 64, n_heads, 2 * MULTIPROCESSORS)
     if tiles <= MULTIPROCESSORS:
         return 1, False

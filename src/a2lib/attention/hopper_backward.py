@@ -305,10 +305,10 @@ def _backward_block(
                 visible = visible & (offs_n[:, None] <= offs_m[None, :])
             p = gl.where(visible, p, 0.0)
         weights = gl.convert_layout(p.to(q.dtype), operand)
-        if HALVES == 2 and not FIRST and (half == 0 or CAUSAL):
+        if HALVES == 2 and not FIRST and (half == 0 or (CAUSAL and not ORDERED)):
             # Q came long ago. But ptxas moves the wait for a product up, above exponentials that
-            # are to cover it, and seldom past a loop, as this one is in PTX. Without a mask the
-            # second half's was slower (measured on an H200).
+            # are to cover it, and seldom past a loop, as this one is in PTX. Without a mask, and
+            # in a fixed order, the second half's was slower (measured on an H200).
             mbarrier.wait(q_full.index(stage), phase)
         if HALVES == 2 and half == 0 and not FIRST:
             dp = warpgroup_mma_wait(1, deps=[dp_token])

@@ -42,16 +42,14 @@ def divide(
         if p.dim() >= 2:
             owners.update(module for module, _ in at)
     units = {"": UnitParts(root)}
-    unit_names: dict[nn.Module, set[str]] = {}
     for name, module in unit_modules(root).items():
         units[name] = UnitParts(module)
-        for part in module.modules():
-            unit_names.setdefault(part, set()).add(name)
+    users = users_of(root, {parts.module: name for name, parts in units.items()})
     parameters: list[Sharded | Replicated] = []
     for p, (names, at) in places.items():
         homes = set()
         for module, _ in at:
-            homes |= unit_names.get(module, {""})
+            homes |= users[module]
         unit = units[homes.pop() if len(homes) == 1 else ""]
         dtype = p.dtype
         # A float of 8 bits goes with a scale that its module knows of.
@@ -92,6 +90,23 @@ def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
 
     visit("", root)
     return {name: module for module, name in names.items() if module is not root}
+
+
+def users_of(root: nn.Module, unit_names: dict[nn.Module, str]) -> dict[nn.Module, set[str]]:
+    """Return for each module the names of the units that have it, the root's "" where the root has
+    it outside of all others."""
+    users: dict[nn.Module, set[str]] = {}
+
+    def visit(module: nn.Module, user: str) -> None:
+        names = users.setdefault(module, set())
+        if user in names:
+            return
+        names.add(user)
+        for child in module.children():
+            visit(child, user or unit_names.get(child, ""))
+
+    visit(root, "")
+    return users
 
 
 def runs(module: nn.Module) -> bool:

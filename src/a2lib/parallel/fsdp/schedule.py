@@ -14,13 +14,14 @@ done when the next one's first gradient comes, unless that is at the same node: 
 what its last unit did, and a block that is skipped what came in.
 """
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
@@ -171,7 +172,7 @@ class Schedule:
     def _meet_backward(self, unit: Unit) -> None:
         """Ask of a backward that is new whether it adds to gradients of parameters: that of
         ``torch.autograd.grad`` does not, and leaves nothing to send."""
-        backward = torch._C._current_graph_task_id()
+        backward = backward_number()
         if not self._begun:
             parameters = itertools.chain(unit.parameters, self._trained)
             self._accumulates = any(map(_will_have_a_gradient, parameters))
@@ -271,25 +272,36 @@ def _watch(unit: Unit, output: object, begins: Callable) -> bool:
     leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
     tensors = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
     for x in tensors:
+        begins_once = _once_a_backward(functools.partial(begins, unit))
         if x.grad_fn is None:
-            x.register_hook(_beginning(unit, None, begins))
+            x.register_hook(lambda _, begins_once=begins_once: begins_once(None))
             continue
-        x.grad_fn.register_prehook(_beginning(unit, x.grad_fn, begins))
+        nodes = [x.grad_fn]
         # Changed in place by the caller, a view gets another history, but not its base's, which has
         # no public name.
         if x._is_view() and x._base.grad_fn is not None:
-            x._base.grad_fn.register_prehook(_beginning(unit, x._base.grad_fn, begins))
+            nodes.append(x._base.grad_fn)
+        for node in nodes:
+            # The mark stands for the node, which the hook must not hold: that would be a cycle no
+            # collector sees.
+            mark = node.metadata.setdefault("a2lib.fsdp", object())
+            node.register_prehook(lambda _, begins_once=begins_once, mark=mark: begins_once(mark))
     return bool(tensors)
 
 
-def _beginning(unit: Unit, node: Node | None, begins: Callable) -> Callable:
-    # Of the node, which the hook must not hold: that would be a cycle no collector sees.
-    mark = None if node is None else node.metadata.setdefault("a2lib.fsdp", object())
+def _once_a_backward(begins: Callable) -> Callable:
+    """Return ``begins`` for the first of several nodes: the base of a view may be what an earlier
+    unit made, and when that comes this one is through."""
+    last = None
 
-    def hook(*_: object) -> None:
-        begins(unit, mark)
+    def begins_once(mark: object) -> None:
+        nonlocal last
+        number = backward_number()
+        if number != last:
+            last = number
+            begins(mark)
 
-    return hook
+    return begins_once
 
 
 def _opaque(output: object) -> bool:
@@ -312,5 +324,10 @@ def _will_have_a_gradient(p: Sharded | Replicated) -> bool:
 
 def in_backward() -> bool:
     """Return whether autograd is running a backward here, so that a forward is a checkpoint's."""
+    return backward_number() != -1
+
+
+def backward_number() -> int:
+    """Return the number of the backward that autograd is running here, -1 where there is none."""
     # PyTorch has no public name for it.
-    return torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id()

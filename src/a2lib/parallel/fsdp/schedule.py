@@ -48,7 +48,8 @@ class Schedule:
         self._in_order = True  # since the last forward began, units have come as they were expected
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
-        # A backward of these cannot be seen to begin: they stay whole, and are sent at the finish.
+        # A backward of these cannot be seen to begin: they stay whole until the finish, and are sent
+        # there and before another forward.
         self._unseen: list[Unit] = []
         self._sent: deque[tuple[torch.cuda.Event | None, list[Prepared]]] = deque()
         self._root_sent = False  # since the last finish
@@ -67,7 +68,7 @@ class Schedule:
         if gradients:
             self.forwards += 1
         self._accumulates = True
-        self.send_begun()
+        self._send_units(self._unseen)
         for unit in self.units:
             unit.free()
         for unit in self._unseen:

@@ -217,19 +217,19 @@ PLANTED = {
         "freed weights are used in the backward without a gather": [
             (
                 UNITS,
-                "            copy_all(self._rows, self._masters)\n",
-                "            if not hasattr(self, 'once'):\n"
-                "                copy_all(self._rows, self._masters)\n"
-                "            self.once = True\n",
+                "        copy_all(self._rows, self._masters)\n",
+                "        if not hasattr(self, 'once'):\n"
+                "            copy_all(self._rows, self._masters)\n"
+                "        self.once = True\n",
             )
         ],
         "later steps gather the weights of the first step": [
             (
                 UNITS,
-                "            copy_all(self._rows, self._masters)\n",
-                "            if not hasattr(self, 'once'):\n"
-                "                self.once = [p.clone() for p in self._masters]\n"
-                "            copy_all(self._rows, self.once)\n",
+                "        copy_all(self._rows, self._masters)\n",
+                "        if not hasattr(self, 'once'):\n"
+                "            self.once = [p.clone() for p in self._masters]\n"
+                "        copy_all(self._rows, self.once)\n",
             )
         ],
         "a rank keeps the rows of the other rank": [

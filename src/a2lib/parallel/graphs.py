@@ -127,7 +127,8 @@ class CudaGraphs:
         try:
             graph.pool()  # raises unless the capture came to its end
         except RuntimeError:
-            # Then PyTorch (2.11 to 2.13) leaves its allocator writing to the pool.
+            # Then PyTorch (2.11 to 2.13) leaves its allocator writing to the pool, which nothing
+            # with a public name ends.
             _cut_off.append(graph)
             for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
                 with contextlib.suppress(Exception):

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves  # there is none by a public name
 
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import Prepared, Unit
@@ -48,8 +48,8 @@ class Schedule:
         self._in_order = True  # since the last forward began, units have come as they were expected
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
-        # A backward of these cannot be seen to begin: they stay whole until the finish, and are sent
-        # there and before another forward.
+        # A backward of these cannot be seen to begin: they stay whole until the finish, and are
+        # sent there and before another forward.
         self._unseen: list[Unit] = []
         self._sent: deque[tuple[torch.cuda.Event | None, list[Prepared]]] = deque()
         self._root_sent = False  # since the last finish
@@ -151,11 +151,14 @@ class Schedule:
         self.waits_for_backward = False
         self._meet_backward(unit)
         self._meet_order(unit)
-        done, still = [], []
+        done: list[Unit] = []
+        still: list[Unit] = []
         for other in self._begun:
             same_node = mark is not None and other.began_at is mark
-            goes_on = other is self.root or other in self._unseen or same_node
-            (still if goes_on else done).append(other)
+            if other is self.root or other in self._unseen or same_node:
+                still.append(other)
+            else:
+                done.append(other)
         prepared = [self._prepare(other) for other in done]
         if not self._begun:
             # Nothing is left behind a backward, which zero_grad could not reach. PyTorch calls this

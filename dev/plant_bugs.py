@@ -140,8 +140,11 @@ PLANTED = {
             (CARRIERS, "self.works:\n            work.wait()", "self.works:\n            pass")
         ],
         "frozen parameters get a hook": [
-            (DDP, "for p in named.values() if p.requires_grad]", "for p in named.values()]"),
-            (DDP, "in named.items() if p.requires_grad]", "in named.items()]"),
+            (
+                DDP,
+                "            if p.requires_grad:\n                self._n",
+                "            if True:\n                self._n",
+            )
         ],
         "the hook runs before the gradient is in .grad": [
             (DDP, "p.register_post_accumulate_grad_hook(", "p.register_hook(")

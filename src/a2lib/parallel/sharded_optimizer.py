@@ -195,8 +195,8 @@ class ShardedOptimizer(Optimizer):
     def _check(self, groups: list[dict]) -> None:
         """Raise ValueError, on every rank, for new groups that cannot be sharded."""
         new = parameters_of(groups)
-        numbers = map("{}:".format, range(len(new)))
-        check_alike("parameters", describe(zip(numbers, new, strict=True)), self._group)
+        numbered = [(f"{n}:", p) for n, p in enumerate(new)]
+        check_alike("parameters", describe(numbered), self._group)
         if any(p.is_meta for p in new):
             raise ValueError("a parameter is on the device meta, without memory; fill it before")
         if any(map(is_shard, new)):

@@ -98,7 +98,10 @@ class FSDP(nn.Module):
         self._sharded: list[Sharded] = []
         self._replicated: list[Replicated] = []
         for p in division.parameters:
-            (self._sharded if isinstance(p, Sharded) else self._replicated).append(p)
+            if isinstance(p, Sharded):
+                self._sharded.append(p)
+            else:
+                self._replicated.append(p)
         self._trained = [p for p in division.parameters if p.master.requires_grad]
         lane = Lane(self.device)
         self._units = []

@@ -140,8 +140,11 @@ PLANTED = {
             (CARRIERS, "self.works:\n            work.wait()", "self.works:\n            pass")
         ],
         "frozen parameters get a hook": [
-            (DDP, "for p in named.values() if p.requires_grad]", "for p in named.values()]"),
-            (DDP, "in named.items() if p.requires_grad]", "in named.items()]"),
+            (
+                DDP,
+                "            if p.requires_grad:\n                self._n",
+                "            if True:\n                self._n",
+            )
         ],
         "the hook runs before the gradient is in .grad": [
             (DDP, "p.register_post_accumulate_grad_hook(", "p.register_hook(")
@@ -217,19 +220,19 @@ PLANTED = {
         "freed weights are used in the backward without a gather": [
             (
                 UNITS,
-                "            copy_all(self._rows, self._masters)\n",
-                "            if not hasattr(self, 'once'):\n"
-                "                copy_all(self._rows, self._masters)\n"
-                "            self.once = True\n",
+                "        copy_all(self._rows, self._masters)\n",
+                "        if not hasattr(self, 'once'):\n"
+                "            copy_all(self._rows, self._masters)\n"
+                "        self.once = True\n",
             )
         ],
         "later steps gather the weights of the first step": [
             (
                 UNITS,
-                "            copy_all(self._rows, self._masters)\n",
-                "            if not hasattr(self, 'once'):\n"
-                "                self.once = [p.clone() for p in self._masters]\n"
-                "            copy_all(self._rows, self.once)\n",
+                "        copy_all(self._rows, self._masters)\n",
+                "        if not hasattr(self, 'once'):\n"
+                "            self.once = [p.clone() for p in self._masters]\n"
+                "        copy_all(self._rows, self.once)\n",
             )
         ],
         "a rank keeps the rows of the other rank": [

@@ -18,7 +18,7 @@ from a2lib.lab.clock import Clock
 from a2lib.lab.failures import LostContext, classify, failed, is_lost, note, trial
 from a2lib.lab.sections import Section
 from a2lib.lab.timing import Attempts, Timing, in_turns, sample_count, time_many
-from a2lib.parallel.graphs import CapturedGraph, CudaGraphs, Unusable
+from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 
 REP_MS = 80.0
 MIN_N, MAX_N = 3, 300
@@ -27,6 +27,36 @@ SHORT_MS = 100.0
 
 Call = Callable[[], object]
 Make = Callable[[bool], Call]
+
+
+class Unusable(RuntimeError):
+    """After a failed capture plain work on the device fails too, or a new capture does."""
+
+
+class MendedGraphs(CudaGraphs):
+    """CUDA graphs captured one after the other, whatever has failed before."""
+
+    def mend(self) -> None:
+        """Make the process fit for further work after a failure; Unusable where it is not.
+
+        A trivial capture also ends what the failed one left open in the random generator.
+        """
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+            counted = torch.zeros(1, device="cuda")
+
+            def count() -> None:
+                counted.add_(1)
+
+            self.capture(lambda: count, 1).release()
+            torch.rand(1, device="cuda")
+            right = counted.item() == 2  # run once, replayed once
+        except Exception as error:
+            raise Unusable(str(error)) from error
+        if not right:
+            raise Unusable("a captured addition gives a wrong sum")
 
 
 @dataclass(frozen=True)
@@ -52,7 +82,7 @@ def time_replays(
     expected_ms: Mapping[str, float],
     *,
     max_n: int = MAX_N,
-    graphs: CudaGraphs | None = None,
+    graphs: MendedGraphs | None = None,
     clock: Clock | None = None,
 ) -> Replays:
     """Time each call of ``makers`` replayed from a CUDA graph, in turns.
@@ -63,7 +93,7 @@ def time_replays(
 
     The exceptions returned are without the frames that hold tensors.
     """
-    graphs, clock = graphs or CudaGraphs(), clock or Clock("cuda")
+    graphs, clock = graphs or MendedGraphs(), clock or Clock("cuda")
     captured: dict[str, CapturedGraph] = {}
     samples: dict[str, list[float]] = {}
 

@@ -33,7 +33,8 @@ def _eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if not torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None:
-        # Selective checkpointing and counters of operations see operators alone.
+        # Selective checkpointing and counters of operations see operators alone. That there is such
+        # a mode PyTorch tells by no public name.
         return flash_forward(q, k, v, True, None)[0]
     return flash_attention(q, k, v, is_causal=True)
 

@@ -97,16 +97,9 @@ def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     their sum. Elsewhere, and where a Linear is replaced, hooked or there twice, each is called by
     itself.
     """
-    # PyTorch has no public name for the hooks that are registered.
-    plain = torch.compiler.is_compiling() and all(
-        type(linear) is Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
-        for linear in linears
-    )
-    weights = [linear.weight for linear in linears] if plain else []
-    # Compared as tensors: a graph that asks who a module is serves that module alone.
-    twice = any(a is b for i, a in enumerate(weights) for b in weights[:i])
-    if twice or not plain:
+    if not torch.compiler.is_compiling() or not _are_plain(linears):
         return tuple(linear(x) for linear in linears)
+    weights = [linear.weight for linear in linears]
     if _casts_while_compiling(x, *weights):
         y = _sixteen_bit_product(x, *weights)
     elif _narrow_weights(x, *weights):
@@ -114,6 +107,19 @@ def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     else:
         return tuple(linear(x) for linear in linears)
     return y.split([linear.out_features for linear in linears], dim=-1)
+
+
+def _are_plain(linears: tuple[Linear, ...]) -> bool:
+    """Return whether nothing but their weights is in these, each another one."""
+    for i, linear in enumerate(linears):
+        # PyTorch has no public name for the hooks that are registered.
+        if type(linear) is not Linear or linear._forward_hooks or linear._forward_pre_hooks:
+            return False
+        for earlier in linears[:i]:
+            # Compared as tensors: a graph that asks who a module is serves that module alone.
+            if linear.weight is earlier.weight:
+                return False
+    return True
 
 
 def _narrow_weights(x: Tensor, *weights: Tensor) -> bool:

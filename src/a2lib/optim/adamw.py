@@ -12,6 +12,7 @@ from torch import Tensor
 from a2lib.optim.updates import update
 from a2lib.parallel.group import is_shard, local
 from a2lib.parallel.lane import Lane
+from a2lib.parallel.tensors import add_to_all
 
 WORKING = (torch.float32, torch.bfloat16)
 MASTER, MOMENTS, STEP = "master", ("exp_avg", "exp_avg_sq"), "step"
@@ -101,12 +102,13 @@ class MasterAdamW(torch.optim.Optimizer):
             p.data = p.data.to(working)
 
     def masters(self) -> dict[Tensor, Tensor]:
-        """Each parameter and the float32 tensor that is updated, which may be itself."""
-        return {
-            p: self.state.get(p, {}).get(MASTER, p.detach())
-            for group in self.param_groups
-            for p in group["params"]
-        }
+        """Return the float32 tensor that is updated for each parameter, which may be itself."""
+        masters = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                # Not by state[p], which would make an entry.
+                masters[p] = self.state.get(p, {}).get(MASTER, p.detach())
+        return masters
 
     @contextlib.contextmanager
     def overlapping(self, wrapper: Any = None) -> Iterator[None]:
@@ -126,7 +128,10 @@ class MasterAdamW(torch.optim.Optimizer):
         parameter's gradient, or a parameter is FSDP's; TypeError for a wrapper that averages after
         backward.
         """
-        group_of = {p: group for group in self.param_groups for p in group["params"]}
+        group_of = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                group_of[p] = group
         with contextlib.ExitStack() as hooks:
             if wrapper is None:
                 self._refuse_others(group_of)
@@ -189,12 +194,12 @@ class MasterAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            found = [p for p in group["params"] if p.grad is not None or p in self._ahead]
-            for p in found:
+            stepping = [p for p in group["params"] if p.grad is not None or p in self._ahead]
+            for p in stepping:
                 if p not in self._ahead:
                     self._start(p)
                     self._update(group, p)
-            self._count(found)
+            self._count(stepping)
         self._ahead.clear()
         return loss
 
@@ -208,7 +213,7 @@ class MasterAdamW(torch.optim.Optimizer):
         for p in params:
             of_device.setdefault(p.device, []).append(self.state[p][STEP])
         for steps in of_device.values():
-            torch._foreach_add_(steps, 1)
+            add_to_all(steps, 1)
 
     def _update(self, group: dict[str, Any], p: Tensor) -> None:
         state, grad = self.state[p], p.grad

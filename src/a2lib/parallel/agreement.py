@@ -24,7 +24,7 @@ class Members:
 
     def __init__(self, module: nn.Module, also: Iterable[Tensor] = ()) -> None:
         self._module = module
-        self._allowed = {id(p) for p in (*module.parameters(), *also)}
+        self._allowed = {*map(id, module.parameters()), *map(id, also)}
         self._remember()
 
     def check(self) -> None:
@@ -40,13 +40,17 @@ class Members:
         self._remember()  # a module without parameters came or went
 
     def _remember(self) -> None:
-        modules = list(self._module.modules())
-        # PyTorch's public names walk the tree.
-        self._tables = [m._parameters for m in modules] + [m._modules for m in modules]
+        self._tables: list[dict] = []
+        for module in self._module.modules():
+            # PyTorch's public names for what is in them walk the tree.
+            self._tables += [module._parameters, module._modules]
         self._before = self._identities()
 
     def _identities(self) -> list[int]:
-        return [id(entry) for table in self._tables for entry in table.values()]
+        identities: list[int] = []
+        for table in self._tables:
+            identities.extend(map(id, table.values()))
+        return identities
 
 
 class Agreement:
@@ -175,10 +179,12 @@ class Meeting:
         try:
             store.wait(keys, timedelta(seconds=LIMIT_S))
         except RuntimeError:
-            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            others = " and ".join(f"rank {rank}" for rank in missing)
+            missing = []
+            for rank, key in enumerate(keys):
+                if not store.check([key]):
+                    missing.append(f"rank {rank}")
             raise RuntimeError(
-                f"rank {self._rank} gave up a step that {others} did not give up within "
-                f"{LIMIT_S:g} s: what one rank skips every rank skips, by reset()"
+                f"rank {self._rank} gave up a step that {' and '.join(missing)} did not give up "
+                f"within {LIMIT_S:g} s: what one rank skips every rank skips, by reset()"
             ) from None
         self._count += 1

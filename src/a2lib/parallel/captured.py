@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map  # there is none by a public name
 
 from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from a2lib.parallel.group import everyone, member
 from a2lib.parallel.lane import Lane
+from a2lib.parallel.tensors import copy_all, round_up
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
@@ -110,9 +111,10 @@ def shared_memory(
     while True:
         mine = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         key = whole.group_name, mine.data_ptr()
-        told = everyone((mine.data_ptr(), _met.get(key)), group)
-        each = [address for address, _ in told]
-        if all(met is None for _, met in told) or all(met == each for _, met in told):
+        addresses, met = zip(*everyone((mine.data_ptr(), _met.get(key)), group), strict=True)
+        each = list(addresses)
+        are_new = met.count(None) == len(met)
+        if are_new or met.count(each) == len(met):
             break
         aside.append(mine)  # held, so that the next one is another
     _met[key] = each
@@ -175,11 +177,12 @@ class _Part:
     def messages(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return (what is read, there, here) of each piece, given each parameter's gradient, flat;
         all together where all is read here."""
-        cuts = [piece.cut(sources[piece.index]) for piece in self.pieces]
-        pairs = list(zip(cuts, self.pieces, strict=True))
-        if all(cut.data_ptr() == piece.here.data_ptr() for cut, piece in pairs):
-            return [(self.here, self.there, self.here)]
-        return [(cut, piece.there, piece.here) for cut, piece in pairs]
+        messages, all_here = [], True
+        for piece in self.pieces:
+            cut = piece.cut(sources[piece.index])
+            messages.append((cut, piece.there, piece.here))
+            all_here = all_here and cut.data_ptr() == piece.here.data_ptr()
+        return [(self.here, self.there, self.here)] if all_here else messages
 
 
 @dataclass
@@ -232,8 +235,10 @@ class CopyEngines:
         sizes = [self._padded(params) for params in buckets]
         every = list(itertools.chain(*buckets))
         if self._memory is None:
-            # Whatever the buckets are later, each parameter is padded at most once.
-            total = sum(self._padded([p]) for p in every)
+            total = 0
+            for p in every:
+                # Whatever the buckets are later, each parameter is padded at most once.
+                total += self._padded([p])
             self._memory = _Shared(total, self.group, self._device)
         for p in every:
             if p.grad is not None and self._has(p.grad):
@@ -255,13 +260,13 @@ class CopyEngines:
 
     def _room(self, p: Tensor) -> int:
         """Return the elements that a parameter takes in its bucket."""
-        unit = ALIGN // self._sent_dtype(p).itemsize
-        return -(-p.numel() // unit) * unit
+        return round_up(p.numel(), ALIGN // self._sent_dtype(p).itemsize)
 
     def _padded(self, params: Sequence[Tensor]) -> int:
-        size = sum(self._room(p) * self._sent_dtype(p).itemsize for p in params)
-        unit = ALIGN * self._world_size
-        return -(-size // unit) * unit
+        size = 0
+        for p in params:
+            size += self._room(p) * self._sent_dtype(p).itemsize
+        return round_up(size, ALIGN * self._world_size)
 
     def _bucket(self, params: Sequence[Tensor], begin: int, size: int) -> _Bucket:
         dtype, rank, world = self._sent_dtype(params[0]), self._rank, self._world_size
@@ -311,7 +316,10 @@ class CopyEngines:
             for piece in part.pieces:
                 if sent[piece.index] is not summed[piece.index]:
                     staged.append((piece.here, piece.cut(summed[piece.index])))
-        back = [(grad, here) for here, grad in staged if here.dtype != grad.dtype]
+        back = []
+        for here, grad in staged:
+            if here.dtype != grad.dtype:
+                back.append((grad, here))
         messages = []
         for part in to.others:
             messages.extend(part.messages(sent))
@@ -344,9 +352,9 @@ class CopyEngines:
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy and cast the second of each into the first, on a GPU by one kernel for all."""
+    """Copy and cast the second of each into the first."""
     if pairs:
-        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
+        copy_all(*zip(*pairs, strict=True))
 
 
 def _is_view(grad: Tensor, view: Tensor) -> bool:

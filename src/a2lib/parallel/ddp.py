@@ -51,6 +51,7 @@ from a2lib.parallel.carriers import Backend, choose
 from a2lib.parallel.copy_engines import CopyEngines, Then
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.group import capturing, make_alike, mean_operator, member, one_device
+from a2lib.parallel.tensors import by_dtype
 
 MB = 2**20
 
@@ -89,11 +90,16 @@ class _Replica(nn.Module):
         self.rank, self.world_size = member(group)
         _refuse_a_second_wrapper(module)
         self.device = make_alike(module, group)
-        named = dict(module.named_parameters())
         self.module, self.group = module, group
-        self._names = [name for name, p in named.items() if p.requires_grad]
-        self._trained = [p for p in named.values() if p.requires_grad]
-        self._frozen = [(name, p) for name, p in named.items() if not p.requires_grad]
+        self._trained: list[nn.Parameter] = []
+        self._names: list[str] = []
+        self._frozen: list[tuple[str, nn.Parameter]] = []
+        for name, p in module.named_parameters():
+            if p.requires_grad:
+                self._names.append(name)
+                self._trained.append(p)
+            else:
+                self._frozen.append((name, p))
         self._members = Members(module)
         self._synchronizing = True
         self._step = _Step()
@@ -237,8 +243,7 @@ class FlatDDP(_Replica):
     """
 
     def _average(self) -> str:
-        for dtype in dict.fromkeys(p.dtype for p in self._trained):
-            alike = [i for i, p in enumerate(self._trained) if p.dtype == dtype]
+        for alike in by_dtype(range(len(self._trained)), lambda i: self._trained[i].dtype):
             flat = torch.cat([self._dense(i).view(-1) for i in alike])
             dist.all_reduce(flat, mean_operator([flat], self.group), group=self.group)
             begin = 0
@@ -320,15 +325,16 @@ class _Overlapped(_Replica):
         place_of = {i: place for place, i in enumerate(order)}
         self._buckets.sort(key=lambda bucket: place_of[bucket[-1]])
         self._bucket_of: dict[int, int] = {}
-        params = []
         for number, bucket in enumerate(self._buckets):
             self._bucket_of.update(dict.fromkeys(bucket, number))
-            params.append([self._trained[i] for i in bucket])
-        self._carrier.lay_out(params)
+        self._carrier.lay_out(list(map(self._parameters_of, self._buckets)))
         self._forget()
 
+    def _parameters_of(self, bucket: Sequence[int]) -> list[nn.Parameter]:
+        return [self._trained[i] for i in bucket]
+
     def _forget(self) -> None:
-        self._under_way = _UnderWay([len(bucket) for bucket in self._buckets])
+        self._under_way = _UnderWay(list(map(len, self._buckets)))
 
     def _gradient_is_there(self, i: int) -> None:
         self._step.accumulated = True
@@ -354,7 +360,7 @@ class _Overlapped(_Replica):
         bucket = self._buckets[now.next]
         for i in bucket:
             self._check_dense(i)
-        params = [self._trained[i] for i in bucket]
+        params = self._parameters_of(bucket)
         if not self._carrier.send(now.next, params, then) and then is not None:
             now.in_the_finish.append((then, params))
         now.next += 1
@@ -396,9 +402,9 @@ class _Overlapped(_Replica):
         dist.broadcast_object_list(orders, group=self.group, device=self.device, group_src=0)
         (first,) = orders
         if first:
-            arrived_first = set(first)
-            rest = [i for i in reversed(range(len(self._trained))) if i not in arrived_first]
-            self._make_buckets([*first, *rest], len(first))
+            # What is not in it comes behind, in the order of before.
+            everything = dict.fromkeys([*first, *reversed(range(len(self._trained)))])
+            self._make_buckets(list(everything), len(first))
             self._order_known = True
 
 
@@ -481,19 +487,21 @@ def _remove(hooks: list) -> None:
 
 
 def _refuse_a_second_wrapper(module: nn.Module) -> None:
-    ids = {id(p) for p in module.parameters()}
-
-    def other() -> str:
-        for wrapper in list(_wrappers):
-            if any(id(p) in ids for p in wrapper._trained):
-                return type(wrapper).__name__
-        return ""
-
-    if other():
-        gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
-    name = other()
-    if name:
+    if _wrapper_of(module) is None:
+        return
+    gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
+    other = _wrapper_of(module)
+    if other is not None:
         raise RuntimeError(
-            f"a {name} has parameters of this module: averaged twice, they would be wrong; drop "
-            "that wrapper first"
+            f"a {type(other).__name__} has parameters of this module: averaged twice, they would "
+            "be wrong; drop that wrapper first"
         )
+
+
+def _wrapper_of(module: nn.Module) -> _Replica | None:
+    """Return a wrapper that has some of the module's parameters already."""
+    ids = set(map(id, module.parameters()))
+    for wrapper in list(_wrappers):
+        if not ids.isdisjoint(map(id, wrapper._trained)):
+            return wrapper
+    return None

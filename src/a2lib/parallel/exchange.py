@@ -9,6 +9,7 @@ size, W - 1 times: such a one is broadcast, which is no slower than the gather o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from a2lib.parallel.group import all_gather_single
 from a2lib.parallel.owners import CHUNKS
+from a2lib.parallel.tensors import copy_all, round_up
 
 # CHUNKS of a dtype, but none below so many bytes: what is exposed is the update of the first one or
 # the transfer of the last.
@@ -34,7 +36,9 @@ def cut(shares: Sequence[Sequence[int]], chunks: int) -> list[list[list[int]]]:
     Every rank's share is cut at the same fractions of its bytes, largest first, so that the rows
     of a chunk are as long as each other but for one size.
     """
-    places: list[list[list[int]]] = [[[] for _ in shares] for _ in range(chunks)]
+    places: list[list[list[int]]] = []
+    for _ in range(chunks):
+        places.append([[] for _ in shares])
     for rank, sizes in enumerate(shares):
         total, before = sum(sizes), 0
         largest_first = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
@@ -48,10 +52,10 @@ def cut(shares: Sequence[Sequence[int]], chunks: int) -> list[list[list[int]]]:
 
 def lay_out(shares: Sequence[Sequence[Tensor]]) -> list[Chunk]:
     """Return the chunks of parameters of one dtype and device, those of each rank in ``shares``."""
-    sizes = []
+    sizes, total = [], 0
     for share in shares:
         sizes.append([p.nbytes for p in share])
-    total = sum(map(sum, sizes))
+        total += sum(sizes[-1])
     chunks = []
     for places in cut(sizes, max(1, min(CHUNKS, total // LEAST_BYTES))):
         params = []
@@ -64,19 +68,18 @@ def lay_out(shares: Sequence[Sequence[Tensor]]) -> list[Chunk]:
 def sticking_out(shares: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     """Return which of a chunk's parameters, (rank, place in its share), are not to be in its rows,
     given sizes: the largest of the longest row, as long as rows are padded by too much."""
-    rows = []
+    rows, lengths = [], []
     for share in shares:
-        rows.append(sorted((size, i) for i, size in enumerate(share)))
+        rows.append(sorted(range(len(share)), key=share.__getitem__))
+        lengths.append(sum(share))
     out = set()
     while True:
-        lengths = []
-        for row in rows:
-            lengths.append(sum(size for size, _ in row))
         longest = lengths.index(max(lengths))
         padding = len(rows) * lengths[longest] - sum(lengths)
         if padding <= max(MOST_PADDING * sum(lengths), PADDING_BYTES):
             return out
-        _, largest = rows[longest].pop()
+        largest = rows[longest].pop()
+        lengths[longest] -= shares[longest][largest]
         out.add((longest, largest))
 
 
@@ -109,7 +112,7 @@ class Chunk:
                 if (rank, i) not in self._out:
                     length += _room(p)
             longest = max(longest, length)
-        first = next(p for share in self.params for p in share)
+        first = next(itertools.chain(*self.params))
         return torch.empty(len(self.params), longest, dtype=first.dtype, device=first.device)
 
     @torch.no_grad()
@@ -143,8 +146,7 @@ class Chunk:
     def start(self, rank: int, group: dist.ProcessGroup | None) -> None:
         """Send what is this rank's, behind what the current stream has queued; receive the rest."""
         copied, places = self._copied[rank]
-        if copied:
-            torch._foreach_copy_(places, copied)
+        copy_all(places, copied)
         # As bytes: not every backend sends every dtype.
         if self._rows.numel():
             rows = self._rows.view(torch.uint8)
@@ -159,8 +161,8 @@ class Chunk:
         while self._works:
             self._works.pop(0).wait()
         for other, (copied, places) in enumerate(self._copied):
-            if copied and other != rank:
-                torch._foreach_copy_(copied, places)
+            if other != rank:
+                copy_all(copied, places)
 
 
 def _rooms_in_bytes(shares: Sequence[Sequence[Tensor]]) -> list[list[int]]:
@@ -172,8 +174,7 @@ def _rooms_in_bytes(shares: Sequence[Sequence[Tensor]]) -> list[list[int]]:
 
 def _room(p: Tensor) -> int:
     """Return the elements that a parameter takes in its row."""
-    align = max(1, ALIGN_BYTES // p.element_size())
-    return -(-p.numel() // align) * align
+    return round_up(p.numel(), max(1, ALIGN_BYTES // p.element_size()))
 
 
 def _movable(p: Tensor) -> bool:

@@ -48,7 +48,7 @@ def _refuse(optimizer: Optimizer, *_: object) -> None:
         return
     for wrapper in _wrappers:
         waiting = {id(p) for p in wrapper.unfinished() if p.grad is not None}
-        if waiting and any(id(p) in waiting for p in parameters_of(optimizer.param_groups)):
+        if waiting and not waiting.isdisjoint(map(id, parameters_of(optimizer.param_groups))):
             raise RuntimeError(
                 f"the gradients of this {type(wrapper).__name__} are still each rank's own: call "
                 "finish_gradient_synchronization() between backward and the optimizer's step"

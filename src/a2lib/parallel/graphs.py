@@ -1,4 +1,4 @@
-"""Calls captured in CUDA graphs, and a process that is fit for work after a capture that failed.
+"""Calls captured in CUDA graphs; a capture that fails gives back what it took.
 
 Importing this needs no torch; capturing does.
 """
@@ -15,10 +15,6 @@ Call = Callable[[], object]
 _streams: dict = {}
 # Graphs whose capture was cut off: PyTorch's allocators may still ask them whether they capture.
 _cut_off: list = []
-
-
-class Unusable(RuntimeError):
-    """After a failed capture plain work on the device fails too, or a new capture does."""
 
 
 class CudaGraphs:
@@ -103,31 +99,12 @@ class CudaGraphs:
             if not all(output.isfinite().all().item() for output in outputs):
                 raise RuntimeError("its replay does not write all of its outputs")
 
-    def mend(self) -> None:
-        """Make the process fit for further work after a failure; Unusable where it is not.
-
-        A trivial capture also ends what the failed one left open in the random generator.
-        """
-        try:
-            self._cuda.synchronize()
-            counted = self._torch.zeros(1, device="cuda")
-
-            def count() -> None:
-                counted.add_(1)
-
-            self.capture(lambda: count, 1).release()
-            self._torch.rand(1, device="cuda")
-            right = counted.item() == 2  # run once, replayed once
-        except Exception as error:
-            raise Unusable(str(error)) from error
-        if not right:
-            raise Unusable("a captured addition gives a wrong sum")
-
     def _abandon(self, graph, pool) -> None:
         try:
             graph.pool()  # raises unless the capture came to its end
         except RuntimeError:
-            # Then PyTorch (2.11 to 2.13) leaves its allocator writing to the pool.
+            # Then PyTorch (2.11 to 2.13) leaves its allocator writing to the pool, which nothing
+            # with a public name ends.
             _cut_off.append(graph)
             for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
                 with contextlib.suppress(Exception):

@@ -13,6 +13,8 @@ from torch.distributed.distributed_c10d import (
     ReduceScatterOptions,
 )
 
+from a2lib.parallel.tensors import divide_all
+
 # torch 2.13 names these two anew, and warns of the old names, which 2.11 has alone.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -198,7 +200,7 @@ def mean_operator(
     """
     group = group or dist.group.WORLD
     if tensors[0].dtype == torch.float16 and dist.get_backend(group) == "gloo":
-        torch._foreach_div_(tensors, group.size())
+        divide_all(tensors, group.size())
         return dist.ReduceOp.SUM
     return dist.ReduceOp.AVG if group.size() > 1 else dist.ReduceOp.SUM
 

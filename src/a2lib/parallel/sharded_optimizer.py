@@ -89,7 +89,7 @@ class ShardedOptimizer(Optimizer):
         self._take(self.param_groups)
         self._local = optimizer_cls([self._own_part(g) for g in self.param_groups], **kwargs)
         self.state = self._local.state
-        if not all(chunk.stays() for chunk, _ in self._chunks):
+        if not self._stay():
             raise ValueError(f"{type(empty).__name__} moved a parameter and cannot be sharded")
 
     def owner(self, param: Tensor) -> int:
@@ -146,9 +146,11 @@ class ShardedOptimizer(Optimizer):
                 mine[i] = values
         # Shapes and plain values first; then tensor by tensor, so that no more than one more is on
         # the device.
-        outline = {}
+        outline: dict[int, dict] = {}
         for i, values in mine.items():
-            outline[i] = {key: _outline(x) for key, x in values.items()}
+            outline[i] = {}
+            for key, x in values.items():
+                outline[i][key] = _outline(x)
         state = {}
         for rank, theirs in enumerate(everyone(outline, self._group)):
             for i, values in theirs.items():
@@ -177,7 +179,14 @@ class ShardedOptimizer(Optimizer):
         raise TypeError("a ShardedOptimizer cannot be copied or pickled; use state_dict()")
 
     def _ids(self) -> list[list[int]]:
-        return [[id(p) for p in group["params"]] for group in self.param_groups]
+        ids = []
+        for group in self.param_groups:
+            ids.append(list(map(id, group["params"])))
+        return ids
+
+    def _stay(self) -> bool:
+        """Return whether each parameter is where it was laid out."""
+        return all(chunk.stays() for chunk, _ in self._chunks)
 
     def _own_part(self, group: dict) -> dict:
         mine = [p for p in group["params"] if self.owner(p) == self._rank]
@@ -202,8 +211,8 @@ class ShardedOptimizer(Optimizer):
         new = parameters_of(groups)
         for trained in (True, False):  # those with a state are balanced by themselves
             alike = [p for p in new if p.requires_grad is trained]
-            ranks = assign([p.nbytes for p in alike], self._loads)
-            self._owners.update(zip(alike, ranks, strict=True))
+            sizes = [p.nbytes for p in alike]
+            self._owners.update(zip(alike, assign(sizes, self._loads), strict=True))
         if self._world_size > 1:
             self._lay_out(new)
         self._ids_taken = self._ids()
@@ -231,25 +240,24 @@ class ShardedOptimizer(Optimizer):
         if not self._chunks:
             self._local.step()
             return
-        if not all(chunk.stays() for chunk, _ in self._chunks):
+        if not self._stay():
             raise RuntimeError(
                 "a parameter has other memory than this optimizer gave it (by another "
                 "ShardedOptimizer, module.to() or p.data = ...); make the optimizer after that"
             )
         groups = self._local.param_groups
-        whole = [group["params"] for group in groups]
-        settings = [{**group} for group in groups]
+        before = [dict(group) for group in groups]
         try:
             for chunk, by_group in self._chunks:
                 for i, group in enumerate(groups):
                     # Settings too: a count of steps in a group goes up by one, not by one a chunk.
-                    group.update(settings[i])
+                    group.update(before[i])
                     group["params"] = by_group[i] if i < len(by_group) else []
                 self._local.step()
                 chunk.start(self._rank, self._group)
         finally:
-            for group, params in zip(groups, whole, strict=True):
-                group["params"] = params
+            for i, group in enumerate(groups):
+                group["params"] = before[i]["params"]
         for chunk, _ in self._chunks:
             chunk.finish(self._rank)
 
@@ -278,7 +286,10 @@ def _outline(x: object) -> object:
 
 
 def _settings(group: dict) -> dict:
-    return {key: x for key, x in group.items() if key not in NOT_SETTINGS}
+    settings = dict(group)
+    for key in NOT_SETTINGS:
+        settings.pop(key, None)
+    return settings
 
 
 def _copy_settings(source: list[dict], target: list[dict]) -> None:

@@ -18,6 +18,7 @@ checkpoint, so that to load one is to run code. Load what you trust.
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -71,14 +72,14 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         _raise_first(everyone(problem, fsdp.group))
         planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
         dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
-        names = sorted(path.name for path in part.iterdir() if path.name != LOCK)
-        names = everyone(names, fsdp.group)[0]  # those that rank 0 sees
-        own_sums = {name: _checksum(part / name) for name in names[fsdp.rank :: fsdp.world_size]}
+        names = set(os.listdir(part)) - {LOCK}
+        names = everyone(sorted(names), fsdp.group)[0]  # those that rank 0 sees
         lines = []
-        for sums in everyone(own_sums, fsdp.group):
-            lines += [f"{checksum}  {name}\n" for name, checksum in sums.items()]
+        for name in names[fsdp.rank :: fsdp.world_size]:
+            lines.append(f"{_checksum(part / name)}  {name}\n")
+        every_line = itertools.chain(*everyone(lines, fsdp.group))
         if fsdp.rank == 0:
-            (part / CHECKSUMS).write_text("".join(sorted(lines)))
+            (part / CHECKSUMS).write_text("".join(sorted(every_line)))
             (part / LOCK).unlink()
             part.rename(folder)
     dist.barrier(fsdp.group)
@@ -155,14 +156,16 @@ def _check_files(folder: Path, fsdp: FSDP) -> None:
     sums = everyone(sums, fsdp.group)[0]
     if sums is None:
         raise FileNotFoundError(f"{folder} is no checkpoint of save_sharded")
-    lines = sums.decode(errors="replace").splitlines()
-    listed = {line.partition("  ")[2] for line in lines}
-    stored = {path.name for path in folder.iterdir() if path.suffix == STORED} | {METADATA}
-    wrong = sorted(stored - listed)  # of a list that was cut off
-    for line in lines[fsdp.rank :: fsdp.world_size]:
+    checksums = {}
+    for line in sums.decode(errors="replace").splitlines():
         checksum, _, name = line.partition("  ")
+        checksums[name] = checksum
+    stored = {METADATA}
+    stored.update(path.name for path in folder.glob(f"*{STORED}"))
+    wrong = sorted(stored - checksums.keys())  # of a list that was cut off
+    for name in list(checksums)[fsdp.rank :: fsdp.world_size]:
         path = folder / name
-        if not path.is_file() or _checksum(path) != checksum:
+        if not path.is_file() or _checksum(path) != checksums[name]:
             wrong.append(name)
     for names in everyone(wrong, fsdp.group):
         if names:
@@ -269,10 +272,14 @@ def _places(fsdp: FSDP, optimizer: Optimizer, metadata: Metadata, folder: Path) 
     """Return where the optimizer's part is to be read to: a new optimizer has no state yet."""
     stored = metadata.state_dict_metadata
     groups = _groups(fsdp, optimizer)
-    theirs = {key.removeprefix(GROUPS) for key in stored if key.startswith(GROUPS)}
+    theirs = set()
+    for key in stored:
+        if key.startswith(GROUPS):
+            theirs.add(key.removeprefix(GROUPS))
     ours = set()
     for n, group in enumerate(groups):
-        ours.update(f"{n}.{key}" for key in group)
+        for key in group:
+            ours.add(f"{n}.{key}")
     if theirs != ours:
         other = f"other settings ({', '.join(sorted(theirs ^ ours))})" if theirs else "no optimizer"
         raise ValueError(f"{folder} has {other}; load it into an optimizer as it was")
@@ -298,7 +305,6 @@ def _place(p: Sharded | Replicated, value: object, mesh: DeviceMesh) -> object:
 
 
 def _check_groups(fsdp: FSDP, optimizer: Optimizer, content: dict, folder: Path) -> None:
-    theirs = [group["params"] for group in content["param_groups"]]
-    ours = [group["params"] for group in _groups(fsdp, optimizer)]
-    if theirs != ours:
-        raise ValueError(f"{folder} has other parameters in its groups")
+    for theirs, ours in zip(content["param_groups"], _groups(fsdp, optimizer), strict=True):
+        if theirs["params"] != ours["params"]:
+            raise ValueError(f"{folder} has other parameters in its groups")

@@ -2,7 +2,7 @@
 
 With torch.nn.utils.clip_grad_norm_ each rank would scale by a norm of its own, and nothing would
 look wrong. What is replaced is the function within it, which it looks up at each call: callers may
-have the outer one by name.
+have the outer one by name, and PyTorch has no hook for it.
 """
 
 import functools
@@ -32,7 +32,7 @@ def _replace() -> None:
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if not torch.compiler.is_compiling():
             parts = {id(p.master.grad) for p in _shards if p.master.grad is not None}
-            if any(id(x) in parts for x in tensors):
+            if not parts.isdisjoint(map(id, tensors)):
                 raise RuntimeError(
                     "torch.nn.utils.clip_grad_norm_ would take the norm of this rank's rows alone, "
                     "another on each rank: call clip_grad_norm_ of the FSDP"

@@ -42,21 +42,21 @@ def divide(
         if p.dim() >= 2:
             owners.update(module for module, _ in at)
     units = {"": UnitParts(root)}
-    unit_names: dict[nn.Module, set[str]] = {}
-    for name, module in unit_modules(root).items():
+    names_of_units = unit_modules(root)
+    for module, name in names_of_units.items():
         units[name] = UnitParts(module)
-        for part in module.modules():
-            unit_names.setdefault(part, set()).add(name)
+    users = users_of(root, names_of_units)
     parameters: list[Sharded | Replicated] = []
     for p, (names, at) in places.items():
-        homes = set()
-        for module, _ in at:
-            homes |= unit_names.get(module, {""})
+        modules = {module for module, _ in at}
+        homes: set[str] = set()
+        for module in modules:
+            homes |= users[module]
         unit = units[homes.pop() if len(homes) == 1 else ""]
         dtype = p.dtype
         # A float of 8 bits goes with a scale that its module knows of.
         can_be_cast = p.is_floating_point() and p.dtype.itemsize > 1
-        if compute_dtype and can_be_cast and any(module in owners for module, _ in at):
+        if compute_dtype and can_be_cast and not modules.isdisjoint(owners):
             dtype = compute_dtype
         p.grad = None
         if p.dim() >= 2 and p.numel():
@@ -76,9 +76,9 @@ def clean(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
+def unit_modules(root: nn.Module) -> dict[nn.Module, str]:
     """Return the elements of the outermost ModuleLists and Sequentials below ``root`` that own a
-    parameter of two or more dimensions, by name."""
+    parameter of two or more dimensions, with their names."""
     names: dict[nn.Module, str] = {}  # a module at two places is a single unit
 
     def visit(prefix: str, module: nn.Module) -> None:
@@ -91,7 +91,25 @@ def unit_modules(root: nn.Module) -> dict[str, nn.Module]:
                 visit(f"{path}.", child)
 
     visit("", root)
-    return {name: module for module, name in names.items() if module is not root}
+    names.pop(root, None)
+    return names
+
+
+def users_of(root: nn.Module, unit_names: dict[nn.Module, str]) -> dict[nn.Module, set[str]]:
+    """Return for each module the names of the units that have it, the root's "" where the root has
+    it outside of all others."""
+    users: dict[nn.Module, set[str]] = {}
+
+    def visit(module: nn.Module, user: str) -> None:
+        names = users.setdefault(module, set())
+        if user in names:
+            return
+        names.add(user)
+        for child in module.children():
+            visit(child, user or unit_names.get(child, ""))
+
+    visit(root, "")
+    return users
 
 
 def runs(module: nn.Module) -> bool:

@@ -14,14 +14,15 @@ done when the next one's first gradient comes, unless that is at the same node: 
 what its last unit did, and a block that is skipped what came in.
 """
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils._pytree import tree_leaves
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._pytree import tree_leaves  # there is none by a public name
 
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import Prepared, Unit
@@ -47,11 +48,14 @@ class Schedule:
         self._in_order = True  # since the last forward began, units have come as they were expected
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
-        self._unseen: list[Unit] = []  # a backward that has begun could not be seen
+        # A backward of these cannot be seen to begin: they stay whole until the finish, and are
+        # sent there and before another forward.
+        self._unseen: list[Unit] = []
         self._sent: deque[tuple[torch.cuda.Event | None, list[Prepared]]] = deque()
         self._root_sent = False  # since the last finish
-        # The backward that was seen last, and whether it adds to gradients of parameters.
-        self._backward, self._accumulates = -1, True
+        # Whether the backward that was seen last adds to gradients of parameters.
+        self._accumulates = True
+        self._backward = -1
         # Of the root, and of the calls since the last finish.
         self.forwards = 0  # whose backward is to be averaged
         self.waits_for_backward = False
@@ -64,9 +68,11 @@ class Schedule:
         if gradients:
             self.forwards += 1
         self._accumulates = True
-        self.send_begun()
+        self._send_units(self._unseen)
         for unit in self.units:
             unit.free()
+        for unit in self._unseen:
+            unit.issue()
         self._ahead, self._in_order = None, True
         self._in_forward = True
         self.waits_for_backward = gradients
@@ -101,12 +107,12 @@ class Schedule:
         when that does."""
         unit.check_unchanged()
         needed = _watch(unit, output, begins)
+        if torch.is_grad_enabled() and _opaque(output):
+            if unit not in self._unseen:
+                self._unseen.append(unit)
+            needed = True
         if in_backward():
             return
-        if torch.is_grad_enabled() and _opaque(output):
-            # Its backward cannot be seen coming: it stays, and is reduced at the finish.
-            self._unseen.append(unit)
-            needed = True
         unit.show(False)
         if unit is self.root:
             self._in_forward = False
@@ -115,8 +121,7 @@ class Schedule:
                 self.waits_for_backward = False
             # Kept for a backward that will not come.
             if not needed:
-                for other in self.units:
-                    other.free()
+                self._free_seen()
             return
         # Backward wants the last one at once.
         is_last = self._in_order and unit is self.units[-1]
@@ -128,7 +133,12 @@ class Schedule:
         self._in_forward, self._ahead = False, None
         for unit in self.units:
             unit.show(False)
-            unit.free()
+        self._free_seen()
+
+    def _free_seen(self) -> None:
+        for unit in self.units:
+            if unit not in self._unseen:
+                unit.free()
 
     # Backward.
 
@@ -141,16 +151,20 @@ class Schedule:
         self.waits_for_backward = False
         self._meet_backward(unit)
         self._meet_order(unit)
-        done, still = [], []
+        done: list[Unit] = []
+        still: list[Unit] = []
         for other in self._begun:
             same_node = mark is not None and other.began_at is mark
-            (still if other is self.root or same_node else done).append(other)
+            if other is self.root or other in self._unseen or same_node:
+                still.append(other)
+            else:
+                done.append(other)
         prepared = [self._prepare(other) for other in done]
-        self._begun = still
-        if unit is self.root:
+        if not self._begun:
             # Nothing is left behind a backward, which zero_grad could not reach. PyTorch calls this
             # at its end, and has no public name for it.
             torch.autograd.Variable._execution_engine.queue_callback(self.send_begun)
+        self._begun = still
         unit.began_at, unit.in_backward = mark, True
         self._begun.append(unit)
         unit.issue()
@@ -162,23 +176,32 @@ class Schedule:
     def _meet_backward(self, unit: Unit) -> None:
         """Ask of a backward that is new whether it adds to gradients of parameters: that of
         ``torch.autograd.grad`` does not, and leaves nothing to send."""
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward:
-            self._backward = backward
+        backward = backward_number()
+        if not self._begun:
             parameters = itertools.chain(unit.parameters, self._trained)
             self._accumulates = any(map(_will_have_a_gradient, parameters))
+        elif backward != self._backward:
+            # Within the one that runs, by a checkpoint with use_reentrant=True: what it adds to,
+            # the outer one does not have, and PyTorch refuses it within torch.autograd.grad.
+            self._accumulates = True
+        self._backward = backward
         if self._accumulates:
             self.accumulated = True
 
     @torch.no_grad()
     def send_begun(self) -> None:
-        """Send the gradients of every unit whose backward has begun."""
-        begun = list(dict.fromkeys([*self._begun, *self._unseen]))
-        self._begun, self._unseen = [], []
-        if begun and self._accumulates:
+        """Send the gradients of every unit whose backward was seen to begin."""
+        begun, self._begun = self._begun, []
+        for unit in self._unseen:
+            unit.in_backward = False
+            unit.show(False)
+        self._send_units([unit for unit in begun if unit not in self._unseen])
+
+    def _send_units(self, units: list[Unit]) -> None:
+        if units and self._accumulates:
             self.accumulated = True
-            self._root_sent |= self.root in begun
-        for unit in begun:
+            self._root_sent |= self.root in units
+        for unit in units:
             self._send(unit, self._prepare(unit))
 
     def _prepare(self, unit: Unit) -> list[Prepared]:
@@ -206,16 +229,17 @@ class Schedule:
         return self.accumulated or bool(self._unseen)
 
     def is_in_backward(self) -> bool:
-        """Return whether a backward has begun and not ended: its end takes the root out."""
-        return self.root in self._begun
+        """Return whether a backward has begun and not ended."""
+        return bool(self._begun)
 
     def send_all(self) -> None:
         """Send what is left, the root's gradients in any case: every rank does, also one on which
         its backward could not be seen."""
-        if not self._root_sent and self.root not in self._begun:
-            self._begun.append(self.root)
+        unseen, self._unseen = self._unseen, []
+        if not self._root_sent and self.root not in unseen:
+            unseen.append(self.root)
         self._accumulates = True
-        self.send_begun()
+        self._send_units(unseen)
         self._root_sent = False
 
     def wait_for_sent(self) -> None:
@@ -252,25 +276,36 @@ def _watch(unit: Unit, output: object, begins: Callable) -> bool:
     leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
     tensors = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
     for x in tensors:
+        begins_once = _once_a_backward(functools.partial(begins, unit))
         if x.grad_fn is None:
-            x.register_hook(_beginning(unit, None, begins))
+            x.register_hook(lambda _, begins_once=begins_once: begins_once(None))
             continue
-        x.grad_fn.register_prehook(_beginning(unit, x.grad_fn, begins))
+        nodes = [x.grad_fn]
         # Changed in place by the caller, a view gets another history, but not its base's, which has
         # no public name.
         if x._is_view() and x._base.grad_fn is not None:
-            x._base.grad_fn.register_prehook(_beginning(unit, x._base.grad_fn, begins))
+            nodes.append(x._base.grad_fn)
+        for node in nodes:
+            # The mark stands for the node, which the hook must not hold: that would be a cycle no
+            # collector sees.
+            mark = node.metadata.setdefault("a2lib.fsdp", object())
+            node.register_prehook(lambda _, begins_once=begins_once, mark=mark: begins_once(mark))
     return bool(tensors)
 
 
-def _beginning(unit: Unit, node: Node | None, begins: Callable) -> Callable:
-    # Of the node, which the hook must not hold: that would be a cycle no collector sees.
-    mark = None if node is None else node.metadata.setdefault("a2lib.fsdp", object())
+def _once_a_backward(begins: Callable) -> Callable:
+    """Return ``begins`` for the first of several nodes: the base of a view may be what an earlier
+    unit made, and when that comes this one is through."""
+    last = None
 
-    def hook(*_: object) -> None:
-        begins(unit, mark)
+    def begins_once(mark: object) -> None:
+        nonlocal last
+        number = backward_number()
+        if number != last:
+            last = number
+            begins(mark)
 
-    return hook
+    return begins_once
 
 
 def _opaque(output: object) -> bool:
@@ -293,5 +328,10 @@ def _will_have_a_gradient(p: Sharded | Replicated) -> bool:
 
 def in_backward() -> bool:
     """Return whether autograd is running a backward here, so that a forward is a checkpoint's."""
+    return backward_number() != -1
+
+
+def backward_number() -> int:
+    """Return the number of the backward that autograd is running here, -1 where there is none."""
     # PyTorch has no public name for it.
-    return torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id()

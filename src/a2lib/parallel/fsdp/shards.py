@@ -45,9 +45,8 @@ class Replicated:
     @torch.no_grad()
     def refresh(self) -> None:
         """Write the master's value into the cast copy."""
-        # Not a change: backward may have saved the same value.
-        with torch.autograd._unsafe_preserve_version_counter(self.shown):
-            self.shown.copy_(self.master)
+        # By data, which counts no change: backward may have saved the same value.
+        self.shown.data.copy_(self.master)
 
     @torch.no_grad()
     def take_gradient(self) -> None:
@@ -67,12 +66,9 @@ class Replicated:
 
     def fill_gradient(self) -> None:
         """Have zeros where there is none, and a contiguous one, as NCCL wants it."""
-        gradient = self.master.grad
-        self.master.grad = (
-            torch.zeros_like(self.master, memory_format=torch.contiguous_format)
-            if gradient is None
-            else gradient.contiguous()
-        )
+        if self.master.grad is None:
+            self.master.grad = torch.zeros_like(self.master)
+        self.master.grad = self.master.grad.contiguous()
 
     def settle(self, unused: bool) -> None:
         """End the finish; ``unused`` where no rank had a gradient."""
@@ -133,7 +129,8 @@ class Sharded:
     def lie_in(self, buffer: Tensor) -> None:
         """Have the whole in ``buffer``, of ``size`` elements."""
         self.buffer = buffer
-        self.own_slot = buffer[self.rank * self.slot :][: self.slot]
+        # By data, which counts no change: who writes here writes the same values as before.
+        self.own_slot = buffer.data[self.rank * self.slot :][: self.slot]
         self.own_rows = self.own_slot[: self.master.numel()].view(self.master.shape)
         # Behind this rank's rows in its slot; it is sent too.
         self.padding = self.own_slot[self.master.numel() :]

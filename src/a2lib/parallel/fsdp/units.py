@@ -3,7 +3,7 @@ and freed after it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from a2lib.parallel.fsdp.division import UnitParts
 from a2lib.parallel.fsdp.shards import Sharded
 from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
 from a2lib.parallel.lane import Lane
+from a2lib.parallel.tensors import by_dtype, copy_all, round_up
 
 # What an observer is told of a unit: on the stream of transfers, that its all-gather or its
 # reduce-scatter begins and has ended; on the stream that computes, that its turn has come, and that
@@ -60,7 +61,7 @@ class Unit:
             whole, buffers = side_by_side(sizes, same[0].shown_dtype, same[0].master.device)
             for p, buffer in zip(same, buffers, strict=True):
                 p.lie_in(buffer)
-                self._slots.append(buffer.view(torch.uint8))
+                self._slots.append(buffer.data.view(torch.uint8))
                 self._own_slots.append(p.own_slot.view(torch.uint8))
                 if p.padding.numel():
                     self._padding.append(p.padding.view(torch.uint8))
@@ -94,13 +95,11 @@ class Unit:
     @torch.no_grad()
     def _gather(self) -> None:
         self.tell("gather begins")
-        # The same values as before are no change of what backward has saved.
-        with torch.autograd._unsafe_preserve_version_counter(tuple(self._wholes)):
-            copy_all(self._rows, self._masters)
-            for padding in self._padding:
-                padding.zero_()
-            if self._slots:
-                all_gather_coalesced(self._slots, self._own_slots, self._group)
+        copy_all(self._rows, self._masters)
+        for padding in self._padding:
+            padding.zero_()
+        if self._slots:
+            all_gather_coalesced(self._slots, self._own_slots, self._group)
         self.tell("gather ends")
 
     def wait(self) -> None:
@@ -161,9 +160,11 @@ class Unit:
         return forward
 
     def _versions_now(self) -> list[int]:
-        # Those of one storage count together.
-        shown = [p.shown for p in self.cast]
-        return [x._version for x in (*self._wholes, *shown)]
+        # Those of one storage count together; the count has no public name.
+        versions = [whole._version for whole in self._wholes]
+        for p in self.cast:
+            versions.append(p.shown._version)
+        return versions
 
     def check_unchanged(self) -> None:
         """Raise RuntimeError where somebody wrote to what was gathered: it is freed, and the
@@ -191,7 +192,9 @@ class Unit:
 
     def gathered_bytes(self) -> int:
         """Return the bytes of the whole matrices that are there."""
-        return sum(p.buffer.nbytes for p in self.sharded) if self.gathered else 0
+        if not self.gathered:
+            return 0
+        return sum(p.buffer.nbytes for p in self.sharded)
 
     def leave_backward(self) -> None:
         """End a backward that has made no gradients here."""
@@ -247,10 +250,15 @@ def prepare(same: list[Sharded]) -> Prepared:
     dtype, device = same[0].master.dtype, same[0].master.device
     _, rooms = side_by_side([p.slot for p in same], dtype, device)
     wholes = [p.take_whole_gradient() for p in same]
-    others = [i for i, p in enumerate(same) if not p.can_send(wholes[i])]
+    # Places in the lists, and sizes, of what does not travel as it is.
+    others, sizes = [], []
+    for i, p in enumerate(same):
+        if not p.can_send(wholes[i]):
+            others.append(i)
+            sizes.append(p.size)
     if others:
         targets, sources = [], []
-        _, padded = side_by_side([same[i].size for i in others], dtype, device)
+        _, padded = side_by_side(sizes, dtype, device)
         for i, whole in zip(others, padded, strict=True):
             gradient, wholes[i] = wholes[i], whole
             if gradient is None:
@@ -270,7 +278,7 @@ def side_by_side(
     """Return a new tensor and its parts of so many elements, each at a multiple of ``ALIGN`` bytes,
     and nothing in what lies between."""
     unit = max(1, ALIGN // dtype.itemsize)
-    steps = [-(-size // unit) * unit for size in sizes]
+    steps = [round_up(size, unit) for size in sizes]
     # The last one needs no room behind it.
     steps[-1] = sizes[-1]
     whole = torch.empty(sum(steps), dtype=dtype, device=device)
@@ -282,21 +290,6 @@ def side_by_side(
 
 
 def _copyable(x: Tensor) -> Tensor:
-    """Return what ``torch._foreach_copy_`` takes on every device: of a rare dtype the bytes."""
+    """Return what ``copy_all`` takes on every device: of a rare dtype the bytes."""
     is_common = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize > 1)
     return x if is_common else x.view(torch.uint8)
-
-
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy and cast each, on a GPU in one kernel for all."""
-    if targets:
-        torch._foreach_copy_(targets, sources)
-
-
-def by_dtype(items: Iterable, dtype_of) -> list[list]:
-    """Return groups of one dtype, which is what a coalesced call takes, in order of first
-    appearance."""
-    groups: dict[torch.dtype, list] = {}
-    for item in items:
-        groups.setdefault(dtype_of(item), []).append(item)
-    return list(groups.values())

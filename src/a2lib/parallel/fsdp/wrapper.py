@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map  # there is none by a public name
 
 from a2lib.parallel.agreement import Agreement, Meeting, Members
 from a2lib.parallel.finish import watch_steps
@@ -20,9 +20,10 @@ from a2lib.parallel.fsdp.division import divide
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.state_dicts import Optimizers, hook_modules
-from a2lib.parallel.fsdp.units import Unit, by_dtype
+from a2lib.parallel.fsdp.units import Unit
 from a2lib.parallel.group import Mean, capturing, make_alike, member
 from a2lib.parallel.lane import Lane
+from a2lib.parallel.tensors import by_dtype
 
 # Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -94,8 +95,13 @@ class FSDP(nn.Module):
         self.module, self.group = module, group
         division = divide(module, compute_dtype, self.rank, self.world_size)
         self._parameters_in_order = division.parameters
-        self._sharded = [p for p in division.parameters if isinstance(p, Sharded)]
-        self._replicated = [p for p in division.parameters if isinstance(p, Replicated)]
+        self._sharded: list[Sharded] = []
+        self._replicated: list[Replicated] = []
+        for p in division.parameters:
+            if isinstance(p, Sharded):
+                self._sharded.append(p)
+            else:
+                self._replicated.append(p)
         self._trained = [p for p in division.parameters if p.master.requires_grad]
         lane = Lane(self.device)
         self._units = []
@@ -113,7 +119,8 @@ class FSDP(nn.Module):
         self._hook_units()
         self._hook_parts(division.owners)
         hook_modules(division.parameters, group)
-        for part in {*division.owners, *(unit.module for unit in self._units)}:
+        unit_modules = {unit.module for unit in self._units}
+        for part in division.owners | unit_modules:
             part._fsdp = _NoCopies()
         watch_steps(self)
         if self.world_size > 1:
@@ -145,7 +152,9 @@ class FSDP(nn.Module):
 
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""
-        return [p.master for p in self._trained] if self._schedule.unfinished() else []
+        if not self._schedule.unfinished():
+            return []
+        return [p.master for p in self._trained]
 
     def meet(self, optimizer: Optimizer) -> None:
         """Have the state dict of an optimizer over these parameters whole from now on; ValueError
@@ -209,12 +218,12 @@ class FSDP(nn.Module):
         return norm
 
     def _sum_of_squares(self, parameters: list[Sharded] | list[Replicated]) -> Tensor:
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), dtype=torch.float32, device=self.device)
         for p in parameters:
             grad = p.master.grad
             if grad is not None:
-                grad = torch.view_as_real(grad) if grad.is_complex() else grad.float()
-                total += grad.square().sum()
+                grad = torch.view_as_real(grad) if grad.is_complex() else grad
+                total = total + grad.square().sum()  # in float64 if one is
         return total
 
     def observe(self, observer: Callable[[str, str], object] | None) -> None:
@@ -359,6 +368,7 @@ def _caster(dtype: torch.dtype | None) -> Callable:
             return x.to(to) if isinstance(x, Tensor) and x.is_floating_point() else x
 
         def cast_all(x: object) -> object:
+            # As most are: a tree costs the host more.
             return cast(x) if isinstance(x, Tensor) else tree_map(cast, x)
 
         return tuple(map(cast_all, args)), {name: cast_all(x) for name, x in kwargs.items()}

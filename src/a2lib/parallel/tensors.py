@@ -1,0 +1,38 @@
+"""What is done to many tensors at once.
+
+``torch._foreach_*`` are one kernel for a list of tensors on a GPU, where a loop would be one a
+tensor. They have no public name; PyTorch's own optimizers are made of them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy and cast each source into its target."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def add_to_all(tensors: Sequence[Tensor], number: float) -> None:
+    torch._foreach_add_(tensors, number)
+
+
+def divide_all(tensors: Sequence[Tensor], divisor: float) -> None:
+    torch._foreach_div_(tensors, divisor)
+
+
+def by_dtype(items: Iterable, dtype_of: Callable) -> list[list]:
+    """Return groups of one dtype, which is what a coalesced call takes, in order of first
+    appearance."""
+    groups: dict[torch.dtype, list] = {}
+    for item in items:
+        groups.setdefault(dtype_of(item), []).append(item)
+    return list(groups.values())
+
+
+def round_up(count: int, unit: int) -> int:
+    """Return the least multiple of ``unit`` that is not below ``count``."""
+    return -(-count // unit) * unit

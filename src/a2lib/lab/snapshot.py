@@ -7,7 +7,7 @@
             with recorder.phase("forward"): ...
     recording = recorder.recording
     timeline_rows(recording, "step 0", 1500)    # the bytes of each category over time
-    largest_rows(peak(recording, "step 0"), 20) # what was alive at the peak, with its line of code
+    peak(recording, "step 0")                   # the same at the moment of most bytes
     line_rows(recording, "step 0", 20)          # the largest of what each line of code asked for
 
 The history is PyTorch's own (``torch.cuda.memory._snapshot``); the recorder adds what belongs to
@@ -309,25 +309,12 @@ def _inside(recording: Recording, states: list[State], name: str) -> list[State]
     return [state._replace(time_us=phase.start_us) for state in before[-1:]] + inside
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The moment of most bytes: in which phase, and the allocations that were alive."""
-
-    phase: str
-    alive: tuple[Allocation, ...]
-
-    @property
-    def total(self) -> int:
-        return sum(allocation.bytes for allocation in self.alive)
-
-
-def peak(recording: Recording, phase: str) -> Peak:
-    """Return the moment of most bytes in a phase, "step 0" or "step 0/forward"; the first of
-    equals."""
+def peak(recording: Recording, phase: str) -> dict[str, int]:
+    """Return the bytes of each of `CATEGORIES` at the moment of most bytes in a phase, "step 0" or
+    "step 0/forward"; the first of equals."""
     states = _inside(recording, _states(recording), phase)
     most = max(states, key=lambda state: sum(state.bytes))
-    alive = tuple(a for a in recording.allocations if a.first <= most.number < a.last)
-    return Peak(recording.phase_at(most.time_us), alive)
+    return dict(zip(CATEGORIES, most.bytes, strict=True))
 
 
 def timeline_rows(recording: Recording, phase: str, points: int) -> list[dict[str, object]]:
@@ -352,17 +339,6 @@ def timeline_rows(recording: Recording, phase: str, points: int) -> list[dict[st
             row = {"time_us": round(state.time_us - start)}
             row["phase"] = recording.phase_at(state.time_us)
             rows.append(row | dict(zip(CATEGORIES, state.bytes, strict=True)))
-    return rows
-
-
-def largest_rows(at: Peak, n: int) -> list[dict[str, object]]:
-    """Return the n largest allocations at a peak, largest first, earlier ones before equals, as
-    rows of the bulk table `largest`."""
-    largest = sorted(at.alive, key=lambda a: (-a.bytes, a.start_us))[:n]
-    columns = ("bytes", "category", "phase", "name", "line")
-    rows = []
-    for rank, allocation in enumerate(largest, start=1):
-        rows.append({"rank": rank} | {column: getattr(allocation, column) for column in columns})
     return rows
 
 

@@ -17,15 +17,7 @@ from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, us
 from a2lib.shapes import SIZES
-from a2lib.theory.buckets import (
-    arrivals,
-    block_by_block,
-    curve,
-    fill,
-    gradients,
-    overhead_s,
-    simulate,
-)
+from a2lib.theory.buckets import fill, gradients, overhead_s
 from a2lib.theory.transformer import parameter_count
 
 MB = 1 << 20
@@ -185,36 +177,24 @@ def _has_all_along(kernel: dict, sent: list[dict]) -> bool:
 def buckets_sent(bucket_mb: float) -> int:
     """Return the number of all-reduces of the 2.0B model's step: a parameter that is larger than a
     bucket has one of its own."""
-    sizes = [4.0 * gradient.elements for gradient in gradients(SIZES["xl25"])]
+    sizes = [4.0 * elements for elements in gradients(SIZES["xl25"])]
     return len(list(fill(sizes, bucket_mb * MB)))
 
 
-def simulated_ms(bucket_mb: float, backward_ms: float, messages: pd.DataFrame) -> float:
-    """Return ms that one link leaves exposed after a backward of that length: gradients arrive
-    block by block, and collectives take as long as measured back to back."""
-    sizes = gradients(SIZES["xl25"])
-    ready = block_by_block(arrivals(sizes, backward_ms / 1e3), SIZES["xl25"].num_layers)
-    cost = curve(*collectives.queued(messages))
-    bytes_sent = [4.0 * gradient.elements for gradient in sizes]
-    return 1e3 * simulate(bytes_sent, ready, bucket_mb * MB, cost)
-
-
 def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B steps in a CUDA graph by bucket size, with what the handout's formula and the
-    simulation expect to be exposed. The formula takes the buckets that are sent as equal, after a
-    backward that takes as long as their bytes travel."""
+    """Return the 2.0B steps in a CUDA graph by bucket size, with what the handout's formula expects
+    to be exposed. It takes the buckets that are sent as equal, after a backward that takes as long
+    as their bytes travel."""
     size = 4 * parameter_count(SIZES["xl25"])
     line = collectives.fitted(messages)
-    backward_ms = step(rows, "naive", capture=False).ms_backward_without
     lines = []
     for bucket_mb in sizes_mb:
         row = step(rows, bucket_mb=bucket_mb)
         sent = buckets_sent(bucket_mb)
         formula = 1e3 * overhead_s(size, sent, line)
-        simulated = simulated_ms(bucket_mb, backward_ms, messages)
-        numbers = cells((formula, simulated, row.exposed, row.alone))
+        numbers = cells((formula, row.exposed, row.alone))
         lines.append([bucket_mb, sent, *numbers, digits(row.paid)])
-    heads = ["MiB", "sent", "formula", "simulated", "measured", "alone", "share"]
+    heads = ["MiB", "sent", "formula", "measured", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 

@@ -165,10 +165,6 @@ class Table(CsvFile):
         if not any(row[column] for column in needed):
             raise ValueError(f"status is ok, but {', '.join(needed)} is blank")
 
-    def check_writable(self) -> None:
-        self._runs.check_writable()
-        super().check_writable()
-
 
 def data_folder(device: str) -> Path:
     """Return where rows of ``device`` go: $A2LIB_DATA if set, else data/ for a GPU.

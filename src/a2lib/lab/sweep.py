@@ -96,7 +96,6 @@ def sweep(
         _folder() as (folder, mark),
         contextlib.closing(Progress(total, table.section.name)) as bar,
     ):
-        table.check_writable()
         run_id = run.record(table, ranks if device == "cuda" else 1, measure)
         job = {"measure": measure, "table": table, "run": run_id, "until": run.until}
         job |= {"device": device, "whole": whole}

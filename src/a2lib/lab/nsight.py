@@ -70,16 +70,17 @@ def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[P
     if nsys is None:
         raise ProgramError("Nsight Systems (nsys) is not on the path")
     report = Path(report).absolute()
-    made, exported = (report.with_name(f"{report.name}.{kind}") for kind in ("nsys-rep", "sqlite"))
-    for path in (made, exported):
+    trace = report.with_name(f"{report.name}.nsys-rep")
+    exported = report.with_name(f"{report.name}.sqlite")
+    for path in (trace, exported):
         path.unlink(missing_ok=True)
     printed = run(
         "nsys profile", [nsys, "profile", *OPTIONS, f"--output={report}", *command], timeout_s
     )
-    if not made.is_file():
+    if not trace.is_file():
         raise ProgramError(f"nsys profile left no report: {last_line(printed)}")
     export = [nsys, "export", "--type=sqlite", "--force-overwrite=true", f"--output={exported}"]
-    said = run("nsys export", [*export, str(made)], EXPORT_S)
+    said = run("nsys export", [*export, str(trace)], EXPORT_S)
     if not exported.is_file():
         raise ProgramError(f"nsys export left no SQLite file: {last_line(said)}")
     return exported, printed

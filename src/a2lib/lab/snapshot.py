@@ -205,9 +205,10 @@ def read(snapshot: dict, phases: Iterable[Phase] = (), owners: Iterable[Owner] =
     events = traces[device]
     if len(events) >= MAX_ENTRIES:
         raise ValueError(f"the history is full ({MAX_ENTRIES} entries) and has lost its beginning")
-    segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
-    blocks = [block for segment in segments for block in segment["blocks"]]
-    blocks = [block for block in blocks if block["state"] == "active_allocated"]
+    blocks = []
+    for segment in snapshot["segments"]:
+        if segment["device"] == device:
+            blocks += [block for block in segment["blocks"] if block["state"] == "active_allocated"]
     allocations, held = _replay(events, blocks)
     unexplained = sum(block["requested_size"] for block in blocks) - held
     recording = Recording(allocations, list(phases), unexplained)
@@ -217,7 +218,7 @@ def read(snapshot: dict, phases: Iterable[Phase] = (), owners: Iterable[Owner] =
 
 def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], int]:
     """Return the allocations, and the bytes of those without an end."""
-    made: list[Allocation] = []
+    recorded: list[Allocation] = []
     before: list[Allocation] = []
     alive: dict[int, Allocation] = {}
     for number, event in enumerate(events):
@@ -226,7 +227,7 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
             allocation = Allocation(address, event["size"], float(event["time_us"]))
             allocation.first = number
             allocation.line = _line(event.get("frames", ()))
-            made.append(allocation)
+            recorded.append(allocation)
             alive[address] = allocation
         # A block that another stream still uses is freed at "free_completed"; nobody holds it then.
         elif event["action"] == "free_requested":
@@ -242,15 +243,15 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
             allocation.line = _line(block.get("frames", ()))
             before.append(allocation)
             alive[allocation.address] = allocation
-    return before + made, sum(allocation.bytes for allocation in alive.values())
+    return before + recorded, sum(allocation.bytes for allocation in alive.values())
 
 
 def _line(frames: Iterable[dict]) -> str:
     """Return the innermost frame of Python code that is neither PyTorch's nor without a file."""
     for frame in frames:
         path = PurePosixPath(frame["filename"])
-        own = path.suffix == ".py" and "torch" not in path.parts and path.name != "contextlib.py"
-        if own:
+        is_torchs = "torch" in path.parts or path.name == "contextlib.py"
+        if path.suffix == ".py" and not is_torchs:
             return f"{'/'.join(path.parts[-2:])}:{frame['line']} {frame['name']}"
     return ""
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from a2lib.checks import check_name
 from a2lib.command import Parser, Whole, add_name, add_number, output
-from a2lib.lab import ranges, steps
+from a2lib.lab import steps
 from a2lib.lab.device import device_kind
 from a2lib.lab.failures import classify
 from a2lib.lab.memory import available_bytes
+from a2lib.lab.ranges import annotate
 from a2lib.shapes import MODELS, named_size
 from a2lib.theory.transformer import parameter_count
 
@@ -102,17 +103,17 @@ def measure(options, config: steps.StepConfig, warmup: list, counted: list) -> N
     """Run the steps, and put their times into the two lists as they are taken."""
     import torch
 
-    device, nvtx = device_kind(), torch.cuda.nvtx
+    device, within = device_kind(), torch.cuda.nvtx.range
 
     def ranges_of(number: int) -> steps.Phase:
         if options.nvtx == "none":
             return contextlib.nullcontext
-        return lambda name: ranges.within(nvtx, f"step {number}" if name == "step" else name)
+        return lambda name: within(f"step {number}" if name == "step" else name)
 
     with steps.graph_stream(config), contextlib.ExitStack() as stack:
         step = steps.TrainingStep(config, device, options.seed)
         if options.nvtx == "modules":
-            ranges.annotate(step.model, nvtx)
+            annotate(step.model, within)
         for _ in range(max(options.warmup, config.capture)):  # a capture needs one before
             warmup.append(steps.timed(step))
         if config.capture:

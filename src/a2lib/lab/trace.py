@@ -100,11 +100,11 @@ class Kernel:
 
     @property
     def part(self) -> str:
-        """The innermost range without the block's number: "layers.3.attn.q_proj.bwd" ->
-        "attn.q_proj"; a block itself is "block"."""
+        """The innermost range without the block's number: "layers.3.attn.q_proj" -> "attn.q_proj";
+        a block itself is "block"."""
         if not self.path:
             return ""
-        innermost = self._program_path[-1].removesuffix(".bwd")
+        innermost = self._program_path[-1]
         in_block = re.fullmatch(r"layers\.\d+(?:\.(.+))?", innermost)
         if in_block is None:
             return innermost
@@ -505,17 +505,14 @@ def block_windows(trace: Trace, step: Sequence[Kernel], layers: int) -> dict[str
     """Return strips of the block in the middle of a step of so many: phase -> rows, for forward and
     backward.
 
-    It is found by its range. Where blocks have none, since they are compiled, the window is one of
-    `layers` equal parts, in the middle of the phase.
+    It is found by its range. A backward's blocks have none, and neither have compiled ones: there
+    the window is one of `layers` equal parts, in the middle of the phase.
     """
     middle = layers // 2
     windows = {}
-    for phase, block in (
-        ("forward", f"layers.{middle}"),
-        ("backward", f"layers.{middle}.bwd"),
-    ):
+    for phase in ("forward", "backward"):
         in_phase = [kernel for kernel in step if kernel.phase == phase]
-        in_block = [kernel for kernel in in_phase if block in kernel.path]
+        in_block = [kernel for kernel in in_phase if f"layers.{middle}" in kernel.path]
         if not in_phase:
             continue
         if in_block:

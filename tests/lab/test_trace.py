@@ -196,7 +196,7 @@ def test_the_window_of_a_replay_ends_backward_with_its_last_product():
         ("optimizer", 19_000, 11_000),
     ]
     words = "no kernel of a backward"
-    refused(words, trace.around_begin_of_backward, replay, error=trace.TraceError)
+    refused(words, trace.around_end_of_backward, replay, error=trace.TraceError)
 
 
 def test_a_trace_of_nothing_is_refused():

@@ -100,10 +100,9 @@ def strip_of(row, strips: dict[str, bulk.Picture]) -> list[dict]:
 
 def overlapped(rows: list[dict]) -> float:
     """Return the share of the communication of a trace that has other kernels beside it."""
-    sent = [row for row in rows if row["kind"] == SENT]
+    sent = traces.of_kind(rows, SENT)
     others = [row for row in rows if row["kind"] != SENT and row["stream"] != traces.HOST]
-    sent_us = sum(end - start for start, end in traces.union(sent))
-    return traces.overlap_us(sent, others) / sent_us
+    return traces.overlap_us(sent, others) / traces.covered_us(sent)
 
 
 def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
@@ -115,11 +114,10 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
     block_us, usual_us: us that a block takes in ``traced`` and in ``usual``
     tail_us: us from the end of the backward to the update
     """
-    sent = [row for row in traced if row["kind"] == SENT]
-    alone = [matmuls(block) for block in blocks(usual)]
+    sent = traces.of_kind(traced, SENT)
+    alone = list(map(matmuls, blocks(usual)))
     number = len(alone[0])
-    whole = [matmuls(block) for block in blocks(traced)]
-    whole = [block for block in whole if len(block) == number]
+    whole = [block for block in map(matmuls, blocks(traced)) if len(block) == number]
     factors = []
     for i in range(number):
         usual_us = median(block[i]["duration_us"] for block in alone)
@@ -128,12 +126,12 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
         if beside:
             factors.append(mean(beside) / usual_us)
     kernels = backward(traced)
-    update = min(row["start_us"] for row in traced if row["kind"] == UPDATE)
+    update = min(row["start_us"] for row in traces.of_kind(traced, UPDATE))
     return {
         "low": min(factors),
         "high": max(factors),
-        "block_us": mean(length_us(block) for block in blocks(traced)),
-        "usual_us": mean(length_us(block) for block in blocks(usual)),
+        "block_us": mean(map(length_us, blocks(traced))),
+        "usual_us": mean(map(length_us, blocks(usual))),
         "tail_us": update - traces.end_us(kernels[-1]),
     }
 
@@ -163,7 +161,7 @@ def blocks(rows: list[dict]) -> list[list[dict]]:
 
 
 def matmuls(kernels: list[dict]) -> list[dict]:
-    return [row for row in kernels if row["kind"] == MATMUL]
+    return traces.of_kind(kernels, MATMUL)
 
 
 def length_us(block: list[dict]) -> float:
@@ -283,7 +281,7 @@ def lanes(figure, shown: dict[str, list[dict]], before_us: float, after_us: floa
     axes = figure.subplots(len(shown), 1, sharex=True, sharey=True)
     names = set()
     for ax, (title, rows) in zip(axes, shown.items(), strict=True):
-        end = max(traces.end_us(row) for row in rows if row["kind"] == MATMUL)
+        end = max(map(traces.end_us, matmuls(rows)))
         for row in traces.cropped(rows, end - before_us, end + after_us):
             if row["stream"] == traces.HOST:
                 continue

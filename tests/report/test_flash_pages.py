@@ -10,7 +10,7 @@ from a2lib import lab
 from a2lib.attention.ladder import RUNGS
 from a2lib.report import data
 from a2lib.report.page import pick
-from a2lib.report.pages import flash
+from a2lib.report.pages import flash, flash_drawings
 from a2lib.report.pages import flash_ladder as ladder
 from a2lib.theory.attention import (
     attention_flops,
@@ -160,3 +160,10 @@ def test_the_chapters_list_of_backwards_has_the_librarys_limits():
 def test_limits_of_grouped_queries_and_a_fixed_order():
     hopper = pytest.importorskip("a2lib.attention.hopper")
     assert (hopper.GROUPED_PROGRAMS, hopper.ORDERED_PROGRAMS) == (128, 264)
+
+
+@pytest.mark.parametrize("lanes", [flash_drawings.FORWARD_LANES, flash_drawings.BACKWARD_LANES])
+def test_nobody_does_two_things_at_once(lanes):
+    for _, boxes in lanes:
+        ends = [end for _, end, *_ in boxes]
+        assert all(begin >= end for (begin, *_), end in zip(boxes[1:], ends, strict=False))

@@ -1,4 +1,4 @@
-"""Drawings of FlashAttention: the merge of two tiles, causal tiles, sweeps."""
+"""Drawings of FlashAttention: the merge of two tiles, causal tiles, sweeps, warp roles in time."""
 
 import math
 
@@ -115,3 +115,79 @@ def _tile(kind: str, x: float, y: float, size: float) -> str:
     side = size - 2
     line = stroke(f"M{x:g} {y:g}l{side:g} {side:g}") if kind == "mask" else ""
     return box(x, y, side, side, KINDS[kind]) + line
+
+
+# Warp roles: consumer 1, consumer 2, the producer warp and the TMA.
+ROLES = {
+    "one": "fill: #f0ad78; stroke: #ffffff",
+    "two": "fill: #86b6e6; stroke: #ffffff",
+    "load": "fill: #dddddd; stroke: #ffffff",
+}
+# Each lane: its name, and boxes of (begin, end, words, role). Matmuls of one block of keys j are S
+# (scores) and PV; e are its exponentials.
+FORWARD_LANES = (
+    ("producer warp", ((0, 2.2, "K₂, V₂", "load"), (4, 6.2, "K₃, V₃", "load"))),
+    (
+        "tensor cores",
+        (
+            (0, 1, "S₁", "one"),
+            (1, 2, "PV₀", "one"),
+            (2, 3, "S₁", "two"),
+            (3, 4, "PV₀", "two"),
+            (4, 5, "S₂", "one"),
+            (5, 6, "PV₁", "one"),
+            (6, 7, "S₂", "two"),
+            (7, 8, "PV₁", "two"),
+        ),
+    ),
+    ("consumer 1", ((1, 3.7, "softmax 1", "one"), (5, 7.7, "softmax 2", "one"))),
+    ("consumer 2", ((0, 1.7, "soft. 0", "two"), (3, 5.7, "softmax 1", "two"))),
+)
+BACKWARD_LANES = (
+    ("producer warp", ((0, 2.2, "Q₂, dO₂", "load"),)),
+    (
+        "tensor cores",
+        (
+            (0, 1, "S₁", "one"),
+            (1, 2, "dQ₀", "one"),
+            (3, 4, "dP₁", "one"),
+            (4, 5, "dV", "one"),
+            (6, 7, "dK", "one"),
+        ),
+    ),
+    (
+        "consumer 1",
+        (
+            (1, 2.1, "P₁", "one"),
+            (2.1, 3, "dQ₀", "one"),
+            (4, 5.9, "dS₁", "one"),
+        ),
+    ),
+    ("TMA", ((3, 5, "add dQ₀", "load"),)),
+)
+
+
+def forward_roles() -> Drawing:
+    """Draw who does what in the forward: a producer warp and two consumers, along the time."""
+    return _lanes(FORWARD_LANES, ("consumer 1", "consumer 2"))
+
+
+def backward_roles() -> Drawing:
+    """Draw who does what in the backward, of the two consumers the first, along the time."""
+    return _lanes(BACKWARD_LANES, ("consumer 1",))
+
+
+def _lanes(lanes, consumers) -> Drawing:
+    """Draw boxes along the time, a lane for each name."""
+    left, unit, height = 96, 33, 26
+    out = []
+    for i, (name, boxes) in enumerate(lanes):
+        y = 6 + i * (height + 8)
+        out.append(text(left - 8, y + height / 2 + 4, name, anchor="end", bold=name in consumers))
+        for begin, end, words, role in boxes:
+            width = (end - begin) * unit
+            out.append(box(left + begin * unit, y, width, height, ROLES[role], words))
+    bottom = 6 + len(lanes) * (height + 8) + 6
+    out.append(stroke(f"M{left} {bottom}H{WIDTH - 4}l-7 -4m7 4l-7 4"))
+    out.append(text(left - 8, bottom + 4, "time", anchor="end"))
+    return Drawing(out, bottom + 12)

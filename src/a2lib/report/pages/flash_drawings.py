@@ -82,6 +82,29 @@ def sweeps() -> Drawing:
     return Drawing(out, 26 + n * size + 60)
 
 
+def splits() -> Drawing:
+    """Draw how few causal tiles are split: the keys of a row forward, the queries of a column
+    backward, each among two programs."""
+    n, size = 6, 18
+    out = []
+    panels = ((10, "forward: by keys"), (196, "backward: by queries"))
+    for x, title in panels:
+        out.append(text(x, 14, title, bold=True))
+        for i in range(n):
+            for j in range(i + 1):
+                by_keys = x == panels[0][0]
+                is_owned = i == n - 1 if by_keys else j == 0
+                is_first = (j if by_keys else i) < n // 2
+                kind = "skip" if not is_owned else "mask" if is_first else "full"
+                out.append(box(x + j * size, 26 + i * size, 16, 16, KINDS[kind]))
+    bottom = 26 + n * size
+    for x, words in ((10, "programs share a row"), (196, "programs share a column")):
+        out.append(text(x, bottom + 16, words))
+    out.append(text(10, bottom + 34, "merged by a second kernel"))
+    out.append(text(196, bottom + 34, "gradients added in fp32"))
+    return Drawing(out, bottom + 42)
+
+
 def tiles() -> Drawing:
     """Draw which of eight by eight tiles of causal scores the kernel computes: queries go down and
     keys across. A masked tile, which the diagonal crosses, has a stroke as well as a colour."""

@@ -2,7 +2,8 @@
 # nsys for an image that has Nsight Systems only inside Nsight Compute, as NVIDIA's CUDA images do. There `nsys profile`
 # leaves a .qdstrm, since its importer lacks libdw and friends. Given those as Debian packages, this finishes the job:
 #   mkdir -p .deb && (cd .deb && apt-get download libdw1 libelf1 libbz2-1.0 liblzma5)
-#   A2LIB_NSYS=$PWD/dev/nsys.sh A2LIB_NSYS_DEBS=$PWD/.deb papermill notebooks/profile.ipynb
+#   ln -s "$PWD/dev/nsys.sh" .deb/nsys
+#   PATH=$PWD/.deb:$PATH A2LIB_NSYS_DEBS=$PWD/.deb papermill notebooks/profile.ipynb
 # Takes `profile ... --output=REPORT ... COMMAND` and any other command of nsys.
 set -euo pipefail
 root=$(ls -d "${A2LIB_NSIGHT_COMPUTE:-/opt/nvidia/nsight-compute}"/* | tail -n 1)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from a2lib.shapes import GroupedShape, Shape
+from a2lib.shapes import Shape
 from a2lib.theory.devices import Device
 from a2lib.theory.layout_memory import kept_by_block
 from a2lib.theory.layouts import Case, Layout, Training
@@ -12,10 +12,6 @@ TOY = Device("toy", 1e3, 1e6, 1e30, 10.0, 1.0, 2, fp32=100.0)
 FREE = replace(TOY, link=1e30, network=1e30)
 TINY = Shape(d_model=4, d_ff=6, num_layers=2, num_heads=2, vocab_size=10)
 WIDE = Shape(d_model=8, d_ff=16, num_layers=12, num_heads=4, vocab_size=64)
-
-# A block of TINY whose FFN is four experts of width 3, of which a token goes to one, and a shared
-# one, but for the first block's; 36 parameters each, four rows of the router, a bias each.
-MIXED = GroupedShape(4, 6, 2, 2, 10, experts=4, top_k=1, shared=1, expert_ff=3, dense=1)
 
 # What a device holds, by component.
 NOTHING = dict.fromkeys(
@@ -29,9 +25,9 @@ def training(batch=4, context=4, shape=TINY, **more):
     return Training(shape, batch, context, **{**defaults, **more})
 
 
-def kept(job, mixture=False):
+def kept(job):
     """Bytes that a token of a block leaves on one device, but for eager attention's mask."""
     case = Case(job, Layout(), TOY)
-    block = kept_by_block(case, mixture)
+    block = kept_by_block(case)
     mask = job.context**2 if job.attention == "eager" else 0
     return (block.total - mask) / case.tokens

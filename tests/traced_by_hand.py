@@ -12,7 +12,7 @@ SPANS = [  # name, thread, start and end in microseconds
     ("layers.0.attn.q_proj", MAIN, 20, 60),
     ("layers.0.attn.attention.softmax", MAIN, 60, 100),
     ("backward", MAIN, 300, 600),
-    ("layers.0.attn.q_proj.bwd", ENGINE, 320, 400),
+    ("layers.0.attn.q_proj", ENGINE, 320, 400),
     ("optimizer", MAIN, 700, 900),
 ]
 NVJET = "nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_NTN"

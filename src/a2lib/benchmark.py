@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from a2lib.checks import check_name
 from a2lib.command import Parser, Whole, add_name, add_number, output
-from a2lib.lab import ranges, steps
+from a2lib.lab import steps
 from a2lib.lab.device import device_kind
 from a2lib.lab.failures import classify
 from a2lib.lab.memory import available_bytes
+from a2lib.lab.ranges import annotate
 from a2lib.shapes import MODELS, named_size
 from a2lib.theory.transformer import parameter_count
 
@@ -39,29 +40,29 @@ RANGES = ("none", "phases", "modules")
 
 def parser() -> Parser:
     """Return the command's parser."""
-    made = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
-    add_name(made, "--size", f"{', '.join(MODELS)}", "small")
+    command = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
+    add_name(command, "--size", f"{', '.join(MODELS)}", "small")
     for name in SHAPE:
         option = f"--{name.replace('_', '-')}"
-        add_number(made, option, Whole(1, 2**22), "in place of the size's own")
-    add_number(made, "--context", Whole(1, 2**20), "tokens in a sequence", 512)
-    add_number(made, "--batch", Whole(1, 2**16), "sequences in a batch", 4)
-    add_name(made, "--mode", ", ".join(steps.PHASES), "train-step")
-    add_number(made, "--warmup", Whole(0, 10**5), "steps before those that count", 5)
-    add_number(made, "--steps", Whole(1, 10**5), "steps that count", 10)
-    add_name(made, "--precision", ", ".join(steps.PRECISIONS), "fp32")
-    add_name(made, "--attention", "eager, flash (this library's), or one of PyTorch's", "eager")
-    add_name(made, "--compile", "torch.compile: none, each of the blocks, the model", "none")
+        add_number(command, option, Whole(1, 2**22), "in place of the size's own")
+    add_number(command, "--context", Whole(1, 2**20), "tokens in a sequence", 512)
+    add_number(command, "--batch", Whole(1, 2**16), "sequences in a batch", 4)
+    add_name(command, "--mode", ", ".join(steps.PHASES), "train-step")
+    add_number(command, "--warmup", Whole(0, 10**5), "steps before those that count", 5)
+    add_number(command, "--steps", Whole(1, 10**5), "steps that count", 10)
+    add_name(command, "--precision", ", ".join(steps.PRECISIONS), "fp32")
+    add_name(command, "--attention", "eager, flash (this library's), or one of PyTorch's", "eager")
+    add_name(command, "--compile", "torch.compile: none, each of the blocks, the model", "none")
     words = "replay the step from a CUDA graph: the GPU's own time"
-    made.add_argument("--capture", action="store_true", help=words)
-    add_name(made, "--checkpointing", "none, block, segments:k, nested:k, selective:ops", "none")
+    command.add_argument("--capture", action="store_true", help=words)
+    add_name(command, "--checkpointing", "none, block, segments:k, nested:k, selective:ops", "none")
     words = "NVTX ranges, and the profiler on for the steps that count: none, phases, modules"
-    add_name(made, "--nvtx", words, "none")
+    add_name(command, "--nvtx", words, "none")
     words = "write the history of allocations, for pytorch.org/memory_viz; not for timing"
-    made.add_argument("--memory-history", metavar="FILE", help=words)
-    add_number(made, "--seed", Whole(0, 2**63 - 1), "of weights and batch", 0)
-    made.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
-    return made
+    command.add_argument("--memory-history", metavar="FILE", help=words)
+    add_number(command, "--seed", Whole(0, 2**63 - 1), "of weights and batch", 0)
+    command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+    return command
 
 
 def parse(arguments: Sequence[str] | None):
@@ -102,17 +103,17 @@ def measure(options, config: steps.StepConfig, warmup: list, counted: list) -> N
     """Run the steps, and put their times into the two lists as they are taken."""
     import torch
 
-    device, nvtx = device_kind(), torch.cuda.nvtx
+    device, within = device_kind(), torch.cuda.nvtx.range
 
     def ranges_of(number: int) -> steps.Phase:
         if options.nvtx == "none":
             return contextlib.nullcontext
-        return lambda name: ranges.within(nvtx, f"step {number}" if name == "step" else name)
+        return lambda name: within(f"step {number}" if name == "step" else name)
 
     with steps.graph_stream(config), contextlib.ExitStack() as stack:
         step = steps.TrainingStep(config, device, options.seed)
         if options.nvtx == "modules":
-            ranges.annotate(step.model, nvtx)
+            annotate(step.model, within)
         for _ in range(max(options.warmup, config.capture)):  # a capture needs one before
             warmup.append(steps.timed(step))
         if config.capture:

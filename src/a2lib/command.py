@@ -18,9 +18,9 @@ class Parser(argparse.ArgumentParser):
     """Ends with exit code 2 and one line; options are written out, and so is what is said of
     them."""
 
-    def __init__(self, **given: str) -> None:
+    def __init__(self, **texts: str) -> None:
         super().__init__(
-            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **given
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts
         )
 
     def error(self, message: str) -> None:
@@ -28,11 +28,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, arguments=None, namespace=None) -> argparse.Namespace:
         """argparse's, which names the options there are where one is unknown."""
-        given, unknown = self.parse_known_args(arguments, namespace)
+        options, unknown = self.parse_known_args(arguments, namespace)
         if unknown:
-            options = [o for act in self._actions for o in act.option_strings if o[:2] == "--"]
-            self.error(f"unknown {none_of(options, unknown[0])}")
-        return given
+            names = []
+            for action in self._actions:
+                names += [name for name in action.option_strings if name.startswith("--")]
+            self.error(f"unknown {none_of(names, unknown[0])}")
+        return options
 
 
 @dataclass(frozen=True)

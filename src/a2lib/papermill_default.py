@@ -62,12 +62,13 @@ def positionals(command: click.Command, args: list[str]) -> list[str]:
     """The notebook and the output of a papermill command line; [] where papermill has to speak: the
     line asks for information, or is wrong."""
     try:
-        found, beyond, _ = command.make_parser(click.Context(command)).parse_args(list(args))
+        values, beyond, _ = command.make_parser(click.Context(command)).parse_args(list(args))
     except click.UsageError:
         return []
-    if beyond or {"help", "help_notebook", "version"} & found.keys():
+    if beyond or {"help", "help_notebook", "version"} & values.keys():
         return []
-    return [p for name in ("notebook_path", "output_path") if isinstance(p := found[name], str)]
+    paths = [values["notebook_path"], values["output_path"]]
+    return [path for path in paths if isinstance(path, str)]
 
 
 def refuse_paths(notebook: Path, output: Path | None = None) -> None:

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from a2lib.lab import nsight, ranges, snapshot, trace
+from a2lib.lab import nsight, snapshot, trace
+from a2lib.lab.ranges import annotate
 from a2lib.lab.saved import saved_for_backward
 from a2lib.lab.steps import StepConfig, TrainingStep, timed
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
@@ -34,9 +35,7 @@ def check(traced):
         products = [k for k in kernels if k.kind == "matmul"]
         launched = collections.Counter(k.path[-1] for k in products)
         assert all(launched[name] >= 1 for name in linears), launched
-        assert all(launched[f"{name}.bwd"] >= 2 for name in linears), launched
-        in_backward = [k for k in products if k.phase == "backward"]
-        assert all(k.path[-1].endswith(".bwd") for k in in_backward)
+        assert sum(k.phase == "backward" for k in products) >= 2 * len(linears), launched
     for phases in trace.phase_times(traced).values():
         assert set(phases) == {*trace.PHASES, trace.STEP}
         for times in phases.values():
@@ -46,13 +45,13 @@ def check(traced):
 
 def test_a_trace_by_torch_profiler():
     config = StepConfig(model=Shape(768, 3072, 2, 12), context=128, batch=2)
-    step, recorded = TrainingStep(config, "cuda"), ranges.RecordedRanges()
-    ranges.annotate(step.model, recorded)
+    step, within = TrainingStep(config, "cuda"), torch.profiler.record_function
+    annotate(step.model, within)
     timed(step)
     with torch.profiler.profile() as profiler:
         for number in range(2):
             names = {"step": f"step {number}"}
-            timed(step, lambda name, names=names: ranges.within(recorded, names.get(name, name)))
+            timed(step, lambda name, names=names: within(names.get(name, name)))
     traced = trace.from_profiler(profiler)
     assert traced.source == "torch"
     check(traced)
@@ -86,11 +85,10 @@ def test_the_recorded_peak_is_the_allocators():
         want = torch.cuda.memory_stats()["requested_bytes.all.peak"]
     found = recorder.recording
     assert found.unexplained_bytes == 0
-    assert snapshot.peak(found, "step 1").total == want
+    assert sum(snapshot.peak(found, "step 1").values()) == want
 
     def held(phase, category):
-        alive = snapshot.peak(found, f"step 1/{phase}").alive
-        return sum(one.bytes for one in alive if one.category == category)
+        return snapshot.peak(found, f"step 1/{phase}")[category]
 
     state = state_bytes(model.shape)
     tables = sum(x.nbytes for x in model.buffers())

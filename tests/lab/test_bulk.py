@@ -43,12 +43,11 @@ def test_what_the_readers_make_is_what_the_tables_take(data, tmp_path):
         "strip": trace.strip_rows(kernels, 0, 10**7),
         "kernels": trace.kernel_rows(kernels),
         "memory": snapshot.timeline_rows(recording, "step 0", 100),
-        "largest": snapshot.largest_rows(snapshot.peak(recording, "step 0"), 20),
         "lines": snapshot.line_rows(recording, "step 0", 20),
         "gathers": gather_rows([Moment(n, "root", "forward", ms) for n, ms in STEP]),
         "saved": saved_rows([Saved("attn", (2, 3), "float32", 24, ["MmBackward0.self"])]),
     }
-    assert set(made) == set(bulk.TABLES)
+    assert set(made) == set(bulk.TABLES) - {"largest"}  # measured before, and by nothing now
     for table, rows in made.items():
         put(data, rows, table)
         back = bulk.read(table, "cpu", "small-128", data).rows

@@ -1,5 +1,6 @@
-"""Which range each operation is launched in, forward and backward, with a recorder for NVTX."""
+"""Which range each operation of a forward is launched in."""
 
+import contextlib
 from collections import Counter
 
 import pytest
@@ -14,16 +15,16 @@ LINEAR = "attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn
 
 
 class Recorder:
-    """Stands for torch.cuda.nvtx: the open ranges, and all there were, each by its path."""
+    """Stands for a profiler's range: the open ones, and all there were, each by its path."""
 
     def __init__(self):
         self.open, self.paths = [], []
 
-    def range_push(self, name):
+    @contextlib.contextmanager
+    def __call__(self, name):
         self.open.append(name)
         self.paths.append("/".join(self.open))
-
-    def range_pop(self):
+        yield
         self.open.pop()
 
 
@@ -56,38 +57,25 @@ def step(model, tokens):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa_math"])
-def test_annotating_changes_nothing(tokens, attention):
-    """Of the forward no bit; gradients but for the order in which those that meet are added."""
-    plain, annotated = build(attention).double(), build(attention).double()
+def test_annotating_changes_no_bit(tokens, attention):
+    plain, annotated = build(attention), build(attention)
     recorder = Recorder()
     annotate(annotated, recorder)
     want, found = step(plain, tokens), step(annotated, tokens)
     assert recorder.paths and not recorder.open
-    assert torch.equal(found.pop("logits"), want.pop("logits"))
     for name, tensor in want.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14)
+        assert torch.equal(found[name], tensor), name
 
 
 def test_every_product_lies_in_the_range_of_its_part(tokens):
     model, recorder = build(), Recorder()
     annotate(model, recorder)
     with Launches(recorder) as launches:
-        logits = model(tokens)
-        n_forward = len(launches.seen)
-        cross_entropy(logits, tokens).backward()
-
-    def products(seen):
-        return Counter(inside for operator, inside in seen if operator in PRODUCTS)
-
+        model(tokens)
+    products = Counter(inside for operator, inside in launches.seen if operator in PRODUCTS)
     parts = [*LINEAR, "attn.attention.scores", "attn.attention.values"]
     names = [f"layers.{i}.{part}" for i in range(3) for part in parts] + ["lm_head"]
-    assert products(launches.seen[:n_forward]) == dict.fromkeys(names, 1)
-    assert products(launches.seen[n_forward:]) == {f"{name}.bwd": 2 for name in names}
-    softmax = [
-        (op, inside) for op, inside in launches.seen if "softmax" in op and "layer" in inside
-    ]
-    parts = [f"layers.{i}.attn.attention.softmax" for i in range(3)]
-    want = [("_softmax", part) for part in parts]
-    want += [("_softmax_backward_data", f"{part}.bwd") for part in parts[::-1]]
-    assert softmax == want
+    assert products == dict.fromkeys(names, 1)
+    softmaxes = [inside for operator, inside in launches.seen if operator == "_softmax"]
+    assert softmaxes == [f"layers.{i}.attn.attention.softmax" for i in range(3)]
     assert recorder.open == []

@@ -34,7 +34,6 @@ def filled(store, make_row) -> Table:
 
 def test_a_row_comes_back_as_text_and_stands_in_the_file_as_such(store, make_row):
     assert store.rows() == [] and not store.path.exists()
-    store.check_writable()
     store.put(make_row(peak_bytes=4096))
     given = make_row(peak_bytes="4096", causal="true")
     expected = {column: str(given.get(column, "")) for column in SECTIONS["flash"].columns}
@@ -159,7 +158,6 @@ def test_a_file_broken_by_hand_is_named_and_left_alone(filled, make_row, line, o
     filled.path.write_bytes(content)
     calls = [
         Table.rows,
-        Table.check_writable,
         lambda store: read_section("flash", store.data),
         lambda store: store.put(make_row(seq_len=4096)),
     ]

@@ -163,7 +163,6 @@ def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus):
         assert row["status"] == "ok" and row["conditions"].endswith("cores")
         assert float(row["ms"]) > 0 and float(row["ms_without"]) > 0 and int(row["n"]) == STEPS
         assert bool(row["ms_waited"]) is (name != "fsdp2")
-    assert ("cpu", "fsdp-tiny-2-ranks") in bulk.pictures("strip")
     assert ("cpu", "fsdp-tiny-launched-2-ranks") in bulk.pictures("gathers")
     gathers = bulk.read("gathers", "cpu", "fsdp-tiny-launched-2-ranks").rows
     gathered = [("forward", unit) for unit in ("root", "layers.0", "layers.1")]

@@ -30,7 +30,7 @@ def drawn():
         "exchange": drawings.experts_and_contexts(),
         "rings": drawings.rings(),
         "sequence": drawings.sequence_parallel(), "map": drawings.mesh_map(),
-        "sensitivity": communication.sensitivity(), "devices": communication.devices(),
+        "devices": communication.devices(),
     }  # fmt: skip
 
 

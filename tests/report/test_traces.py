@@ -78,7 +78,7 @@ def test_a_timeline_marks_its_peak_however_long():
         row["saved for backward"] = 10**6 * min(i, 1500 - i)
         row["temporaries"] = 10**9 if i == 777 else i % 7 * 1000
         rows.append(row)
-    words = texts(timeline.memory(rows))
+    words = texts(timeline.memory({"": rows}))
     # 1 GB, 1 GB for a moment, and 723 MB: the 777th of 1500 points.
     assert {"peak 2.72 GB", "forward", "backward", "saved for backward"} <= set(words)
     assert "gradients" not in words

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import committed
 import pytest
-from layout_toys import MIXED, NOTHING, TOY, WIDE, kept, training
+from layout_toys import NOTHING, TOY, WIDE, kept, training
 from refusals import refused
 
 from a2lib.shapes import GroupedShape, Shape
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import SHARDINGS, Layout, stage_blocks
-from a2lib.theory.transformer import parameter_count
 
 ALONE, PAIR = Layout(sharding="none"), Layout(data=2, sharding="none")
 AGAIN = Layout(sharding="none", checkpointing="block")
@@ -118,43 +117,6 @@ def test_the_fullest_moment_by_hand(job, layout, moment, components):
     assert (result.moment, result.memory) == (moment, NOTHING | components)
 
 
-def test_experts_are_cut_over_their_own_devices():
-    """A dense block of MIXED has 144 parameters, the other 72 of attention and norms, a shared
-    expert's 36, 16 of the router, 4 biases, and four experts of 36: 272."""
-    job = training(shape=MIXED)
-    assert parameter_count(MIXED) == 144 + 272 + 2 * 40 + 4 == 500
-    for expert, here in ((1, 500), (2, 500 - 72), (4, 500 - 108)):
-        whole = memory(job, Layout(data=4, sharding="none", expert=expert))
-        zero1 = memory(job, Layout(data=4, sharding="zero1", expert=expert))
-        # the embedding has no 16-bit copy where nothing is cut
-        assert (whole["parameters"], whole["optimizer"]) == (4 * here, 8 * here)
-        assert (whole["working weights"], zero1["working weights"]) == (2 * (here - 40), 2 * here)
-        # what is cut over all is cut once, however experts are
-        assert zero1["parameters"] == pytest.approx(4 * 500 / 4)
-        assert zero1["optimizer"] == pytest.approx(8 * 500 / 4)
-        # a block with its experts, three times
-        fsdp = memory(job, Layout(data=4, expert=expert))
-        assert fsdp["working weights"] == 3 * 2 * (272 - (500 - here))
-        assert fsdp["parameters"] == pytest.approx(500)
-    # each token's copy for its expert: 2 bytes of 4 numbers, in the block that has them
-    assert kept(job, mixture=True) - kept(job) == 8
-    # the first stage has the dense block, the last the other
-    two = memory(job, Layout(data=2, pipeline=2, sharding="none", expert=2))
-    assert two["parameters"] == 4 * (200 + 40 + 4)
-
-
-def test_tensor_parallelism_cuts_all_but_the_experts_which_lie_among_its_devices():
-    """Of MIXED on two devices: 72 of two attentions and norms, 36 of the dense FFN, 18 of a shared
-    expert, router and biases, tables 40, the last norm 4; and two of the four experts."""
-    job = training(shape=MIXED)
-    half = 2 * (64 / 2 + 8) + 36 + 18 + 16 + 4 + 40 + 4
-    for expert, experts in ((1, 144), (2, 72)):
-        layout = Layout(tensor=2, sharding="none", expert=expert)
-        assert memory(job, layout)["parameters"] == 4 * (half + experts)
-    cut = Layout(data=2, tensor=2, sharding="zero1", expert=4)
-    assert memory(job, cut)["parameters"] == pytest.approx(4 * (half / 2 + 36))
-
-
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
     small = replace(WIDE, vocab_size=2)  # whose logits weigh nothing, so the first is the fullest
     job = training(batch=8, shape=small)
@@ -253,8 +215,6 @@ def test_devices_are_those_of_the_reference():
 
 
 def test_a_layout_that_breaks_a_rule_is_one_line():
-    mixed = training(batch=6, shape=MIXED)
-    deep = training(shape=replace(MIXED, num_layers=4, dense=3))
     three = training(shape=GroupedShape(24, 24, 1, 12, 10, num_kv_heads=3))
     for words, job, layout in (
         ("data 3 x microbatches 1 must divide batch 4", training(), Layout(data=3)),
@@ -267,10 +227,7 @@ def test_a_layout_that_breaks_a_rule_is_one_line():
         ("data is -1; allowed are positive integers", training(), Layout(data=-1)),
         ("sharding 'ddp': allowed are none, zero1", training(), Layout(sharding="ddp")),
         ("selective with flash attention", training(), Layout(checkpointing="selective")),
-        ("expert 2 must divide", mixed, Layout(expert=2)),
-        ("sequence False with tensor and experts", mixed, Layout(tensor=2, sequence=False)),
-        ("schedule zb-h1 with pipeline 1", mixed, Layout(schedule="zb-h1")),
-        ("the first stage must have all 3 blocks", deep, Layout(pipeline=2)),
+        ("schedule zb-h1 with pipeline 1", training(), Layout(schedule="zb-h1")),
     ):  # fmt: skip
         refused(words, evaluate, job, layout, TOY)
     refused("precision 'fp16': allowed are bf16, fp32", training, precision="fp16")

@@ -1,9 +1,9 @@
 """A divided optimizer's memory, bytes and time: against sums a person can make, and simulations."""
 
 import pytest
+from rings import run_all_reduce
 
 from a2lib.shapes import Shape
-from a2lib.theory.collectives import run_all_reduce
 from a2lib.theory.memory.step import OPTIMIZER, WORKSPACE, StepMemory
 from a2lib.theory.sharding import MOMENTS, UPDATE_BYTES, Held, pipelined_s, sent
 from a2lib.theory.transformer import parameter_count

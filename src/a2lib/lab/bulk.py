@@ -31,14 +31,19 @@ from a2lib.lab.sections import BULK
 
 MOST_ROWS = 2000
 _KINDS = {"int": int, "float": float, "": str}
+
+
+def _columns(text: str) -> dict[str, type]:
+    """Return the columns of a table with their kinds; one without a kind is text."""
+    columns = {}
+    for entry in text.split(", "):
+        column, _, kind = entry.partition(":")
+        columns[column] = _KINDS[kind]
+    return columns
+
+
 # Table -> column -> int, float or str.
-TABLES: dict[str, dict[str, type]] = {
-    table: {
-        column: _KINDS[kind]
-        for column, _, kind in (given.partition(":") for given in columns.split(", "))
-    }
-    for table, columns in BULK.items()
-}
+TABLES = {table: _columns(text) for table, text in BULK.items()}
 
 
 @dataclass(frozen=True)

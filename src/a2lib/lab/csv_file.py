@@ -18,8 +18,7 @@ from pathlib import Path
 from a2lib import paths
 from a2lib.errors import OneLine
 
-# More than a row takes, so that a disk with as much left is not full at the next one.
-SPARE_BYTES = 65536
+NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 
 Row = dict[str, str]
 Key = tuple[str, ...]
@@ -81,21 +80,12 @@ class CsvFile:
             with locked(self.path):
                 stored = {**self._load(), **texts}
                 stored = dict(sorted(stored.items(), key=lambda item: _places(item[0])))
-                lines = [self.columns, *(tuple(text.values()) for text in stored.values())]
-                write(self.path, "".join(map(_line, lines)))
+                write(self.path, to_csv([self.columns, *map(dict.values, stored.values())]))
                 self._cached = self._signature(), stored
         except (ValueError, StoreError) as error:
             where = "" if isinstance(error, StoreError) else f"{self.path}: "
             unstored = clean(str(dict(row)))
             raise StoreError(f"{where}{error}; the row not stored: {unstored}") from error
-
-    def check_writable(self) -> None:
-        """Raise StoreError now if `put` would fail: broken file, read-only folder, full disk."""
-        with locked(self.path):
-            size = self.path.stat().st_size if self._load() else 0
-            trial = self.path.with_name(".trial.tmp")
-            write(trial, " " * (size + SPARE_BYTES))
-            trial.unlink()
 
     def _load(self) -> dict[Key, Row]:
         with named(self.path):
@@ -210,19 +200,17 @@ def to_csv(rows: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
-# A row that is put again is most often one of thousands that are as they were.
-@functools.lru_cache(maxsize=65_536)
-def _line(row: tuple[str, ...]) -> str:
-    return to_csv([row])
-
-
 def clean(text: str) -> str:
     """Return `text` on one line: line breaks, tabs and control characters become single spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+# A table is sorted at each put, and most of its rows are as they were.
 @functools.lru_cache(maxsize=65_536)
 def _places(key: Key) -> tuple[tuple, ...]:
     """Return where the values of a key stand: numbers first, by their size."""
-    number = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", re.ASCII).fullmatch
-    return tuple((0, float(text), text) if number(text) else (1, 0.0, text) for text in key)
+    places = []
+    for text in key:
+        number = float(text) if NUMBER.fullmatch(text) else None
+        places.append((1, 0.0, text) if number is None else (0, number, text))
+    return tuple(places)

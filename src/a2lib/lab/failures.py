@@ -111,14 +111,14 @@ def detached(error: Exception) -> Exception:
 
 def linked(error: BaseException) -> list[BaseException]:
     """``error`` with its causes and what was being handled when each was raised, each once."""
-    found: list[BaseException] = []
+    links: dict[int, BaseException] = {}
     new = [error]
     while new:
         link = new.pop()
-        if link is not None and all(link is not one for one in found):
-            found.append(link)
+        if link is not None and id(link) not in links:
+            links[id(link)] = link
             new += [link.__cause__, link.__context__]
-    return found
+    return list(links.values())
 
 
 def _reasons(warned: Iterable[str]) -> list[str]:

@@ -47,12 +47,12 @@ class Graph:
 
 def read(code: str, moved: int | None = None) -> Graph:
     """What the generated ``code`` of one graph launches in a call."""
-    own = _OWN.findall(code)
+    kernels = _OWN.findall(code)
     library = [name for name in _LIBRARY.findall(code) if not name.startswith(_NO_KERNEL)]
     return Graph(
         bool(_BACKWARD.search(code)),
-        len(set(own)),
-        len(own),
+        len(set(kernels)),
+        len(kernels),
         len(library),
         sum("scaled_dot_product" in name for name in library),
         moved,

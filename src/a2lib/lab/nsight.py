@@ -6,9 +6,8 @@ what the hardware counted while kernels ran: bytes by level of memory, shares of
     counted_calls([make, ...])      # of each call that ``make()`` returns: one dict per kernel
 
 The command marks what is traced or counted with ``torch.cuda.profiler.start()`` and ``stop()``.
-``nsys`` is what ``$A2LIB_NSYS`` names, else the one on the path, else one in a folder where NVIDIA
-installs it. Options as in NVIDIA's "User Guide" of Nsight Systems 2025, chapter "CLI Profile
-Command Switches".
+Both programs, ``nsys`` and ``ncu``, are those on the path. Options as in NVIDIA's "User Guide" of
+Nsight Systems 2025, chapter "CLI Profile Command Switches".
 
 Nsight Compute (``ncu``) runs the command and replays each kernel once per group of counters, so its
 times are no timings: read those elsewhere. Source of the metrics' meaning: NVIDIA, Nsight Compute
@@ -16,7 +15,6 @@ documentation, "Metrics Reference".
 """
 
 import csv
-import glob
 import os
 import shutil
 import signal
@@ -28,12 +26,6 @@ from pathlib import Path
 
 from a2lib.errors import OneLine
 
-VARIABLE = "A2LIB_NSYS"
-PLACES = (
-    "/usr/local/cuda/bin/nsys",
-    "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
-    "/opt/nvidia/nsight-systems/*/bin/nsys",
-)
 # Sampling and context switches would take the host's time and answer nothing that is asked here.
 OPTIONS = ("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none")
 OPTIONS += ("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true")
@@ -54,7 +46,6 @@ SECTOR_BYTES = 32
 NCU_OPTIONS = ("--csv", "--page", "raw", "--print-units", "base", "--print-fp")
 NCU_OPTIONS += ("--metrics", ",".join(METRICS.values()), "--clock-control", "none")
 NCU_OPTIONS += ("--profile-from-start", "off", "--target-processes", "all")
-NCU_PLACES = ("/usr/local/cuda/bin/**/ncu", "/opt/nvidia/nsight-compute/**/ncu")
 
 # The kernel of torch.cuda._sleep, which nothing else launches.
 MARKER = "spin_kernel"
@@ -64,15 +55,9 @@ class ProgramError(OneLine, RuntimeError):
     """A program gave no result; the message is one line and says why."""
 
 
-def find() -> str | None:
-    """The path of ``nsys``, or None where Nsight Systems is not found.
-
-    Raises ProgramError where ``$A2LIB_NSYS`` names no program.
-    """
-    chosen = os.environ.get(VARIABLE)
-    if chosen and shutil.which(chosen) is None:
-        raise ProgramError(f"${VARIABLE} is {chosen!r}, which is no program; name nsys")
-    return installed(chosen or "nsys", PLACES)
+def find(program: str = "nsys") -> str | None:
+    """Return the path of a program, or None where it is not on the path."""
+    return shutil.which(program)
 
 
 def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[Path, str]:
@@ -83,18 +68,19 @@ def record(command: Sequence[str], report: Path, *, timeout_s: float) -> tuple[P
     """
     nsys = find()
     if nsys is None:
-        raise ProgramError(f"Nsight Systems (nsys) is not found; ${VARIABLE} can name it")
+        raise ProgramError("Nsight Systems (nsys) is not on the path")
     report = Path(report).absolute()
-    made, exported = (report.with_name(f"{report.name}.{kind}") for kind in ("nsys-rep", "sqlite"))
-    for path in (made, exported):
+    trace = report.with_name(f"{report.name}.nsys-rep")
+    exported = report.with_name(f"{report.name}.sqlite")
+    for path in (trace, exported):
         path.unlink(missing_ok=True)
     printed = run(
         "nsys profile", [nsys, "profile", *OPTIONS, f"--output={report}", *command], timeout_s
     )
-    if not made.is_file():
+    if not trace.is_file():
         raise ProgramError(f"nsys profile left no report: {last_line(printed)}")
     export = [nsys, "export", "--type=sqlite", "--force-overwrite=true", f"--output={exported}"]
-    said = run("nsys export", [*export, str(made)], EXPORT_S)
+    said = run("nsys export", [*export, str(trace)], EXPORT_S)
     if not exported.is_file():
         raise ProgramError(f"nsys export left no SQLite file: {last_line(said)}")
     return exported, printed
@@ -108,9 +94,9 @@ def counted(command: Sequence[str], *, timeout_s: float = 300) -> list[dict[str,
     counters, counts no kernel, has not every metric or takes longer than ``timeout_s`` seconds;
     nothing it started is left running.
     """
-    ncu = installed("ncu", NCU_PLACES)
+    ncu = find("ncu")
     if ncu is None:
-        raise ProgramError("Nsight Compute (ncu) is not installed; hardware counters need it")
+        raise ProgramError("Nsight Compute (ncu) is not on the path; hardware counters need it")
     output = run("ncu", [ncu, *NCU_OPTIONS, *command], timeout_s)
     lines = output.splitlines()  # the raw CSV page, which may stand amid the program's own
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -188,13 +174,6 @@ def _kernel(cells: dict[str, str]) -> dict[str, object]:
             value *= SECTOR_BYTES
         values[column] = round(value) if column.endswith("_bytes") else round(value, 2)
     return values
-
-
-def installed(program: str, places: Sequence[str]) -> str | None:
-    """Return the path of a program: that on the path, else the last that matches one of
-    ``places``."""
-    paths = [path for place in places for path in sorted(glob.glob(place, recursive=True))]
-    return shutil.which(program) or (paths[-1] if paths else None)
 
 
 def run(what: str, command: Sequence[str], timeout_s: float) -> str:

@@ -1,58 +1,28 @@
-"""Ranges that a profiler sees: by phase, by module, and inside eager attention; backward too.
+"""Ranges that a profiler sees, by module and inside eager attention.
 
-    ranges = torch.cuda.nvtx                     # for Nsight Systems
-    ranges = RecordedRanges()                    # for torch.profiler, which sees no NVTX
-    annotate(step.model, ranges)                 # each module a range of its name
-    step(lambda name: within(ranges, name))      # and each phase
+    within = torch.cuda.nvtx.range               # for Nsight Systems
+    within = torch.profiler.record_function      # for torch.profiler, which sees no NVTX
+    annotate(step.model, within)                 # each module a range of its name, in the forward
+    step(within)                                 # and each phase
 
-A profiler files a kernel under the range in which it was launched, and on a GPU backward launches
-from a thread of its own, outside of every module's range. So each annotated part carries a pair of
-identities: the backward of the last pushes `<name>.bwd`, the backward of the first pops it. Every
-matrix product of backward then lies in the range of its part; what lies between parts (sums of
-gradients that meet, RoPE) is in the range of the module around them.
+A profiler files a kernel under the range in which it was launched. A backward is launched from a
+thread of its own, outside of every module's range: its kernels are the phase's.
 """
 
-import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+Within = Callable[[str], AbstractContextManager]
 
 
-class RecordedRanges:
-    """Annotations of torch.profiler in the place of `torch.cuda.nvtx`; a stack for each thread."""
-
-    def __init__(self) -> None:
-        self._open = threading.local()
-
-    def range_push(self, name: str) -> None:
-        from torch.profiler import record_function
-
-        stack = self._open.__dict__.setdefault("stack", [])
-        stack.append(record_function(name))
-        stack[-1].__enter__()
-
-    def range_pop(self) -> None:
-        self._open.stack.pop().__exit__(None, None, None)
-
-
-@contextlib.contextmanager
-def within(ranges, name: str) -> Iterator[None]:
-    """Push the range `name`, and pop it at the end of the context."""
-    ranges.range_push(name)
-    try:
-        yield
-    finally:
-        ranges.range_pop()
-
-
-def annotate(model, ranges) -> None:
+def annotate(model, within: Within) -> None:
     """Give every module of a TransformerLM a range of its name, and the parts of its attention.
 
     `layers.3.attn.attention` holds, if attention is eager, `.scores`, `.softmax` and `.values` in
-    the place of the one call. The forward stays the same to the bit; gradients that meet may be
-    added in another order. Each range costs the host some microseconds, so the times of such a run
-    are not for publishing. RoPE is one module for all blocks and gets no range. A compiled graph
-    loses the ranges, and a checkpoint's recomputation stops midway: not for these.
+    the place of the one call. What is computed stays the same to the bit. Each range costs the host
+    some microseconds, so the times of such a run are not for publishing. RoPE is one module for all
+    blocks and gets no range. A compiled graph loses the ranges: not for these.
     """
     from torch.nn import ModuleList
 
@@ -62,67 +32,40 @@ def annotate(model, ranges) -> None:
         causal_attention,
     )
 
-    part = _parts(ranges)
     for name, module in model.named_modules():
         if not name or isinstance(module, ModuleList | RotaryPositionalEmbedding):
             continue
         if isinstance(module, CausalMultiHeadSelfAttention):
-            inner = f"{name}.attention"
-            if module.attention is causal_attention("eager"):
-                module.attention = _eager_in_parts(inner, part)
-            module.attention = part(inner, module.attention)
-        module.forward = part(name, module.forward)
+            attention = module.attention
+            if attention is causal_attention("eager"):
+                attention = _eager_in_parts(f"{name}.attention", within)
+            module.attention = _in_range(within, f"{name}.attention", attention)
+        module.forward = _in_range(within, name, module.forward)
 
 
-def _parts(ranges) -> Callable[[str, Callable], Callable]:
-    """Return `part(name, function)`, the function of tensors in a range of that name."""
-    from torch.autograd import Function
+def _in_range(within: Within, name: str, function: Callable) -> Callable:
+    """Return the function in a range of that name."""
 
-    class Begin(Function):
-        @staticmethod
-        def forward(ctx, *inputs):
-            return tuple(x.view_as(x) for x in inputs)
+    def run(*inputs):
+        with within(name):
+            return function(*inputs)
 
-        @staticmethod
-        def backward(ctx, *gradients):
-            ranges.range_pop()
-            return gradients
-
-    class End(Function):
-        @staticmethod
-        def forward(ctx, name, output):
-            ctx.name = name
-            return output.view_as(output)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            ranges.range_push(f"{ctx.name}.bwd")
-            return None, gradient
-
-    def part(name: str, function: Callable) -> Callable:
-        def run(*inputs):
-            with within(ranges, name):
-                # Where no input needs a gradient, Begin would have no backward that pops.
-                if not any(x.requires_grad for x in inputs):
-                    return function(*inputs)
-                return End.apply(name, function(*Begin.apply(*inputs)))
-
-        return run
-
-    return part
+    return run
 
 
-def _eager_in_parts(name: str, part: Callable) -> Callable:
+def _eager_in_parts(name: str, within: Within) -> Callable:
     """Return causal `attention_reference` with a range around each of its three parts: the same
     operators, so that a trace has the same kernels."""
     import torch
 
-    def scores(q, k):
-        s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]))
-        query = torch.arange(s.shape[-2], device=s.device)[:, None]
-        return s.masked_fill(torch.arange(s.shape[-1], device=s.device) > query, float("-inf"))
+    def attention(q, k, v):
+        with within(f"{name}.scores"):
+            s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]))
+            query = torch.arange(s.shape[-2], device=s.device)[:, None]
+            s = s.masked_fill(torch.arange(s.shape[-1], device=s.device) > query, float("-inf"))
+        with within(f"{name}.softmax"):
+            p = torch.softmax(s, dim=-1)
+        with within(f"{name}.values"):
+            return p @ v
 
-    scored = part(f"{name}.scores", scores)
-    softmax = part(f"{name}.softmax", lambda s: torch.softmax(s, dim=-1))
-    values = part(f"{name}.values", torch.matmul)
-    return lambda q, k, v: values(softmax(scored(q, k)), v)
+    return attention

@@ -94,8 +94,10 @@ def time_together(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name, count in in_turns(dict.fromkeys(calls, n)):
         samples[name] += [from_rest(calls[name], device) for _ in range(count)]
-    by_rank = everyone(samples)
-    return {name: slowest([times[name] for times in by_rank]) for name in calls}
+    timings = {}
+    for name in calls:
+        timings[name] = slowest(everyone(samples[name]))
+    return timings
 
 
 def _processor() -> str:

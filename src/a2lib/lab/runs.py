@@ -82,16 +82,15 @@ def git_version() -> str:
 
     Blank where the package does not lie in a git checkout of its own.
     """
-    given = os.environ.get("A2LIB_GIT")
-    if given:
-        return clean(given)
+    if os.environ.get("A2LIB_GIT"):
+        return clean(os.environ["A2LIB_GIT"])
     # The prefix is blank only where ROOT is the top of the checkout, not a folder of another one.
-    found = _git("rev-parse", "--show-prefix", "--short=12", "HEAD").split("\n")
-    if len(found) != 2 or found[0]:
+    lines = _git("rev-parse", "--show-prefix", "--short=12", "HEAD").split("\n")
+    if len(lines) != 2 or lines[0]:
         return ""
     # Results are written while measuring: they say nothing about the code that wrote them.
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)data")
-    return found[1] + ("-dirty" if changed else "")
+    return lines[1] + ("-dirty" if changed else "")
 
 
 def scrub(text: str) -> str:
@@ -109,28 +108,28 @@ def scrub(text: str) -> str:
 
 def versions() -> dict[str, str]:
     """Of what there is here of Python, the commit, torch, triton and what drives a GPU."""
-    found = {"python": platform.python_version(), "git": git_version()}
+    texts = {"python": platform.python_version(), "git": git_version()}
     try:
         spec = importlib.util.find_spec("torch")
     except ImportError:
         spec = None
     if spec is None:
-        return found
+        return texts
     # Of what torch reads itself, without loading it: its metadata may leave out the "+cu130".
     written = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    found["torch"] = written["__version__"]
+    texts["torch"] = written["__version__"]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["triton"] = importlib.metadata.version("triton")
+        texts["triton"] = importlib.metadata.version("triton")
     if device_kind() == "cuda":
         import torch
 
         driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        found["driver"] = clean(driver.split("\n")[0])
-        found["cuda"] = str(torch.version.cuda or "")
-        found["cudnn"] = str(torch.backends.cudnn.version() or "")
+        texts["driver"] = clean(driver.split("\n")[0])
+        texts["cuda"] = str(torch.version.cuda or "")
+        texts["cudnn"] = str(torch.backends.cudnn.version() or "")
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-    return found
+            texts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return texts
 
 
 def _git(*arguments: str) -> str:

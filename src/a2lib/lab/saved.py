@@ -2,7 +2,7 @@
 
     x = x.requires_grad_()
     output, saved = saved_for_backward(block, x)
-    sum(one.bytes for one in saved if one.module == "attn")
+    sum(storage.bytes for storage in saved if storage.module == "attn")
 
 Two counts meet here. Hooks see each tensor as it is saved, which gives bytes and modules; the graph
 itself, walked afterwards, gives the operations. A tensor that several operations keep is one
@@ -34,8 +34,8 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
     """
     from torch.autograd.graph import saved_tensors_hooks
 
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    found: dict[int, Saved] = {}
+    of_model = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    storages: dict[int, Saved] = {}
     held = []  # until the end: an address must not be given to another tensor
     inside: list[str] = []
 
@@ -45,10 +45,10 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
         # Detached: a result that its own operation keeps with its graph is never freed.
         kept = tensor.detach()
         held.append(kept)
-        if address not in own and address not in found and storage.nbytes():
+        if address not in of_model and address not in storages and storage.nbytes():
             module = inside[-1] if inside else ""
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found[address] = Saved(module, tuple(tensor.shape), dtype, storage.nbytes())
+            storages[address] = Saved(module, tuple(tensor.shape), dtype, storage.nbytes())
         return kept
 
     hooks = follow(model, inside)
@@ -58,8 +58,8 @@ def saved_for_backward(model, *inputs) -> tuple[object, list[Saved]]:
     finally:
         for hook in hooks:
             hook.remove()
-    _name_operations(output, found)
-    return output, list(found.values())
+    _name_operations(output, storages)
+    return output, list(storages.values())
 
 
 def follow(model, inside: list[str]) -> list:
@@ -80,24 +80,25 @@ def follow(model, inside: list[str]) -> list:
 
 def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:
     """Rows of the bulk table ``saved``, in order."""
-    return [
-        {
+    rows = []
+    for number, storage in enumerate(saved):
+        row = {
             "number": number,
-            "module": one.module,
-            "operations": " ".join(one.operations),
-            "shape": "x".join(map(str, one.shape)),
-            "dtype": one.dtype,
-            "bytes": one.bytes,
+            "module": storage.module,
+            "operations": " ".join(storage.operations),
+            "shape": "x".join(map(str, storage.shape)),
+            "dtype": storage.dtype,
+            "bytes": storage.bytes,
         }
-        for number, one in enumerate(saved)
-    ]
+        rows.append(row)
+    return rows
 
 
-def _name_operations(output, found: dict[int, Saved]) -> None:
+def _name_operations(output, storages: dict[int, Saved]) -> None:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    results = (one for one in tree_leaves(output) if isinstance(one, torch.Tensor))
+    results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     seen, nodes = set(), [result.grad_fn for result in results]
     while nodes:
         node = nodes.pop()
@@ -113,6 +114,6 @@ def _name_operations(output, found: dict[int, Saved]) -> None:
         for name, value in kept:
             for tensor in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(tensor, torch.Tensor):
-                    one = found.get(tensor.untyped_storage().data_ptr())
-                    if one is not None:
-                        one.operations.append(f"{node.name()}.{name}")
+                    storage = storages.get(tensor.untyped_storage().data_ptr())
+                    if storage is not None:
+                        storage.operations.append(f"{node.name()}.{name}")

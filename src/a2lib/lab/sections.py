@@ -44,7 +44,7 @@ def section_of(
 
 
 _FILE = tomllib.loads(Path(__file__).with_name("sections.toml").read_text(encoding="utf-8"))
-SECTIONS = {name: section_of(name, **given) for name, given in _FILE["sections"].items()}
+SECTIONS = {name: section_of(name, **table) for name, table in _FILE["sections"].items()}
 BULK: dict[str, str] = _FILE["bulk"]
 INTEGERS, RESULTS, FLAGS = (
     frozenset(_FILE["columns"][kind].split()) for kind in ("whole", "number", "truth")

@@ -7,7 +7,7 @@
             with recorder.phase("forward"): ...
     recording = recorder.recording
     timeline_rows(recording, "step 0", 1500)    # the bytes of each category over time
-    largest_rows(peak(recording, "step 0"), 20) # what was alive at the peak, with its line of code
+    peak(recording, "step 0")                   # the same at the moment of most bytes
     line_rows(recording, "step 0", 20)          # the largest of what each line of code asked for
 
 The history is PyTorch's own (``torch.cuda.memory._snapshot``); the recorder adds what belongs to
@@ -205,9 +205,10 @@ def read(snapshot: dict, phases: Iterable[Phase] = (), owners: Iterable[Owner] =
     events = traces[device]
     if len(events) >= MAX_ENTRIES:
         raise ValueError(f"the history is full ({MAX_ENTRIES} entries) and has lost its beginning")
-    segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
-    blocks = [block for segment in segments for block in segment["blocks"]]
-    blocks = [block for block in blocks if block["state"] == "active_allocated"]
+    blocks = []
+    for segment in snapshot["segments"]:
+        if segment["device"] == device:
+            blocks += [block for block in segment["blocks"] if block["state"] == "active_allocated"]
     allocations, held = _replay(events, blocks)
     unexplained = sum(block["requested_size"] for block in blocks) - held
     recording = Recording(allocations, list(phases), unexplained)
@@ -217,7 +218,7 @@ def read(snapshot: dict, phases: Iterable[Phase] = (), owners: Iterable[Owner] =
 
 def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], int]:
     """Return the allocations, and the bytes of those without an end."""
-    made: list[Allocation] = []
+    recorded: list[Allocation] = []
     before: list[Allocation] = []
     alive: dict[int, Allocation] = {}
     for number, event in enumerate(events):
@@ -226,7 +227,7 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
             allocation = Allocation(address, event["size"], float(event["time_us"]))
             allocation.first = number
             allocation.line = _line(event.get("frames", ()))
-            made.append(allocation)
+            recorded.append(allocation)
             alive[address] = allocation
         # A block that another stream still uses is freed at "free_completed"; nobody holds it then.
         elif event["action"] == "free_requested":
@@ -242,15 +243,15 @@ def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], i
             allocation.line = _line(block.get("frames", ()))
             before.append(allocation)
             alive[allocation.address] = allocation
-    return before + made, sum(allocation.bytes for allocation in alive.values())
+    return before + recorded, sum(allocation.bytes for allocation in alive.values())
 
 
 def _line(frames: Iterable[dict]) -> str:
     """Return the innermost frame of Python code that is neither PyTorch's nor without a file."""
     for frame in frames:
         path = PurePosixPath(frame["filename"])
-        own = path.suffix == ".py" and "torch" not in path.parts and path.name != "contextlib.py"
-        if own:
+        is_torchs = "torch" in path.parts or path.name == "contextlib.py"
+        if path.suffix == ".py" and not is_torchs:
             return f"{'/'.join(path.parts[-2:])}:{frame['line']} {frame['name']}"
     return ""
 
@@ -309,25 +310,12 @@ def _inside(recording: Recording, states: list[State], name: str) -> list[State]
     return [state._replace(time_us=phase.start_us) for state in before[-1:]] + inside
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The moment of most bytes: in which phase, and the allocations that were alive."""
-
-    phase: str
-    alive: tuple[Allocation, ...]
-
-    @property
-    def total(self) -> int:
-        return sum(allocation.bytes for allocation in self.alive)
-
-
-def peak(recording: Recording, phase: str) -> Peak:
-    """Return the moment of most bytes in a phase, "step 0" or "step 0/forward"; the first of
-    equals."""
+def peak(recording: Recording, phase: str) -> dict[str, int]:
+    """Return the bytes of each of `CATEGORIES` at the moment of most bytes in a phase, "step 0" or
+    "step 0/forward"; the first of equals."""
     states = _inside(recording, _states(recording), phase)
     most = max(states, key=lambda state: sum(state.bytes))
-    alive = tuple(a for a in recording.allocations if a.first <= most.number < a.last)
-    return Peak(recording.phase_at(most.time_us), alive)
+    return dict(zip(CATEGORIES, most.bytes, strict=True))
 
 
 def timeline_rows(recording: Recording, phase: str, points: int) -> list[dict[str, object]]:
@@ -352,17 +340,6 @@ def timeline_rows(recording: Recording, phase: str, points: int) -> list[dict[st
             row = {"time_us": round(state.time_us - start)}
             row["phase"] = recording.phase_at(state.time_us)
             rows.append(row | dict(zip(CATEGORIES, state.bytes, strict=True)))
-    return rows
-
-
-def largest_rows(at: Peak, n: int) -> list[dict[str, object]]:
-    """Return the n largest allocations at a peak, largest first, earlier ones before equals, as
-    rows of the bulk table `largest`."""
-    largest = sorted(at.alive, key=lambda a: (-a.bytes, a.start_us))[:n]
-    columns = ("bytes", "category", "phase", "name", "line")
-    rows = []
-    for rank, allocation in enumerate(largest, start=1):
-        rows.append({"rank": rank} | {column: getattr(allocation, column) for column in columns})
     return rows
 
 

@@ -165,10 +165,6 @@ class Table(CsvFile):
         if not any(row[column] for column in needed):
             raise ValueError(f"status is ok, but {', '.join(needed)} is blank")
 
-    def check_writable(self) -> None:
-        self._runs.check_writable()
-        super().check_writable()
-
 
 def data_folder(device: str) -> Path:
     """Return where rows of ``device`` go: $A2LIB_DATA if set, else data/ for a GPU.
@@ -199,13 +195,13 @@ def read_section(name: Section | str, data: Path | None = None) -> dict[str, lis
     """
     section, folder = _section(name), measured(data)
     runs = {run["run"] for run in read_runs(folder.parent)}
-    found: dict[str, list[Row]] = {}
+    rows_of: dict[str, list[Row]] = {}
     for path in sorted((folder / section.name).glob("[!.]*.csv")):
-        found[path.stem] = _reader(section, path.stem, folder.parent).rows()
-        for line, row in enumerate(found[path.stem], start=2):
+        rows_of[path.stem] = _reader(section, path.stem, folder.parent).rows()
+        for line, row in enumerate(rows_of[path.stem], start=2):
             if row["run"] not in runs:
                 raise StoreError(f"{path}:{line}: run {row['run']!r} is not in runs.csv")
-    return found
+    return rows_of
 
 
 def format_value(column: str, value: object) -> str:

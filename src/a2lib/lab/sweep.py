@@ -11,6 +11,7 @@ exception, a process that dies, one that is silent for too long.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -96,7 +97,6 @@ def sweep(
         _folder() as (folder, mark),
         contextlib.closing(Progress(total, table.section.name)) as bar,
     ):
-        table.check_writable()
         run_id = run.record(table, ranks if device == "cuda" else 1, measure)
         job = {"measure": measure, "table": table, "run": run_id, "until": run.until}
         job |= {"device": device, "whole": whole}
@@ -123,16 +123,19 @@ def _pending(table: Table, tasks: Iterable[Sequence[Key]], remeasure: bool) -> l
     for row in table.rows():
         if not row.get("note", "").startswith(FROM_OUTSIDE):
             runs[table.identify(row)] = row["run"]
-    tasks = [list(task) for task in tasks]
+    tasks = [list(map(dict, task)) for task in tasks]
     if remeasure:
         # A run's id begins with its time; interrupted runs get to the end of a sweep as well.
-        oldest = [
-            min((runs.get(table.identify(key), "") for key in task), default="") for task in tasks
-        ]
-        order = sorted(range(len(tasks)), key=oldest.__getitem__)
-        return [tasks[i] for i in order if tasks[i]]
-    left = [[key for key in task if table.identify(key) not in runs] for task in tasks]
-    return [task for task in left if task]
+        def oldest(task: list[Key]) -> str:
+            return min(runs.get(table.identify(key), "") for key in task)
+
+        return sorted(filter(None, tasks), key=oldest)
+    pending = []
+    for task in tasks:
+        left = [key for key in task if table.identify(key) not in runs]
+        if left:
+            pending.append(left)
+    return pending
 
 
 def _measure(
@@ -214,8 +217,9 @@ class _Group:
         for path in self.folder.iterdir():
             if path.name != "job":
                 path.unlink()
-        self.asked = {self.table.identify(key) for task in tasks for key in task}
-        (self.folder / "tasks.json").write_text(json.dumps([[dict(k) for k in t] for t in tasks]))
+        keys = list(itertools.chain(*tasks))
+        self.asked = set(map(self.table.identify, keys))
+        (self.folder / "tasks.json").write_text(json.dumps(tasks))
         _drop_half_compiled()
         with open(self.folder / "log", "w") as log:
             process = subprocess.Popen(

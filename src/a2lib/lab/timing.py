@@ -215,8 +215,8 @@ def host_plan(ms: float) -> tuple[int, int]:
 
 def median_reading(readings: Sequence[float | None]) -> int | None:
     """The median of the readings that succeeded, to the whole number; None where none did."""
-    known = [reading for reading in readings if reading is not None]
-    return round(statistics.median(known)) if known else None
+    succeeded = [reading for reading in readings if reading is not None]
+    return round(statistics.median(succeeded)) if succeeded else None
 
 
 def meet(device: str) -> None:
@@ -246,9 +246,9 @@ def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
 def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:
     """The columns of what the ranks took by themselves: of their medians the least, the median and
     the most."""
-    own = [statistics.median(times) for times in by_rank]
+    medians = [statistics.median(times) for times in by_rank]
     return {
-        "ms_rank_min": min(own),
-        "ms_rank_median": statistics.median(own),
-        "ms_rank_max": max(own),
+        "ms_rank_min": min(medians),
+        "ms_rank_median": statistics.median(medians),
+        "ms_rank_max": max(medians),
     }

@@ -100,11 +100,11 @@ class Kernel:
 
     @property
     def part(self) -> str:
-        """The innermost range without the block's number: "layers.3.attn.q_proj.bwd" ->
-        "attn.q_proj"; a block itself is "block"."""
+        """The innermost range without the block's number: "layers.3.attn.q_proj" -> "attn.q_proj";
+        a block itself is "block"."""
         if not self.path:
             return ""
-        innermost = self._program_path[-1].removesuffix(".bwd")
+        innermost = self._program_path[-1]
         in_block = re.fullmatch(r"layers\.\d+(?:\.(.+))?", innermost)
         if in_block is None:
             return innermost
@@ -502,28 +502,15 @@ def strip_rows(
 
 
 def block_windows(trace: Trace, step: Sequence[Kernel], layers: int) -> dict[str, list[dict]]:
-    """Return strips of the block in the middle of a step of so many: phase -> rows, for forward and
-    backward.
-
-    It is found by its range. Where blocks have none, since they are compiled, the window is one of
-    `layers` equal parts, in the middle of the phase.
-    """
-    middle = layers // 2
+    """Return strips as long as a block of a step of so many: phase -> rows, for forward and
+    backward. A window is one of `layers` equal parts of the phase, in its middle."""
     windows = {}
-    for phase, block in (
-        ("forward", f"layers.{middle}"),
-        ("backward", f"layers.{middle}.bwd"),
-    ):
+    for phase in ("forward", "backward"):
         in_phase = [kernel for kernel in step if kernel.phase == phase]
-        in_block = [kernel for kernel in in_phase if block in kernel.path]
         if not in_phase:
             continue
-        if in_block:
-            start = min(kernel.start_ns for kernel in in_block)
-            length = span_ns(in_block)
-        else:
-            length = span_ns(in_phase) // layers
-            start = min(kernel.start_ns for kernel in in_phase) + middle * length
+        length = span_ns(in_phase) // layers
+        start = min(kernel.start_ns for kernel in in_phase) + layers // 2 * length
         rows = strip_rows(trace.kernels, start, length)
         if rows:
             windows[phase] = rows
@@ -556,21 +543,11 @@ def around_end_of_backward(trace: Trace, captured: bool = False) -> list[dict[st
         backward = [kernel for kernel in trace.kernels if kernel.kind == MATMUL]
     else:
         backward = _last_backward(trace)
-    _check_backward(backward)
-    return _device_strip(trace, max(kernel.end_ns for kernel in backward), 15 * MS)
-
-
-def around_begin_of_backward(trace: Trace) -> list[dict[str, object]]:
-    """Return the strip of 12 ms before and after the begin of the last backward, without launches.
-    Raises TraceError where there is none."""
-    backward = _last_backward(trace)
-    _check_backward(backward)
-    return _device_strip(trace, min(kernel.start_ns for kernel in backward), 12 * MS)
-
-
-def _check_backward(kernels: list[Kernel]) -> None:
-    if not kernels:
+    if not backward:
         raise TraceError("no kernel of a backward was traced")
+    end_ns = max(kernel.end_ns for kernel in backward)
+    rows = strip_rows(trace.kernels, end_ns - 15 * MS, 30 * MS, most=100 * ROWS)
+    return [row for row in rows if row["stream"] != HOST][:ROWS]
 
 
 def _last_backward(trace: Trace) -> list[Kernel]:
@@ -583,8 +560,3 @@ def _last_backward(trace: Trace) -> list[Kernel]:
         if is_computing and kernel.launch.start_ns >= last_start:
             computed.append(kernel)
     return computed
-
-
-def _device_strip(trace: Trace, middle_ns: int, half_ns: int) -> list[dict[str, object]]:
-    rows = strip_rows(trace.kernels, middle_ns - half_ns, 2 * half_ns, most=100 * ROWS)
-    return [row for row in rows if row["stream"] != HOST][:ROWS]

@@ -118,7 +118,9 @@ class Training(TrainingStep):
         kinds: dict[str, list] = {}
         for name, p in self.model.named_parameters():
             kinds.setdefault(re.sub(r"\d+", "", name), []).append(p)
-        ends = [p for same in kinds.values() for p in (same[0], same[-1])]
+        ends: list = []
+        for same in kinds.values():
+            ends += [same[0], same[-1]]
         return list(dict.fromkeys(ends))
 
     def checked_gradients(self, send: bool) -> list:
@@ -184,16 +186,18 @@ def state_bytes(optimizer) -> dict[str, int]:
     of a row. The parameters are the optimizer's: a sharded module's are whole while it computes."""
     from a2lib.parallel.group import local
 
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    held = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            held["parameter_bytes"] += local(p).nbytes
+            if p.grad is not None:
+                held["gradient_bytes"] += local(p.grad).nbytes
     inner = getattr(optimizer, "optim", optimizer)  # PyTorch's that shards has one within
-    state = [inner.state[p] for p in inner.state if "exp_avg" in inner.state[p]]
-    return {
-        "parameter_bytes": sum(local(p).nbytes for p in params),
-        "gradient_bytes": sum(local(p.grad).nbytes for p in params if p.grad is not None),
-        "optimizer_bytes": sum(
-            local(x).nbytes for values in state for x in values.values() if hasattr(x, "nbytes")
-        ),
-    }
+    for values in inner.state.values():
+        if "exp_avg" in values:  # else an entry that was asked for, and never filled
+            tensors = [value for value in values.values() if hasattr(value, "nbytes")]
+            held["optimizer_bytes"] += sum(local(tensor).nbytes for tensor in tensors)
+    return held
 
 
 def marking(name: str, device: str, marks: list[Mark]) -> Phase:

@@ -10,7 +10,6 @@ calls that launch), kind (the class of the kernel), phase and part. Nothing here
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -115,6 +114,16 @@ def union(rows: Iterable[dict]) -> list[tuple[float, float]]:
     return covered((row["start_us"], end_us(row)) for row in rows)
 
 
+def covered_us(rows: Iterable[dict]) -> float:
+    """Return the time in µs in which at least one of a strip's rows runs."""
+    return sum(end - start for start, end in union(rows))
+
+
+def of_kind(rows: Iterable[dict], kind: str) -> list[dict]:
+    """Return the rows of one class of kernels."""
+    return [row for row in rows if row["kind"] == kind]
+
+
 def end_us(row: dict) -> float:
     """Return when a strip's row ends, in µs."""
     return row["start_us"] + row["duration_us"]
@@ -142,26 +151,30 @@ def overlap_us(rows: Iterable[dict], others: Iterable[dict]) -> float:
 
 def idle_share(rows: Iterable[dict]) -> float:
     """Return the share of a strip, from its first kernel to its last, in which no kernel runs."""
-    busy = union(row for row in rows if row["stream"] != HOST)
-    busy_us = sum(end - start for start, end in busy)
-    return 1 - busy_us / (busy[-1][1] - busy[0][0])
+    kernels = [row for row in rows if row["stream"] != HOST]
+    busy = union(kernels)
+    return 1 - covered_us(kernels) / (busy[-1][1] - busy[0][0])
 
 
 def strips(shown: dict[str, Sequence[dict]]) -> Chart:
     """Return a chart of strips one above another, each under its title, on one axis of time that
     begins where each strip begins: a row for each stream, launches first."""
-    drawn = {title: list(rows) for title, rows in shown.items() if len(rows)}
+    drawn, streams, present = {}, {}, set()
+    for title, rows in shown.items():
+        if len(rows):
+            frame = pd.DataFrame(list(rows))
+            drawn[title] = frame
+            streams[title] = _streams(frame["stream"])
+            present.update(frame["kind"])
     if not drawn:
         return panels.empty()
-    streams = {title: _streams(rows) for title, rows in drawn.items()}
-    heights = [len(names) for names in streams.values()]
-    present = {row["kind"] for row in chain.from_iterable(drawn.values())}
+    heights = list(map(len, streams.values()))
     kinds = {kind: colour for kind, colour in KINDS.items() if kind in present}
 
     def draw(figure):
         axes = figure.subplots(len(drawn), 1, squeeze=False, sharex=True, height_ratios=heights)
-        for ax, (title, rows) in zip(axes[:, 0], drawn.items(), strict=True):
-            _draw_strip(ax, rows, streams[title], kinds)
+        for ax, (title, frame) in zip(axes[:, 0], drawn.items(), strict=True):
+            _draw_strip(ax, frame, streams[title], kinds)
             ax.set_title(title, loc="left")
         ax.set_xlabel("time (µs)")
         ax.set_xlim(left=0)
@@ -171,21 +184,19 @@ def strips(shown: dict[str, Sequence[dict]]) -> Chart:
     return Chart(draw, height=1.4 + 0.36 * lines + 0.22 * math.ceil(len(kinds) / 3))
 
 
-def _streams(rows: list[dict]) -> list[str]:
+def _streams(names: pd.Series) -> list[str]:
     """Return the streams of a strip, the launches first."""
-    return sorted({row["stream"] for row in rows}, key=lambda stream: (stream != HOST, stream))
+    return sorted(names.unique(), key=lambda stream: (stream != HOST, stream))
 
 
-def _draw_strip(ax, rows: list[dict], streams: list[str], kinds: dict[str, str]) -> None:
+def _draw_strip(ax, rows: pd.DataFrame, streams: list[str], kinds: dict[str, str]) -> None:
     """Draw a box for each kernel (or launch) of each stream, in the colour of its class."""
-    begin = min(row["start_us"] for row in rows)
+    boxes = rows.assign(start_us=rows["start_us"] - rows["start_us"].min())
     for y, stream in enumerate(streams):
         for kind, colour in kinds.items():
-            boxes = []
-            for row in rows:
-                if row["stream"] == stream and row["kind"] == kind:
-                    boxes.append((row["start_us"] - begin, row["duration_us"]))
-            ax.broken_barh(boxes, (y - 0.36, 0.72), facecolor=colour, linewidth=0)
+            few = boxes[(boxes["stream"] == stream) & (boxes["kind"] == kind)]
+            spans = few[["start_us", "duration_us"]].to_numpy()
+            ax.broken_barh(spans, (y - 0.36, 0.72), facecolor=colour, linewidth=0)
     if len(streams) == 2 and HOST in streams:
         names = ["launches", "GPU"]
     else:

@@ -15,7 +15,7 @@ form a 3D torus; names and rates are those of the Scaling Book (Austin et al., 2
 import math
 from dataclasses import dataclass, replace
 
-from a2lib.checks import check_name, check_sizes
+from a2lib.checks import check_sizes
 from a2lib.theory.collectives import positive
 from a2lib.theory.products import NARROW, WIDE
 
@@ -104,11 +104,10 @@ XXL = Stack()
 
 @dataclass(frozen=True)
 class Mesh:
-    """X by Y devices on a torus, and how the two axes' communication is counted.
+    """X by Y devices on a torus.
 
-    ``combine`` is "max" if the axes communicate at the same time, over links of their own, "sum" if
-    one after the other. ``ring`` counts a ring's (n - 1) / n, where the Scaling Book has 1.
-    Raises ValueError for another ``combine`` and for numbers that are not above 0.
+    The axes communicate at the same time, over links of their own, and a ring's (n - 1) / n counts
+    as 1, both as in the Scaling Book. Raises ValueError for numbers that are not above 0.
     """
 
     X: float = 16
@@ -117,11 +116,8 @@ class Mesh:
     M_Y: float = 1
     W_ici: float = 2 * 9e10
     C: float = 4.6e14
-    combine: str = "max"
-    ring: bool = False
 
     def __post_init__(self) -> None:
-        check_name("combine", self.combine, ("max", "sum"))
         positive(X=self.X, Y=self.Y, M_X=self.M_X, M_Y=self.M_Y, W_ici=self.W_ici, C=self.C)
 
     @property
@@ -141,26 +137,19 @@ class Mesh:
         and reduce-scatters its output, which in bytes is one all-reduce.
         """
         D, F, b = stack.d_model, stack.d_ff, tokens_per_device
-        r_x, r_y = self._ring(self.X), self._ring(self.Y)
         return {
             "compute": 4 * b * D * F / self.C,
-            "fsdp": r_x * 2 * NARROW * D * F / self.Y / (self.M_X * self.W_ici),
-            "tp": r_y * 2 * NARROW * b * self.Y * D / (self.M_Y * self.W_ici),
+            "fsdp": 2 * NARROW * D * F / self.Y / (self.M_X * self.W_ici),
+            "tp": 2 * NARROW * b * self.Y * D / (self.M_Y * self.W_ici),
         }
-
-    def tp_share(self, stack: Stack) -> float:
-        """Return TP's communication over computation, from which the batch cancels. From 1 on
-        (``combine`` "sum"), or above 1 ("max"), no batch is large enough."""
-        return self._ring(self.Y) * self.alpha * self.Y / (self.M_Y * stack.d_ff)
 
     def least_tokens(self) -> float | None:
         """Return the tokens per device from which the forward of ``XXL`` is compute-bound, or None
-        where no number is enough."""
-        fsdp = self._ring(self.X) * self.alpha / (self.M_X * self.Y)
-        share = self.tp_share(XXL)
-        if self.combine == "max":
-            return fsdp if share <= 1 else None
-        return fsdp / (1 - share) if share < 1 else None
+        where no number is enough: TP's communication over computation, from which the batch
+        cancels, is above 1."""
+        if self.alpha * self.Y > self.M_Y * XXL.d_ff:
+            return None
+        return self.alpha / (self.M_X * self.Y)
 
     def batch(self) -> float | None:
         """Return the tokens of the whole mesh from which the forward of ``XXL`` is
@@ -169,25 +158,9 @@ class Mesh:
         return None if least is None else least * self.devices
 
     def best_tokens(self) -> float:
-        """Return the tokens per device at the best X and Y, as real numbers and with rings as 1.
-
-        alpha^2 / (M_X M_Y F) where the axes overlap, four times that where they do not.
-        """
-        least = self.alpha**2 / (self.M_X * self.M_Y * XXL.d_ff)
-        return least * (1 if self.combine == "max" else 4)
-
-    def _ring(self, n: float) -> float:
-        return (n - 1) / n if self.ring else 1.0
-
-
-def readings() -> dict[str, Mesh]:
-    """Return the meshes that the question may mean, by their conventions; the first is ours."""
-    return {
-        "at the same time, rings as 1": Mesh(),
-        "at the same time, rings exact": Mesh(ring=True),
-        "one after the other, rings as 1": Mesh(combine="sum"),
-        "one after the other, rings exact": Mesh(combine="sum", ring=True),
-    }
+        """Return the tokens per device at the best X and Y, as real numbers:
+        alpha^2 / (M_X M_Y F)."""
+        return self.alpha**2 / (self.M_X * self.M_Y * XXL.d_ff)
 
 
 @dataclass(frozen=True)

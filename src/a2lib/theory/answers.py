@@ -75,26 +75,17 @@ def accounting_answers() -> list[Answer]:
         lines.append((f"memory per device of {n}, {words}", held, size, "GB"))
     answers += [Answer(question, "b", *line, rest) for line in lines]
 
-    for name, mesh in accounting.readings().items():
-        chosen = " (our reading)" if mesh == Mesh() else ""
-        text = f"axes communicate {name}; M_X and M_Y multiply W_ici{chosen}"
-        for quantity, formula, tokens in (
-            ("least batch per device", threshold(mesh), mesh.least_tokens()),
-            ("least batch overall", "X Y times that per device", mesh.batch()),
-        ):
-            answers.append(Answer(question, "c", quantity, formula, tokens, "tokens", text))
+    mesh = Mesh()
+    text = "axes communicate at the same time, rings as 1; M_X and M_Y multiply W_ici"
+    for line in (
+        ("least batch per device", "α / (M_X Y)", mesh.least_tokens(), "tokens"),
+        ("least batch overall", "X Y times that per device", mesh.batch(), "tokens"),
+    ):
+        answers.append(Answer(question, "c", *line, text))
     for trick in accounting.tricks():
         line = f"least batch overall: {trick.name}", trick.formula, trick.overall, "tokens"
         answers.append(Answer(question, "d", *line, f"price: {trick.price}"))
     return answers
-
-
-def threshold(mesh: Mesh) -> str:
-    """Return the formula of ``mesh.least_tokens``, with r_n = (n - 1) / n where rings are exact."""
-    over, factor = ("r_X α / (M_X Y)", "r_Y ") if mesh.ring else ("α / (M_X Y)", "")
-    if mesh.combine == "max":
-        return over
-    return f"{over} / (1 - {factor}α Y / (M_Y F))"
 
 
 def layer_answers(layer: Layer, n: int) -> list[Answer]:

@@ -10,7 +10,7 @@
     step.memory, step.time.work, step.time.messages, step.step_s
 
 A model is a ``a2lib.shapes.GroupedShape``; devices and networks of one's own are in devices.py.
-published.py compares twelve published trainings with the estimate.
+published.py compares published trainings of dense models with the estimate.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from a2lib.theory.devices import Device
 from a2lib.theory.layout_memory import memory
 from a2lib.theory.layout_time import StepTime, step_time
 from a2lib.theory.layouts import Case, Layout, Training, check
-from a2lib.theory.transformer import active_parameter_count, step_flops
+from a2lib.theory.transformer import parameter_count, step_flops
 
 # Model FLOPs may count half of the attention scores, as a causal model needs; all of them
-# (Megatron, PaLM, torchtitan); or six per parameter that a token uses, and none for attention.
+# (Megatron, PaLM, torchtitan); or six per parameter, and none for attention.
 FLOP_COUNTS = ("causal", "full", "6ND")
 
 
@@ -61,7 +61,7 @@ def model_flops(training: Training, count: str = "causal") -> float:
     check_name("count", count, FLOP_COUNTS)
     shape, batch, context = training.shape, training.batch, training.context
     if count == "6ND":
-        return 6 * active_parameter_count(shape) * batch * context
+        return 6 * parameter_count(shape) * batch * context
     return step_flops(shape, batch, context, causal=count == "causal")
 
 

@@ -28,7 +28,7 @@ SCORE_TENSORS = 3
 class Kept:
     """Bytes that one block saves for its backward, of a micro-batch on one device.
 
-    stream: the residual stream, norms, and the inputs of experts
+    stream: the residual stream and norms
     inner: within attention and the feed-forward layer
     scores: eager attention's scores with their mask
     """
@@ -42,8 +42,8 @@ class Kept:
         return self.stream + self.inner + self.scores
 
 
-def kept_by_block(case: Case, mixture: bool = False) -> Kept:
-    """Return the bytes that one block saves; with ``mixture`` those of a block of experts."""
+def kept_by_block(case: Case) -> Kept:
+    """Return the bytes that one block saves."""
     training, shape, layout = case.training, case.shape, case.layout
     e, d, t = training.element, shape.d_model, layout.tensor
     # A norm saves one fp32 root per token.
@@ -57,14 +57,9 @@ def kept_by_block(case: Case, mixture: bool = False) -> Kept:
     else:
         stream = 2 * (3 * WIDE * d + WIDE)
         hidden = 4 if shape.gated else 2
-    # Inputs and outputs of the latents' norms; a copy of a token for each of its experts.
-    stream += 2 * e * (shape.q_rank + shape.kv_rank)
-    if mixture:
-        stream += e * shape.top_k * d
-    width = shape.routed_ff if mixture else shape.d_ff
     log_sums = 0 if training.scores else WIDE * shape.num_heads
     inner = e * (2 * shape.q_width / t + 2 * case.kv_width)  # queries, results, keys, values
-    inner += log_sums / t + hidden * e * width / t
+    inner += log_sums / t + hidden * e * shape.d_ff / t
     # The output of the softmax, which autocast computes in fp32 and copies.
     autocast = training.activations == "library" and training.precision == "bf16"
     score_bytes = WIDE + NARROW if autocast else e
@@ -87,7 +82,7 @@ class StageMemory:
     def __init__(self, case: Case, stage: Stage):
         self.case, self.stage = case, stage
         self.weights = case.weights(stage)
-        self.dense, self.mixture = kept_by_block(case), kept_by_block(case, mixture=True)
+        self.kept = kept_by_block(case)
 
     def moments(self) -> list[tuple[str, dict[str, float]]]:
         """Return the moments and their bytes by component.
@@ -97,27 +92,26 @@ class StageMemory:
         logits before it.
         """
         case, stage = self.case, self.stage
-        whole, block, logits = self.weights.total, self.block_temporaries(), self.logits()
-        saved = stage.dense * self.saved(self.dense) + stage.mixtures * self.saved(self.mixture)
-        saved *= stage.held
+        whole, block, logits = self.weights, self.block_temporaries(), self.logits()
+        of_a_block = self.saved()
+        saved = stage.held * stage.blocks * of_a_block
         norm = self.last_norm()
         if case.layout.microbatches > 1:
             return [("accumulating", self.components(0, whole, saved + norm, max(block, logits)))]
         # Weights that are done with: the head's, all but a block's, all but the embedding's.
         head = case.table + case.shape.d_model if stage.last else 0
         end = whole - self.embedding()
-        before = end - (case.dense_block if stage.dense else case.mixture_block.total)
-        last = self.saved(self.dense if stage.dense else self.mixture)
+        before = end - case.block
         return [
             ("loss", self.components(0, 0, saved + norm, logits)),
             ("first block's backward", self.components(head, head, saved, block)),
-            ("last block's backward", self.components(before, before, last, block)),
+            ("last block's backward", self.components(before, before, of_a_block, block)),
             ("after the backward", self.components(end, whole, 0, 0)),
         ]
 
-    def saved(self, block: Kept) -> float:
+    def saved(self) -> float:
         """Return the bytes that a block saves of a micro-batch under this checkpointing."""
-        case = self.case
+        case, block = self.case, self.kept
         stream = case.tokens * case.training.residual * case.shape.d_model / case.layout.rows
         without_scores = block.stream + block.inner
         kept = {"none": block.total, "selective": without_scores, "block": stream}
@@ -129,10 +123,8 @@ class StageMemory:
         matmul with its gradient."""
         case, training, t = self.case, self.case.training, self.case.layout.tensor
         d, e = case.shape.d_model, training.element
-        block = self.mixture if self.stage.mixtures else self.dense
-        again = block.total - self.saved(block)
-        width = case.shape.routed_ff if self.stage.mixtures else case.shape.d_ff
-        inner = max(3 * e * width / t, SCORE_TENSORS * WIDE * training.scores / t)
+        again = self.kept.total - self.saved()
+        inner = max(3 * e * case.shape.d_ff / t, SCORE_TENSORS * WIDE * training.scores / t)
         gradient = (training.residual + e) * d / case.layout.rows
         gathered = 2 * e * d if case.layout.rows > 1 else 0
         return again + case.tokens * (gradient + gathered + inner)
@@ -164,16 +156,15 @@ class StageMemory:
         sharding, narrow = case.layout.sharding, element == NARROW
         largest = max(
             case.table if stage.first or stage.last else 0,
-            case.dense_block if stage.dense else 0,
-            case.mixture_block.total if stage.mixtures else 0,
+            case.block,
         )
         if sharding == "fsdp":
             return element * 3 * largest
         whole = 0  # in fp32 the weights are what is computed with
         if narrow and sharding == "none":
-            whole = NARROW * (self.weights.total - self.embedding() - gone)
+            whole = NARROW * (self.weights - self.embedding() - gone)
         elif narrow:
-            whole = NARROW * self.weights.total
+            whole = NARROW * self.weights
         sent = element * largest if sharding == "zero2" else 0
         return whole + sent
 
@@ -183,8 +174,8 @@ class StageMemory:
         """Return the bytes by component when ``gone`` weights are done with in the backward and
         ``with_gradients`` of them have gradients."""
         case, training = self.case, self.case.training
-        whole, sharding = self.weights.total, case.layout.sharding
-        cut = case.sharded(self.weights) / whole
+        whole, sharding = self.weights, case.layout.sharding
+        cut = 1 / case.group("data").size
         narrow = training.element == NARROW
         cut_weights = cut if sharding == "fsdp" or (sharding != "none" and narrow) else 1
         cut_gradients = cut if sharding in ("fsdp", "zero2") else 1

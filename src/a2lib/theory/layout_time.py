@@ -69,7 +69,7 @@ def step_time(case: Case) -> StepTime:
     apart = [c + sum(s) for c, s in zip(compute, sent, strict=True)]
 
     slowest = compute.index(max(compute))
-    heaviest = max(stages, key=lambda stage: case.weights(stage).total)
+    heaviest = max(stages, key=case.weights)
     once, update = once_messages(case, heaviest), optimizer_s(case, heaviest)
     whole = sent[slowest].times(m) + once
 
@@ -97,23 +97,19 @@ def bubble_s(case: Case, stage_s: list[float]) -> float:
     return others * (1 - 2 * block_products(case) / block_flops(case))
 
 
-def block_products(case: Case, mixture: bool = False) -> float:
+def block_products(case: Case) -> float:
     """Return the FLOPs of a block's matmuls in the forward of a micro-batch, over all of tensor's
     devices."""
-    shape = case.shape
-    matrices = shape.mixture_matrices + shape.router if mixture else shape.block_matrices
-    return 2 * case.tokens * matrices
+    return 2 * case.tokens * case.shape.block_matrices
 
 
-def step_products(case: Case, mixture: bool = False) -> float:
+def step_products(case: Case) -> float:
     """Return the FLOPs of a block's matmuls in a step: three forwards, and with recomputation one
     more without its last matmul, which nothing in the backward needs."""
-    forward = block_products(case, mixture)
+    forward = block_products(case)
     if case.layout.checkpointing != "block":
         return 3 * forward
-    shape = case.shape
-    width = shape.routed_ff if mixture else shape.d_ff
-    return 4 * forward - 2 * case.tokens * shape.d_model * width
+    return 4 * forward - 2 * case.tokens * case.shape.d_model * case.shape.d_ff
 
 
 def step_scores(case: Case) -> float:
@@ -128,7 +124,7 @@ def step_scores(case: Case) -> float:
 
 
 def block_flops(case: Case) -> float:
-    """Return the FLOPs of a dense block in a step's forward and backward."""
+    """Return the FLOPs of a block in a step's forward and backward."""
     return step_products(case) + step_scores(case)
 
 
@@ -136,14 +132,12 @@ def microbatch_work(case: Case, stage: Stage) -> dict[str, float]:
     """Return the seconds of a micro-batch's forward and backward on a device of a stage."""
     training, device, shape = case.training, case.device, case.shape
     rate = case.layout.tensor * training.efficiency * training.peak(device)
-    products = stage.dense * step_products(case)
-    if stage.mixtures:
-        products += stage.mixtures * step_products(case, mixture=True)
+    products = stage.blocks * step_products(case)
     if stage.last:
         products += 3 * 2 * case.tokens * shape.vocab_size * shape.d_model
     # Weights are read in the forward, for both matmuls of the backward, and for recomputation.
     reads = 4 if case.layout.checkpointing == "block" else 3
-    read_s = reads * training.element * case.weights(stage).total / device.memory_bandwidth
+    read_s = reads * training.element * case.weights(stage) / device.memory_bandwidth
     return {
         "products": max(products / rate, read_s),
         "attention": stage.blocks * step_scores(case) / rate,
@@ -168,7 +162,7 @@ def elementwise_bytes(case: Case, stage: Stage) -> float:
     every_pass = (2 + again) * (stream + rope)
     gate_forward, gate_backward = (3, 5) if shape.gated else (2, 3)
     gate = e * ((1 + again) * gate_forward + gate_backward) / t
-    hidden = gate * (stage.dense * shape.d_ff + stage.mixtures * shape.routed_ff)
+    hidden = gate * stage.blocks * shape.d_ff
     forward = 1 + (layout.checkpointing != "none")
     passes = forward * SCORE_PASSES["forward"] + SCORE_PASSES["backward"]
     scores = e * passes * training.scores / t
@@ -179,9 +173,10 @@ def elementwise_bytes(case: Case, stage: Stage) -> float:
 def optimizer_s(case: Case, stage: Stage) -> float:
     """Return the seconds of the optimizer: it reads weights, gradients and its state, and writes
     weights and state."""
-    training, weights = case.training, case.weights(stage)
+    training, updated = case.training, case.weights(stage)
     moved = 2 * WIDE + GRADIENTS[training.gradients] + 2 * OPTIMIZERS[training.optimizer]
-    updated = weights.total if case.layout.sharding == "none" else case.sharded(weights)
+    if case.layout.sharding != "none":
+        updated /= case.group("data").size
     return moved * updated / case.device.memory_bandwidth
 
 
@@ -190,7 +185,7 @@ def microbatch_messages(case: Case, stage: Stage) -> Seconds:
     each pass and scatters their gradients; zero2 only scatters."""
     rings = {"fsdp": 3, "zero2": 1}.get(case.layout.sharding, 0)
     along_axes = tensor_messages(case, stage) + context_messages(case, stage)
-    along_axes += expert_messages(case, stage) + pipeline_messages(case, stage)
+    along_axes += pipeline_messages(case, stage)
     return along_axes + weight_messages(case, stage, rings)
 
 
@@ -203,9 +198,7 @@ def once_messages(case: Case, stage: Stage) -> Seconds:
 
 def weight_messages(case: Case, stage: Stage, rings: int) -> Seconds:
     """Return so many rings of a stage's weights over all devices that have the same ones."""
-    weights, size = case.weights(stage), rings * case.training.element
-    dense = _rings(case, "data", size * weights.dense)
-    return dense + _rings(case, "replicas", size * weights.experts)
+    return _rings(case, "data", rings * case.training.element * case.weights(stage))
 
 
 def tensor_messages(case: Case, stage: Stage) -> Seconds:
@@ -215,16 +208,13 @@ def tensor_messages(case: Case, stage: Stage) -> Seconds:
     pass, and the backward gathers the matmuls' inputs again: five each. A recomputed block gathers
     and scatters once more, without its last scatter. Embedding and head have two and three. Without
     sequence parallelism each half of a block has an all-reduce per pass, which is two of these.
-    Experts get their tokens by ``expert_messages``; a shared one is sharded as a dense layer is.
     """
     layout = case.layout
     again = layout.checkpointing == "block"
-    ffns = stage.blocks if case.shape.shared else stage.dense
     if layout.rows > 1:
-        rings = stage.blocks * (7 if again else 5) + ffns * (6 if again else 5)
-        rings += 2 * stage.first + 3 * stage.last
+        rings = stage.blocks * (13 if again else 10) + 2 * stage.first + 3 * stage.last
     else:
-        all_reduces = stage.blocks * (3 if again else 2) + ffns * 2 + stage.first + stage.last
+        all_reduces = stage.blocks * (5 if again else 4) + stage.first + stage.last
         rings = 2 * all_reduces
     return _rings(case, "tensor", rings * _stream_bytes(case))
 
@@ -236,25 +226,6 @@ def context_messages(case: Case, stage: Stage) -> Seconds:
     element, n = case.training.element, case.layout.context
     size = ring_attention_bytes(case.tokens, case.kv_width, n, element)
     return _hops(case, "context", rings * size)
-
-
-def expert_messages(case: Case, stage: Stage) -> Seconds:
-    """Return the all-to-alls of tokens to their experts and back, in both passes.
-
-    A token travels to each node of its experts once, and from there to each expert over the links.
-    """
-    shape, layout, device = case.shape, case.layout, case.device
-    group = case.group("expert")
-    if group.size == 1 or not stage.mixtures:
-        return Seconds()
-    messages = stage.mixtures * (5 if layout.checkpointing == "block" else 4)
-    size = messages * _stream_bytes(case) / layout.rows
-    n_nodes = group.size // group.inside
-    nodes = min(shape.top_k, shape.nodes or shape.top_k, n_nodes)
-    return Seconds(
-        all_gather_s(size * shape.top_k, group.inside, device.link),
-        all_gather_s(size * nodes, n_nodes, device.network),
-    )
 
 
 def pipeline_messages(case: Case, stage: Stage) -> Seconds:

@@ -1,13 +1,13 @@
 """A training, a layout of it on devices, and the part of the model that each device has.
 
 A layout divides the batch among ``data`` devices, each matrix among ``tensor``, the blocks among
-``pipeline`` and the sequence among ``context``. Experts are divided among ``expert`` of the devices
-of tensor, context and data. ``layout_memory.py`` counts the bytes of a device, ``layout_time.py``
-the seconds of a step, and ``estimate.py`` has both: ``evaluate(training, layout, device)``.
+``pipeline`` and the sequence among ``context``. ``layout_memory.py`` counts the bytes of a device,
+``layout_time.py`` the seconds of a step, and ``estimate.py`` has both: ``evaluate(training, layout,
+device)``. Models are dense: none has experts.
 
 ZeRO: Rajbhandari et al., 2020. Tensor parallelism: Shoeybi et al., 2019; sequence parallelism and
 selective recomputation: Korthikanti et al., 2022. 1F1B and interleaved stages: Narayanan et al.,
-2021; zero bubble: Qi et al., 2024. Ring attention: Liu et al., 2023. Experts: DeepSeek-AI, 2024.
+2021; zero bubble: Qi et al., 2024. Ring attention: Liu et al., 2023.
 """
 
 import math
@@ -106,7 +106,6 @@ class Layout:
     checkpointing: what the backward recomputes, one of STRATEGIES
     chunks: virtual stages of each pipeline stage
     sequence: whether the devices of tensor shard the residual stream as well
-    expert: devices that hold different experts of a block
     schedule: the order of a pipeline, one of SCHEDULES
     """
 
@@ -119,7 +118,6 @@ class Layout:
     checkpointing: str = "none"
     chunks: int = 1
     sequence: bool = True
-    expert: int = 1
     schedule: str = "1f1b"
 
     @property
@@ -136,32 +134,16 @@ class Stage(NamedTuple):
     """A pipeline stage.
 
     first, last: whether it has the embedding, and the head
-    dense, mixtures: its blocks without and with experts
+    blocks: its blocks
     count: how many stages are like it
     held: micro-batches whose activations it holds at its peak
     """
 
     first: bool
     last: bool
-    dense: int
-    mixtures: int
+    blocks: int
     count: int
     held: float
-
-    @property
-    def blocks(self) -> int:
-        return self.dense + self.mixtures
-
-
-class Weights(NamedTuple):
-    """Parameters on one device: those of its experts, and all others (``dense``)."""
-
-    dense: float
-    experts: float
-
-    @property
-    def total(self) -> float:
-        return self.dense + self.experts
 
 
 class Group(NamedTuple):
@@ -204,15 +186,12 @@ class Case:
         return [stage for stage in stages if stage.count]
 
     def _stage(self, number: int, blocks: int, count: int) -> Stage:
-        layout, shape = self.layout, self.shape
-        dense = blocks
-        if shape.experts:
-            dense = min(blocks, shape.dense) if number == 0 else 0
+        layout = self.layout
         kind = "interleaved" if layout.chunks > 1 else layout.schedule
         sizes = layout.pipeline, layout.microbatches, layout.chunks
         held = peak_microbatches(kind, *sizes, number)
         is_last = count == 1 and number == layout.pipeline - 1
-        return Stage(number == 0, is_last, dense, blocks - dense, count, held)
+        return Stage(number == 0, is_last, blocks, count, held)
 
     @property
     def kv_width(self) -> float:
@@ -228,58 +207,36 @@ class Case:
         return matrices + 2 * self.shape.d_model * repeated
 
     @property
-    def dense_block(self) -> float:
-        """Parameters of a dense block on one of tensor's devices; each has all norms."""
+    def block(self) -> float:
+        """Parameters of a block on one of tensor's devices; each has all norms."""
         shape = self.shape
         ffn = shape.ffn_matrices * shape.d_model * shape.d_ff / self.layout.tensor
         return self.attention_weights + ffn + shape.block_vectors
-
-    @property
-    def mixture_block(self) -> Weights:
-        """Parameters of a block of experts on one device; each expert is whole where it is."""
-        shape = self.shape
-        shared = shape.shared * shape.expert_matrices / self.layout.tensor
-        router = shape.router + shape.experts
-        dense = self.attention_weights + shape.block_vectors + shared + router
-        return Weights(dense, shape.experts * shape.expert_matrices / self.layout.expert)
 
     @property
     def table(self) -> float:
         """Parameters of the embedding or of the head on one of tensor's devices, with padding."""
         return math.ceil(self.shape.vocab_size / self.layout.tensor) * self.shape.d_model
 
-    def weights(self, stage: Stage) -> Weights:
+    def weights(self, stage: Stage) -> float:
         """Return the parameters of a stage on one device before they are sharded over data.
         Embedding and head count once if they are tied."""
-        mixture = self.mixture_block
         tables = stage.first + stage.last - (self.shape.tied and stage.first and stage.last)
-        dense = stage.dense * self.dense_block + stage.mixtures * mixture.dense
-        dense += tables * self.table + stage.last * self.shape.d_model
-        return Weights(dense, stage.mixtures * mixture.experts)
-
-    def sharded(self, weights: Weights) -> float:
-        """Return how many of these parameters a device keeps where they are sharded: dense ones
-        over data and context, experts over the devices that have the same."""
-        dense, experts = self.group("data"), self.group("replicas")
-        return weights.dense / dense.size + weights.experts / experts.size
+        return stage.blocks * self.block + tables * self.table + stage.last * self.shape.d_model
 
     def group(self, axis: str) -> Group:
         """Return the devices of an axis.
 
-        They are laid out in the order tensor, context, data, pipeline. Experts take the first of
-        tensor, context and data together; "replicas" are the devices that have the same experts.
-        "data" includes context, as gradients and shards do. Those inside a node are the largest
-        number that every node has.
+        They are laid out in the order tensor, context, data, pipeline. "data" includes context, as
+        gradients and shards do. Those inside a node are the largest number that every node has.
         """
         layout = self.layout
-        tensor, expert = layout.tensor, layout.expert
+        tensor = layout.tensor
         data = layout.context * layout.data
         stride, size = {
             "tensor": (1, tensor),
             "context": (tensor, layout.context),
             "data": (tensor, data),
-            "expert": (1, expert),
-            "replicas": (expert, tensor * data // expert),
             "pipeline": (tensor * data, layout.pipeline),
         }[axis]
         node = self.device.node
@@ -306,16 +263,16 @@ def stage_blocks(layers: int, stages: int) -> tuple[int, int, int] | None:
 def check(case: Case) -> None:
     """Raise ValueError, which names the rule, for a layout that breaks one."""
     training, layout, shape = case.training, case.layout, case.shape
-    axes = ("data", "tensor", "pipeline", "context", "microbatches", "chunks", "expert")
+    axes = ("data", "tensor", "pipeline", "context", "microbatches", "chunks")
     check_sizes(**{name: getattr(layout, name) for name in axes})
     check_name("sharding", layout.sharding, SHARDINGS)
     check_name("checkpointing", layout.checkpointing, STRATEGIES)
     check_name("schedule", layout.schedule, SCHEDULES)
     data, t, p, c = layout.data, layout.tensor, layout.pipeline, layout.context
-    m, chunks, expert = layout.microbatches, layout.chunks, layout.expert
+    m, chunks = layout.microbatches, layout.chunks
     layers, keys = shape.num_layers, shape.kv_heads
     spread = stage_blocks(layers, p)
-    first, middle, _ = spread or (0, 0, 0)
+    _, middle, _ = spread or (0, 0, 0)
     is_flash = training.attention == "flash"
     broken = {
         f"data {data} x microbatches {m} must divide batch {training.batch}": (
@@ -327,9 +284,6 @@ def check(case: Case) -> None:
         f"tensor {t} and num_kv_heads {keys}: one must divide the other": keys % t and t % keys,
         f"pipeline {p} with num_layers {layers}; allowed are stages that divide the layers, or up "
         "to three more (the first has one fewer, the last up to two)": spread is None,
-        f"pipeline {p}: the first stage must have all {shape.dense} blocks without experts": (
-            p > 1 and shape.experts and first < shape.dense
-        ),
         f"chunks {chunks} with pipeline {p}, {middle} blocks per stage and microbatches {m}; they "
         "must divide the blocks, and the stages (2 or more) the micro-batches": (
             chunks > 1 and (p == 1 or middle % chunks or m % p)
@@ -341,13 +295,6 @@ def check(case: Case) -> None:
         f"context {c} with context length {training.context} and {training.attention} attention; "
         "its double must divide the length, and attention must be flash": (
             c > 1 and (training.context % (2 * c) or not is_flash)
-        ),
-        f"expert {expert} must divide experts {shape.experts} and tensor x context x data "
-        f"{t * c * data}": (
-            expert > 1 and (not shape.experts or shape.experts % expert or t * c * data % expert)
-        ),
-        "sequence False with tensor and experts; allowed is True: a token is sent once": (
-            t > 1 and shape.experts and not layout.sequence
         ),
         "checkpointing selective with flash attention, which keeps no scores; allowed are none and "
         "block": layout.checkpointing == "selective" and is_flash,

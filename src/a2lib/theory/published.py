@@ -53,8 +53,11 @@ class PublishedRun:
 
 
 def published_run(row: Mapping[str, object]) -> PublishedRun:
-    """Return the training of a row. Raises ValueError for an unknown unit."""
+    """Return the training of a row. Raises ValueError for an unknown unit, and for a model with
+    experts."""
     check_name("unit", row["unit"], UNITS)
+    if int(row["expert"]) > 1:
+        raise ValueError(f"{row['run']} has experts; allowed are dense models")
     training = Training(
         _shape(row), int(row["batch"]), int(row["context"]), attention=str(row["attention"])
     )
@@ -67,7 +70,6 @@ def published_run(row: Mapping[str, object]) -> PublishedRun:
         sharding=str(row["sharding"]),
         checkpointing=str(row["checkpointing"]),
         chunks=int(row["chunks"]),
-        expert=int(row["expert"]),
         schedule=str(row["schedule"]),
     )
     speed = float(row["value"]), str(row["unit"])

@@ -19,26 +19,12 @@ def parameter_count(shape: Shape) -> int:
     """Return the parameters of the whole model: embedding, blocks, the last norm, and a head unless
     it is tied."""
     tables = (1 if shape.tied else 2) * shape.vocab_size * shape.d_model
-    dense = (shape.num_layers - shape.mixtures) * block_parameter_count(shape)
-    return tables + dense + shape.mixtures * mixture_parameter_count(shape) + shape.d_model
-
-
-def active_parameter_count(shape: Shape) -> int:
-    """Return the parameters that one token uses: all except those of experts it does not go to."""
-    idle = (shape.experts - shape.top_k) * shape.expert_matrices
-    return parameter_count(shape) - shape.mixtures * idle
+    return tables + shape.num_layers * block_parameter_count(shape) + shape.d_model
 
 
 def block_parameter_count(shape: Shape) -> int:
-    """Return the parameters of one dense block: attention's matrices, the FFN's, two norms."""
+    """Return the parameters of one block: attention's matrices, the FFN's, two norms."""
     return shape.block_matrices + shape.block_vectors
-
-
-def mixture_parameter_count(shape: Shape) -> int:
-    """Return the parameters of one block of experts: all of them, the router, and a bias each."""
-    experts = (shape.experts + shape.shared) * shape.expert_matrices
-    beside = shape.attention_matrices + shape.block_vectors
-    return beside + experts + shape.router + shape.experts
 
 
 def forward_flops_by_part(
@@ -54,13 +40,10 @@ def forward_flops_by_part(
     tokens, layers = batch * context, shape.num_layers
     sizes = batch, shape.num_heads, context, context, shape.head_dim
     scores = attention_flops(*sizes, causal, "forward")
-    dense = (layers - shape.mixtures) * shape.d_ff
-    ffn_width = dense + shape.mixtures * shape.routed_ff
-    ffn = 2 * tokens * shape.ffn_matrices * shape.d_model * ffn_width
     return {
         "projections": layers * 2 * tokens * shape.attention_matrices,
         "attention": layers * scores,
-        "ffn": ffn + shape.mixtures * 2 * tokens * shape.router,
+        "ffn": layers * 2 * tokens * shape.ffn_matrices * shape.d_model * shape.d_ff,
         "lm_head": matmul_flops(tokens, shape.vocab_size, shape.d_model),
     }
 

@@ -5,10 +5,10 @@ import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.page import one, pick
-from a2lib.report.plots import label, stacks
-from a2lib.report.style import INK, Chart
+from a2lib.report.plots import stacks
+from a2lib.report.style import Chart
 from a2lib.report.tables import MISSING, cells
-from a2lib.report.units import count, digits, gb, ms, percent, span
+from a2lib.report.units import count, digits, ms, percent, span
 from a2lib.theory.eager import Eager, attention_kernels, longest
 from a2lib.theory.roofline import floor
 
@@ -16,29 +16,6 @@ BATCH = 8
 LENGTHS, SIZES = (256, 1024, 4096, 8192, 16384), (16, 32, 64, 128)
 LONGEST = LENGTHS[-1]
 PASSES = ("forward", "backward")
-SAVED, TEMPORARY = "saved for the backward", "temporary"
-KINDS = {SAVED: "#0072b2", TEMPORARY: "#d55e00"}
-# The kernels of causal attention in order, and of every temporary matrix the first and the last
-# kernel during which it is in memory.
-KERNELS = {
-    "forward": ("Q Kᵀ", "scale", "make mask", "copy", "fill in mask", "softmax", "P V"),
-    "backward": (
-        "Pᵀ dO",
-        "dO Vᵀ",
-        "dP × P",
-        "softmax'",
-        "copy",
-        "fill in mask",
-        "scale",
-        "dS K",
-        "dSᵀ Q",
-    ),
-}
-LIVES = {
-    "forward": ((0, 1), (1, 4), (3, 6)),
-    "backward": ((1, 3), (2, 3), (3, 5), (4, 6), (6, 8)),
-}
-SAVED_FROM = {"forward": 5, "backward": 0}
 MATMULS, MOVING, ABOVE = "least time: matmuls", "least time: moving matrices", "above the least"
 PARTS = {MATMULS: "#0072b2", MOVING: "#d55e00", ABOVE: "#808080"}
 MASKS = {False: "no mask", True: "causal"}
@@ -127,44 +104,6 @@ def saved(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         sizes = shape(row.seq_len, row.head_dim, row.causal).saved()
         counted.append(sizes.get(row.tensor, 0))
     return rows.assign(counted=counted)
-
-
-def matrices(pass_: str) -> pd.DataFrame:
-    """Return how many matrices of each kind are in memory during each kernel of a causal pass."""
-    lines = []
-    for i, _ in enumerate(KERNELS[pass_]):
-        alive = sum(first <= i <= last for first, last in LIVES[pass_])
-        lines.append({SAVED: int(i >= SAVED_FROM[pass_]), TEMPORARY: alive})
-    return pd.DataFrame(lines, index=pd.Index(KERNELS[pass_], name="kernel"))
-
-
-def over_time(eager: Eager) -> Chart:
-    """Draw the matrices that are in memory during each kernel of a causal forward and backward."""
-    frame = pd.concat([matrices(pass_) for pass_ in PASSES])
-    total = frame.sum(axis=1)
-    most = int(total.to_numpy().argmax())
-    words = [""] * len(frame)
-    words[most] = f"{total.iloc[most]} matrices"
-    border = len(KERNELS["forward"])
-
-    def passes(ax):
-        ax.axhline(border - 0.5, color=INK, linewidth=0.8)
-        for y, name in ((0, "forward"), (border, "backward")):
-            label(
-                ax,
-                name,
-                (1, y),
-                (-2, 0),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="center",
-                fontweight="bold",
-            )
-        ax.set_xticks(range(5))
-
-    xlabel = f"N × N matrices in memory, {gb(eager.matrix)} each"
-    height = 0.9 + 0.25 * len(frame)
-    return stacks(frame, KINDS, height, text=words, least=9, xlabel=xlabel, more=passes)
 
 
 def parts(rows: pd.DataFrame) -> Chart:

@@ -17,15 +17,7 @@ from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, us
 from a2lib.shapes import SIZES
-from a2lib.theory.buckets import (
-    arrivals,
-    block_by_block,
-    curve,
-    fill,
-    gradients,
-    overhead_s,
-    simulate,
-)
+from a2lib.theory.buckets import fill, gradients, overhead_s
 from a2lib.theory.transformer import parameter_count
 
 MB = 1 << 20
@@ -108,10 +100,9 @@ def strip_of(row, strips: dict[str, bulk.Picture]) -> list[dict]:
 
 def overlapped(rows: list[dict]) -> float:
     """Return the share of the communication of a trace that has other kernels beside it."""
-    sent = [row for row in rows if row["kind"] == SENT]
+    sent = traces.of_kind(rows, SENT)
     others = [row for row in rows if row["kind"] != SENT and row["stream"] != traces.HOST]
-    sent_us = sum(end - start for start, end in traces.union(sent))
-    return traces.overlap_us(sent, others) / sent_us
+    return traces.overlap_us(sent, others) / traces.covered_us(sent)
 
 
 def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
@@ -123,11 +114,10 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
     block_us, usual_us: us that a block takes in ``traced`` and in ``usual``
     tail_us: us from the end of the backward to the update
     """
-    sent = [row for row in traced if row["kind"] == SENT]
-    alone = [matmuls(block) for block in blocks(usual)]
+    sent = traces.of_kind(traced, SENT)
+    alone = list(map(matmuls, blocks(usual)))
     number = len(alone[0])
-    whole = [matmuls(block) for block in blocks(traced)]
-    whole = [block for block in whole if len(block) == number]
+    whole = [block for block in map(matmuls, blocks(traced)) if len(block) == number]
     factors = []
     for i in range(number):
         usual_us = median(block[i]["duration_us"] for block in alone)
@@ -136,12 +126,12 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
         if beside:
             factors.append(mean(beside) / usual_us)
     kernels = backward(traced)
-    update = min(row["start_us"] for row in traced if row["kind"] == UPDATE)
+    update = min(row["start_us"] for row in traces.of_kind(traced, UPDATE))
     return {
         "low": min(factors),
         "high": max(factors),
-        "block_us": mean(length_us(block) for block in blocks(traced)),
-        "usual_us": mean(length_us(block) for block in blocks(usual)),
+        "block_us": mean(map(length_us, blocks(traced))),
+        "usual_us": mean(map(length_us, blocks(usual))),
         "tail_us": update - traces.end_us(kernels[-1]),
     }
 
@@ -171,7 +161,7 @@ def blocks(rows: list[dict]) -> list[list[dict]]:
 
 
 def matmuls(kernels: list[dict]) -> list[dict]:
-    return [row for row in kernels if row["kind"] == MATMUL]
+    return traces.of_kind(kernels, MATMUL)
 
 
 def length_us(block: list[dict]) -> float:
@@ -185,36 +175,24 @@ def _has_all_along(kernel: dict, sent: list[dict]) -> bool:
 def buckets_sent(bucket_mb: float) -> int:
     """Return the number of all-reduces of the 2.0B model's step: a parameter that is larger than a
     bucket has one of its own."""
-    sizes = [4.0 * gradient.elements for gradient in gradients(SIZES["xl25"])]
+    sizes = [4.0 * elements for elements in gradients(SIZES["xl25"])]
     return len(list(fill(sizes, bucket_mb * MB)))
 
 
-def simulated_ms(bucket_mb: float, backward_ms: float, messages: pd.DataFrame) -> float:
-    """Return ms that one link leaves exposed after a backward of that length: gradients arrive
-    block by block, and collectives take as long as measured back to back."""
-    sizes = gradients(SIZES["xl25"])
-    ready = block_by_block(arrivals(sizes, backward_ms / 1e3), SIZES["xl25"].num_layers)
-    cost = curve(*collectives.queued(messages))
-    bytes_sent = [4.0 * gradient.elements for gradient in sizes]
-    return 1e3 * simulate(bytes_sent, ready, bucket_mb * MB, cost)
-
-
 def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B steps in a CUDA graph by bucket size, with what the handout's formula and the
-    simulation expect to be exposed. The formula takes the buckets that are sent as equal, after a
-    backward that takes as long as their bytes travel."""
+    """Return the 2.0B steps in a CUDA graph by bucket size, with what the handout's formula expects
+    to be exposed. It takes the buckets that are sent as equal, after a backward that takes as long
+    as their bytes travel."""
     size = 4 * parameter_count(SIZES["xl25"])
     line = collectives.fitted(messages)
-    backward_ms = step(rows, "naive", capture=False).ms_backward_without
     lines = []
     for bucket_mb in sizes_mb:
         row = step(rows, bucket_mb=bucket_mb)
         sent = buckets_sent(bucket_mb)
         formula = 1e3 * overhead_s(size, sent, line)
-        simulated = simulated_ms(bucket_mb, backward_ms, messages)
-        numbers = cells((formula, simulated, row.exposed, row.alone))
+        numbers = cells((formula, row.exposed, row.alone))
         lines.append([bucket_mb, sent, *numbers, digits(row.paid)])
-    heads = ["MiB", "sent", "formula", "simulated", "measured", "alone", "share"]
+    heads = ["MiB", "sent", "formula", "measured", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 
@@ -303,7 +281,7 @@ def lanes(figure, shown: dict[str, list[dict]], before_us: float, after_us: floa
     axes = figure.subplots(len(shown), 1, sharex=True, sharey=True)
     names = set()
     for ax, (title, rows) in zip(axes, shown.items(), strict=True):
-        end = max(traces.end_us(row) for row in rows if row["kind"] == MATMUL)
+        end = max(map(traces.end_us, matmuls(rows)))
         for row in traces.cropped(rows, end - before_us, end + after_us):
             if row["stream"] == traces.HOST:
                 continue

@@ -9,7 +9,6 @@ from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.plots import HEAT, label
 from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.theory import parallelism, schedules
-from a2lib.theory.collectives import run_all_reduce, run_alternate
 from a2lib.theory.parallelism import EXAMPLE
 from a2lib.theory.schedules import COMPUTE, LINKS, Task, Timeline
 
@@ -60,22 +59,20 @@ def rings() -> Drawing:
     """Draw the two rings on one axis of time: the messages of each device, round by round.
 
     A box is as wide as its message takes; its number is that of the device whose tensor, or of the
-    chunk of the sum, it carries. Both rings are run on n tensors of n elements.
+    chunk of the sum, it carries. A tensor has n elements.
     """
     n = DEVICES
-    tensors = [[10**i] * n for i in range(n)]
-    whole, chunked = run_alternate(tensors), run_all_reduce(tensors)
-    unit = (WIDTH - LEFT - 10) / max(whole.elements, chunked.elements)
+    unit = (WIDTH - LEFT - 10) / (n * (n - 1))
     out, y = [], 0.0
-    for title, run, wide, reducing in (  # wide: elements of a message; reducing: rounds of sums
-        (f"whole tensors: {whole.rounds} rounds", whole, n, 0),
-        (f"chunks of 1/{n}: {chunked.rounds} rounds", chunked, 1, n - 1),
+    for title, rounds, wide, reducing in (  # wide: elements of a message; reducing: rounds of sums
+        ("whole tensors", n - 1, n, 0),
+        (f"chunks of 1/{n}", 2 * (n - 1), 1, n - 1),
     ):
-        out.append(text(LEFT, y + 14, title, bold=True))
+        out.append(text(LEFT, y + 14, f"{title}: {rounds} rounds", bold=True))
         y += 22
         for device in range(n):
             out.append(text(LEFT - 6, y + 15, f"device {device}", anchor="end"))
-            for t in range(run.rounds):
+            for t in range(rounds):
                 x = LEFT + t * wide * unit
                 kind = "reduce" if t < reducing else "gather"
                 # A device reduces its own chunk first, and gathers that of the next device first.
@@ -83,7 +80,7 @@ def rings() -> Drawing:
                 number = str((begins_at - t) % n)
                 out.append(box(x + 0.5, y, wide * unit - 1, 20, FILLS[kind], number))
             y += 24
-        end = f"M{LEFT + run.elements * unit:g} {y - 4:g}v-{24 * n:g}"
+        end = f"M{LEFT + rounds * wide * unit:g} {y - 4:g}v-{24 * n:g}"
         out.append(stroke(end, "#555555", more="; stroke-dasharray: 3 3"))
         y += 6
     return Drawing(out, y)

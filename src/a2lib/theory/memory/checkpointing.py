@@ -106,10 +106,10 @@ def _halved(n: int) -> list[int]:
 
 def plan_peak(strategy: str, layers: int, block: BlockBytes, fresh: bool) -> int:
     """Return the bytes at the peak of the backward of all blocks; errors as ``waiting``."""
-    made = block.gradients if fresh else 0
+    gradients = block.gradients if fresh else 0
     moments = []
     for i, (inputs, blocks) in enumerate(waiting(strategy, layers)):
-        moments.append(inputs * block.input + blocks * block.saved + (layers - 1 - i) * made)
+        moments.append(inputs * block.input + blocks * block.saved + (layers - 1 - i) * gradients)
     return max(moments) + block.peak
 
 

@@ -12,8 +12,7 @@ bytes: of each norm its input, the normalized input and its result (6 u); q, k, 
 output (4 u); the softmax's output (s); the FFN's gate, SiLU, value and their product (4 g). The
 backward of ``softmax`` needs its result only, so the scores are freed. FlashAttention saves B H T
 log-sum-exps instead of s and the mask. Where heads share keys and values, k and v are narrower
-(``Shape.kv_width``); the repeated heads that eager attention saves of them are not counted. Latent
-tensors are not counted either. With experts, the FFN is the one that a token meets.
+(``Shape.kv_width``); the repeated heads that eager attention saves of them are not counted.
 
 Under CUDA's bf16 autocast the residual stream and the norms stay float32. Each linear layer saves
 a 16-bit copy of its input and of its weight (autocast caches only the copies of leaf tensors).

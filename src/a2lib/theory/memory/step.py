@@ -160,9 +160,9 @@ def moments(step: StepMemory) -> Iterator[Peak]:
     above = (table + row if step.fresh else 0) + LOSS
     for half in block_peaks(step):
         # In the first block of the backward, and in the last.
-        made = above + half.gradients
-        yield held(waiting + half.saved, half.temporary, made)
-        yield held(half.saved, half.temporary, made + (layers - 1) * gradients)
+        in_use = above + half.gradients
+        yield held(waiting + half.saved, half.temporary, in_use)
+        yield held(half.saved, half.temporary, in_use + (layers - 1) * gradients)
     yield held(0, stream, table + above + layers * gradients)
 
 

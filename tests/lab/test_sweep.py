@@ -248,7 +248,7 @@ def killed_once(asked):
 
 @pytest.mark.slow
 def test_whoever_is_killed_from_outside_the_row_is_measured(table, run):
-    parts = ("rank SIGKILL", "rank SIGTERM", "torchrun SIGKILL", "torchrun SIGTERM")
+    parts = ("rank SIGKILL", "torchrun SIGKILL", "torchrun SIGTERM")
     sweep(table, [keys(part, sizes=(1,)) for part in parts], killed_once, run, ranks=2)
     assert {part: notes(table, part) for part in parts} == dict.fromkeys(parts, {"3 gloo"})
 

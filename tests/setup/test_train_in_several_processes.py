@@ -3,11 +3,11 @@ and the other machine, which is this one."""
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 
 import pytest
+from forked import run_script
 from programs import write_program
 
 from a2lib.paths import ROOT
@@ -59,19 +59,22 @@ def start(tmp_path):
         process.communicate()
 
 
-def losses(*processes):
+def losses_in(text):
     """Return what the ranks print, by rank and world size."""
-    lines = []
-    for process in processes:
-        text, _ = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, text
-        lines += re.findall(r"rank (\d) of (\d): loss (\d\.\d+)", text)
-    return {(int(rank), int(size)): loss for rank, size, loss in lines}
+    found = {}
+    for rank, size, loss in re.findall(r"rank (\d) of (\d): loss (\d\.\d+)", text):
+        found[int(rank), int(size)] = loss
+    return found
 
 
-def test_two_processes_on_one_machine(start):
+def test_two_processes_on_one_machine(tmp_path):
+    """The program of the command, in ranks as torchrun starts them; its own start: a Slurm job."""
     [command] = [line for line in COMMANDS if "--nproc-per-node 2" in line]
-    printed = losses(start(shlex.split(command)))
+    assert command.split()[-1] == "train.py"
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = run_script(tmp_path / "train.py", folder=tmp_path, ranks=2, seconds=LIMIT_S)
+    assert done.returncode == 0, done.printed
+    printed = losses_in(done.printed)
     assert set(printed) == {(0, 2), (1, 2)}
     assert printed[0, 2] != printed[1, 2]  # each has a batch of its own
 
@@ -84,4 +87,7 @@ def test_two_machines_are_asked_for_as_by_the_slurm_script():
 def test_a_slurm_job(start, tmp_path):
     assert "--nproc-per-node 8" in SCRIPT
     (tmp_path / "train.sbatch").write_text(SCRIPT.replace("per-node 8", "per-node 1"))
-    assert set(losses(start(["bash", "train.sbatch"]))) == {(0, 2), (1, 2)}
+    job = start(["bash", "train.sbatch"])
+    text, _ = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 0, text
+    assert set(losses_in(text)) == {(0, 2), (1, 2)}

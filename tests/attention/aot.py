@@ -140,10 +140,11 @@ def loose_arrivals(ptx):
 
 def gluon_calls(every):
     """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``;
-    unless every one is asked for, only causal ones with a ragged end and others without."""
+    unless every one is asked for, heads of 128 with a mask and a ragged end, and of 64 without:
+    between them each number of consumers, and programs that stay and that do not."""
     calls = []
     for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
-        if not every and ragged != causal:
+        if not every and (ragged != causal or causal != (d == 128)):
             continue
         if every or causal:
             calls += gluon_backward_calls(d, causal, ragged)

@@ -53,11 +53,13 @@ def tagged(notebook, tag):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_every_notebook_declares_its_parameters(path):
+def test_every_notebook_says_what_to_install_and_declares_its_parameters(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     (cell,) = tagged(notebook, "parameters")
     assert tagged(notebook, "measure")
+    first = notebook.cells[0]  # what a notebook that is opened elsewhere needs
+    assert first.cell_type == "markdown" and "`pip install -e '.[book]'` in a clone" in first.source
     for line in cell.source.splitlines():
         assert PARAMETER.fullmatch(line), line
     assert notebook.metadata.kernelspec.name == "python3"

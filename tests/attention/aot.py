@@ -230,15 +230,16 @@ def compile_adamw(n, has_master):
 
 def table_jobs(every):
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
-    without the causal mask where registers are tight. Or the first tile of the two larger head
-    sizes, and without the mask of the largest in 16 bits."""
+    without the causal mask where registers are tight. Or the first tile of the largest heads, in
+    16 bits without the mask too, and with it of heads of 64."""
     entries = []
     for key, tiles in table.TILES.items():
         _, family, BD, causal = key
         if every:
             asked = causal or BD >= 64
         else:
-            asked = BD >= 64 and (causal or (BD == 128 and family == "16bit"))
+            in_16_bits = family == "16bit"
+            asked = (BD == 128 and (causal or in_16_bits)) or (BD == 64 and causal and in_16_bits)
         if asked:
             entries.append((key, tiles[0]))
     if every:

@@ -16,6 +16,13 @@ LIMIT_S = 180
 SECTION = (ROOT / "README.md").read_text().partition("## Train in several processes")[2]
 [PROGRAM] = re.findall(r"```python\n(.*?)```", SECTION, re.S)
 [SCRIPT] = re.findall(r"```bash\n(#!.*?)```", SECTION, re.S)
+# A program whose ranks meet and say who they are.
+MEET = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss 0.0")
+dist.destroy_process_group()
+"""
 OPTION = re.compile(r"--[a-z-]+")
 COMMANDS = re.findall(r"^    (torchrun .*)$", SECTION, re.M)
 # Slurm's own two commands. As srun does, the second starts its command once a node, and its exit
@@ -37,8 +44,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def start(tmp_path):
-    """``start(command)``: a process in a folder with train.py, its output captured."""
-    (tmp_path / "train.py").write_text(PROGRAM)
+    """``start(command)``: a process in this folder, its output captured."""
     for name, lines in SLURM.items():
         write_program(tmp_path / "bin" / name, f"#!/bin/bash\n{lines}\n")
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
@@ -87,6 +93,7 @@ def test_two_machines_are_asked_for_as_by_the_slurm_script():
 def test_a_slurm_job(start, tmp_path):
     assert "--nproc-per-node 8" in SCRIPT
     (tmp_path / "train.sbatch").write_text(SCRIPT.replace("per-node 8", "per-node 1"))
+    (tmp_path / "train.py").write_text(MEET)  # the program itself trains above
     job = start(["bash", "train.sbatch"])
     text, _ = job.communicate(timeout=LIMIT_S)
     assert job.returncode == 0, text

@@ -162,12 +162,12 @@ def configured():
 
 
 def turn(item):
-    """When a test has its turn: the file that builds the book first, on a GPU the longest test; the
-    slow ones, which take another worker longer than the book does; those that read the book; and
-    the quick ones last, so that no worker is alone with a long file.
+    """When a test has its turn: the file that builds the book first; the slow ones, which take
+    another worker longer than the book does; those that read the book; and the quick ones last, so
+    that no worker is alone with a long file.
     """
     slow = "slow" in item.keywords
-    if slow and item.path.name in ("test_book.py", "test_first_steps.py"):
+    if item.path.name == "test_book.py":
         return 0
     if item.path.parent.name == "book":  # a file's tests stay together: the quick ones as well
         return 2

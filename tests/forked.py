@@ -23,7 +23,7 @@ _CONTEXT.set_forkserver_preload(
         "torch._dynamo",
         "torch._functorch.config",
         "torch._inductor.config",
-        "torch.distributed",
+        "torch.distributed.fsdp",
         "pandas",
         "matplotlib.pyplot",
         "a2lib.lab.worker",

@@ -1,7 +1,5 @@
 """A device of round numbers and small models, for tests of the evaluator of layouts."""
 
-from dataclasses import replace
-
 from a2lib.shapes import Shape
 from a2lib.theory.devices import Device
 from a2lib.theory.layout_memory import kept_by_block
@@ -9,7 +7,6 @@ from a2lib.theory.layouts import Case, Layout, Training
 
 # Round numbers: 1,000 operations, 10 bytes to a device of the node (of two), 1 byte to others.
 TOY = Device("toy", 1e3, 1e6, 1e30, 10.0, 1.0, 2, fp32=100.0)
-FREE = replace(TOY, link=1e30, network=1e30)
 TINY = Shape(d_model=4, d_ff=6, num_layers=2, num_heads=2, vocab_size=10)
 WIDE = Shape(d_model=8, d_ff=16, num_layers=12, num_heads=4, vocab_size=64)
 

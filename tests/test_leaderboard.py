@@ -6,19 +6,16 @@ The steps themselves are checked in ranks, tests/parallel/checks_leaderboard.py.
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from forked import run_script
 from refusals import refused, refused_command
 
 from a2lib import leaderboard
 from a2lib.activations import PRODUCTS, BlockPlan
 from a2lib.leaderboard import LADDER, ChunkedHead, Step
-from a2lib.paths import ROOT
 from a2lib.shapes import MODELS, SIZES
 from a2lib.theory.transformer import forward_flops, parameter_count
 
@@ -95,18 +92,18 @@ def test_the_plan_is_what_fits_every_rank(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_of_one_rank():
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    command = [*launcher, "-m", "a2lib.leaderboard", *SMALL]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout)
-    assert row["way"] == "offloaded" and row["ranks"] == 1
+def test_the_command_of_two_ranks(tmp_path):
+    script = tmp_path / "leaderboard.py"
+    script.write_text("import runpy\nrunpy.run_module('a2lib.leaderboard', run_name='__main__')\n")
+    done = run_script(script, *SMALL, folder=tmp_path, ranks=2)
+    assert done.returncode == 0, done.printed
+    said = done.by_rank[0]
+    row = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    assert row["way"] == "offloaded" and row["ranks"] == 2
     assert 0 < row["ms_min"] <= row["ms_p20"] <= row["ms"] <= row["ms_p80"]
     assert row["ms_ready"] > 0 and row["products_again"] == row["host_bytes"] == 0
     assert abs(row["loss"] - math.log(128)) < 1 and row["gradient_norm"] > 0
-    assert "s: warm-up and timed steps" in done.stderr
+    assert "s: warm-up and timed steps" in done.printed
 
 
 def test_a_rate_counts_what_a_step_needs():

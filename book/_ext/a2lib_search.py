@@ -108,7 +108,14 @@ def _texts(app) -> dict[str, list]:
     return app.a2lib_texts
 
 
+def skip_sphinx_index(app) -> None:
+    """Make and write no index of Sphinx's own, which no page of this book loads."""
+    app.builder.index_page = lambda *_page: None
+    app.builder.dump_search_index = lambda: None
+
+
 def setup(app) -> dict:
+    app.connect("builder-inited", skip_sphinx_index)
     app.connect("html-page-context", gather)
     app.connect("build-finished", write)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": False}

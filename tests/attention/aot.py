@@ -2,10 +2,11 @@
 
     python tests/attention/aot.py forward bf16 64 causal 128 128 8 2   # one kernel, tile given
     python tests/attention/aot.py      # every tile of the table, all that hopper.py asks of Gluon
+    python tests/attention/aot.py some # of each kernel and head size one tile: the gate of a CPU
 
 One JSON object a line: spilled bytes, serialised-wgmma warnings of ptxas (C7510 to C7515),
-registers, shared memory. Without arguments AdamW's kernel too, and without a GPU what a tensor of
-the CPU is told. A process of its own, since a failed compiler assertion aborts Python.
+registers, shared memory. Behind those of all and of some AdamW's kernel, and without a GPU what a
+tensor of the CPU is told. A process of its own: a failed compiler assertion aborts Python.
 """
 
 import itertools
@@ -137,11 +138,16 @@ def loose_arrivals(ptx):
     return found
 
 
-def gluon_calls():
-    """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``."""
+def gluon_calls(every):
+    """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``;
+    unless every one is asked for, heads of 128 with a mask and a ragged end, and of 64 without:
+    between them each number of consumers, and programs that stay and that do not."""
     calls = []
     for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
-        calls += gluon_backward_calls(d, causal, ragged)
+        if not every and (ragged != causal or causal != (d == 128)):
+            continue
+        if every or causal:
+            calls += gluon_backward_calls(d, causal, ragged)
         x, lse = torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16), torch.empty(1, 1, 256)
         more = x.new_empty(1, 1, 256, d)  # queries, so that some are past the keys
         names = ("q", "o", "do", "dq", "k", "v", "dk", "dv", "lse")
@@ -222,33 +228,46 @@ def compile_adamw(n, has_master):
     return {"adamw": [signature["n"], has_master], **found}
 
 
-def table_jobs():
+def table_jobs(every):
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
-    without the causal mask where registers are tight."""
-    entries = [(key, tiles[0]) for key, tiles in table.TILES.items() if key[3] or key[2] >= 64]
-    entries += table.WHEN_FEW.items()
-    entries += [(key, tile) for key, tiles in table.WHEN_SHORT.items() for tile in tiles.values()]
-    long = table.WHEN_LONG.items()
-    entries += [((*key, True), tile) for key, tiles in long for tile in tiles.values()]
+    without the causal mask where registers are tight. Or the first tile of the largest heads, in
+    16 bits without the mask too, and with it of heads of 64."""
+    entries = []
+    for key, tiles in table.TILES.items():
+        _, family, BD, causal = key
+        if every:
+            asked = causal or BD >= 64
+        else:
+            in_16_bits = family == "16bit"
+            asked = (BD == 128 and (causal or in_16_bits)) or (BD == 64 and causal and in_16_bits)
+        if asked:
+            entries.append((key, tiles[0]))
+    if every:
+        entries += table.WHEN_FEW.items()
+        for key, tiles in table.WHEN_SHORT.items():
+            entries += [(key, tile) for tile in tiles.values()]
+        for key, tiles in table.WHEN_LONG.items():
+            entries += [((*key, True), tile) for tile in tiles.values()]
     for (kernel, family, BD, causal), tile in entries:
         yield kernel, family.replace("16bit", "bf16"), BD, causal, tile
 
 
 def main(argv):
-    if argv:
+    if argv not in ([], ["some"]):
         kernel, dtype, head_dim, causal, *tile = argv
         assert kernel in SPECIALISED, f"kernels: {list(SPECIALISED)}"
         job = kernel, dtype, int(head_dim), causal == "causal", table.Tile(*map(int, tile))
         work = [(compile_kernel, job)]
     else:
-        work = [(compile_gluon, call) for call in gluon_calls()]
-        work += [(compile_kernel, job) for job in table_jobs()]
+        every = not argv
+        work = [(compile_gluon, call) for call in gluon_calls(every)]
+        work += [(compile_kernel, job) for job in table_jobs(every)]
         adamw = (4096, True), (4096, False), (2**31 + 4096, True)
         work += [(compile_adamw, job) for job in adamw]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for result in pool.map(lambda todo: todo[0](*todo[1]), work):
             print(json.dumps(result), flush=True)
-    if not argv and not torch.cuda.is_available():
+    if argv in ([], ["some"]) and not torch.cuda.is_available():
         for attention in (flash.flash_attention, flash.FlashAttentionTriton.apply):
             try:
                 attention(*torch.zeros(3, 1, 8, 16).unbind(0))

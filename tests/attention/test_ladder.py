@@ -5,7 +5,6 @@ import contextlib
 import pytest
 import torch
 from attention_inputs import inputs
-from programs import printed
 
 from a2lib.attention import flash_attention, hopper, launch, passes, plans, sanity
 from a2lib.attention.ladder import HOPPER, RUNGS, TUTORIAL, Rung
@@ -83,22 +82,3 @@ def test_the_highest_rung_is_the_library():
     swaps = Rung(list(RUNGS)[-1], "cpu").swaps
     caches = {(plans, "_plans"), (launch, "_compiled")}
     assert {(module, name) for module, name, _ in swaps} == caches
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there it is compiled")
-def test_a_process_of_its_own_interprets_what_it_cannot_compile(python, monkeypatch):
-    code = """
-import os
-os.environ["TRITON_INTERPRET"] = "1"
-import torch
-from a2lib.attention import flash_attention, sanity
-from a2lib.attention.ladder import Rung
-q, k, v, do = (torch.randn(1, 1, 64, 16, dtype=torch.bfloat16) for _ in range(4))
-qkv = [x.requires_grad_() for x in (q, k, v)]
-expected = sanity.Expected(*qkv, do, causal=True, dtype="bf16")
-with Rung("to_diagonal", "cpu"):
-    expected.check(lambda q, k, v: flash_attention(q, k, v, is_causal=True), qkv)
-"""
-    monkeypatch.delenv("TRITON_INTERPRET")
-    printed(python(code), 300)

@@ -169,10 +169,16 @@ def readable(tab):
     return min(map(len, themes.values()))
 
 
+# Of the lab records, which one template makes: the longest, one of a compiler, one of ranks.
+RECORDS = ("notebooks/flash.html", "notebooks/compile.html", "notebooks/ddp.html")
+
+
 def test_every_page_is_light_named_readable_and_fits_a_phone(book, open_page):
     tab, equations, counts = None, {}, []
     for page in book.pages():
         name = str(page.relative_to(book.html))
+        if name.startswith("notebooks/") and name not in RECORDS:
+            continue
         tab = open_page(name, PHONE, tab=tab)
         files = {Path(url.split("?")[0].split("#")[0].removeprefix("file://")) for url in tab.read}
         equations[name] = tab.evaluate("!!window.MathJax")
@@ -184,7 +190,7 @@ def test_every_page_is_light_named_readable_and_fits_a_phone(book, open_page):
         assert wrong == [], name
         counts.append(there)
         assert readable(tab) or name in ("search.html", "genindex.html"), name
-    assert len(equations) >= 8
+    assert len(equations) >= 8 and set(RECORDS) <= equations.keys()
     tables, formulas, wide = map(sum, zip(*counts, strict=True))
     assert tables > 2 and formulas > 50 and wide, (tables, formulas, wide)
     # test_mathjax_comes_with_equations_alone_and_the_search_with_its_page says of which pages.

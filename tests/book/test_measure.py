@@ -16,7 +16,6 @@ CELLS = [
     new_code_cell("print(measure)"),
     new_code_cell("def measure_ladder(keys):\n    pass", metadata={"tags": ["measure"]}),
 ]
-CODES = {cell.source for cell in CELLS if cell.cell_type == "code"}
 CASES, MEASURE, LADDER = CELLS[0].source, CELLS[2].source, CELLS[4].source
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from a2lib.lab import guard
@@ -54,18 +55,30 @@ def outcomes(tmp_path_factory):
 
 
 def run_in_ranks(folder, device, processes, modules):
-    """Have torchrun run the checks, and return what it printed, or that the time was up; nothing
-    that it started is left."""
+    """Run the checks in ranks, and return what these printed, or that the time was up; nothing
+    that was started is left."""
+    environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_INTERPRET": "0"}
+    if device == "cuda":
+        return launch_on_gpus(folder, processes, modules, environment)
+    logs = [folder.with_name(f"{folder.name}-rank-{rank}") for rank in range(processes)]
+    ranks = forked.Ranks(checking.main, (folder, device, modules), environment, logs)
+    in_time = ranks.end_within(LIMIT_S)
+    printed = "".join(log.read_text() for log in logs)
+    return printed if in_time else f"not over within {LIMIT_S} s: {printed}"
+
+
+def launch_on_gpus(folder, processes, modules, environment):
+    """Have torchrun start the ranks: what a forked process has of CUDA is not its own."""
     mark = secrets.token_hex(8)
     path = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "TRITON_INTERPRET": "0"}
-    env |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", guard.VARIABLE: mark}
+    environment = {**environment, "PYTHONPATH": os.pathsep.join(path), guard.VARIABLE: mark}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, f"--nproc-per-node={processes}", str(HERE / "checking.py")]
+    command += [str(folder), "cuda", *modules]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     # However this process ends: the watch removes a folder as well, and this one has to stay.
     with guard.watch(mark, folder / "none"):
-        process = subprocess.Popen([*command, str(folder), device, *modules], env=env, **pipes)
+        process = subprocess.Popen(command, env=environment, **pipes)
         try:
             return process.communicate(timeout=LIMIT_S)[0]
         except subprocess.TimeoutExpired:

@@ -3,11 +3,11 @@ and the other machine, which is this one."""
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 
 import pytest
+from forked import run_script
 from programs import write_program
 
 from a2lib.paths import ROOT
@@ -16,6 +16,13 @@ LIMIT_S = 180
 SECTION = (ROOT / "README.md").read_text().partition("## Train in several processes")[2]
 [PROGRAM] = re.findall(r"```python\n(.*?)```", SECTION, re.S)
 [SCRIPT] = re.findall(r"```bash\n(#!.*?)```", SECTION, re.S)
+# A program whose ranks meet and say who they are.
+MEET = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss 0.0")
+dist.destroy_process_group()
+"""
 OPTION = re.compile(r"--[a-z-]+")
 COMMANDS = re.findall(r"^    (torchrun .*)$", SECTION, re.M)
 # Slurm's own two commands. As srun does, the second starts its command once a node, and its exit
@@ -37,8 +44,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def start(tmp_path):
-    """``start(command)``: a process in a folder with train.py, its output captured."""
-    (tmp_path / "train.py").write_text(PROGRAM)
+    """``start(command)``: a process in this folder, its output captured."""
     for name, lines in SLURM.items():
         write_program(tmp_path / "bin" / name, f"#!/bin/bash\n{lines}\n")
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
@@ -59,19 +65,22 @@ def start(tmp_path):
         process.communicate()
 
 
-def losses(*processes):
+def losses_in(text):
     """Return what the ranks print, by rank and world size."""
-    lines = []
-    for process in processes:
-        text, _ = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, text
-        lines += re.findall(r"rank (\d) of (\d): loss (\d\.\d+)", text)
-    return {(int(rank), int(size)): loss for rank, size, loss in lines}
+    found = {}
+    for rank, size, loss in re.findall(r"rank (\d) of (\d): loss (\d\.\d+)", text):
+        found[int(rank), int(size)] = loss
+    return found
 
 
-def test_two_processes_on_one_machine(start):
+def test_two_processes_on_one_machine(tmp_path):
+    """The program of the command, in ranks as torchrun starts them; its own start: a Slurm job."""
     [command] = [line for line in COMMANDS if "--nproc-per-node 2" in line]
-    printed = losses(start(shlex.split(command)))
+    assert command.split()[-1] == "train.py"
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = run_script(tmp_path / "train.py", folder=tmp_path, ranks=2, seconds=LIMIT_S)
+    assert done.returncode == 0, done.printed
+    printed = losses_in(done.printed)
     assert set(printed) == {(0, 2), (1, 2)}
     assert printed[0, 2] != printed[1, 2]  # each has a batch of its own
 
@@ -84,4 +93,8 @@ def test_two_machines_are_asked_for_as_by_the_slurm_script():
 def test_a_slurm_job(start, tmp_path):
     assert "--nproc-per-node 8" in SCRIPT
     (tmp_path / "train.sbatch").write_text(SCRIPT.replace("per-node 8", "per-node 1"))
-    assert set(losses(start(["bash", "train.sbatch"]))) == {(0, 2), (1, 2)}
+    (tmp_path / "train.py").write_text(MEET)  # the program itself trains above
+    job = start(["bash", "train.sbatch"])
+    text, _ = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 0, text
+    assert set(losses_in(text)) == {(0, 2), (1, 2)}

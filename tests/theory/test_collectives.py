@@ -1,7 +1,6 @@
 """Rings in closed form against the rings themselves, run step by step."""
 
 import pytest
-from refusals import refused
 from rings import run_all_reduce, run_alternate
 
 from a2lib.theory import collectives
@@ -31,10 +30,3 @@ def test_the_times_are_those_of_the_rings_run(n):
     assert other.rounds == n - 1
     assert other.elements / W == pytest.approx(collectives.alternate_all_reduce_s(S, n, W))
     assert other.sent == [(n - 1) * S] * n
-
-
-def test_what_is_not_positive_is_refused():
-    positive = "allowed are numbers above 0"
-    refused(positive, collectives.all_gather_s, 0, 2, 1)
-    refused(positive, collectives.all_reduce_s, 8, -1, 1)
-    refused(positive, collectives.alternate_all_reduce_s, 8, 2, 0.0)

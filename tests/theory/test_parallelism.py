@@ -5,11 +5,10 @@ from fractions import Fraction
 import pytest
 import sympy
 import torch
-from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.theory import parallelism
-from a2lib.theory.parallelism import EXAMPLE, Layer
+from a2lib.theory.parallelism import Layer
 
 B, D, F, C, W, N = sympy.symbols("B D F C W N", positive=True)
 SYMBOLIC = Layer(B, D, F, C, W)
@@ -87,11 +86,3 @@ def test_operations_are_those_of_a_real_ffn_and_its_gradients():
     # What is communicated: the gradients, in two bytes, and the rows of x.
     counted = 2 * sum(w.grad.numel() for w in (w1, w2, w3))
     assert counted == Layer(tokens, d, f, 1.0, 1.0).weight_bytes
-
-
-def test_what_is_not_allowed_is_refused():
-    both = parallelism.fully_sharded_tensor_parallel
-    refused("d_ff is 0; allowed are numbers above 0", Layer, 1, 1, 0, 1.0, 1.0)
-    refused("allowed are forward, backward", parallelism.tensor_limit, EXAMPLE, "both")
-    refused("n_fsdp is 0; allowed", both, EXAMPLE, 0, 2)
-    refused("n is 0; allowed are numbers above 0", parallelism.data_parallel, EXAMPLE, 0)

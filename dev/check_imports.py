@@ -39,7 +39,7 @@ FLOORS = {
     "": 0,  # a2lib/__init__.py
 }
 # Parts that other projects take as they are, and what these do without.
-LIFTED = ("model", "optim", "parallel")
+LIFTED = ("attention", "model", "optim", "parallel")
 BOOK = ("lab", "theory", "report")
 # Within a part: the modules that serve every section, and those that serve one. The longest prefix
 # counts, and what has a name in neither list is on the side of its part's entry.

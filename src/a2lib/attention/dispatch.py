@@ -542,10 +542,12 @@ TUTORIAL = {
     "backward_dkdv": Tile(32, 128, 4, 5),
 }
 Key = tuple[str, str, int, bool]
-_ROWS_OF: dict[Key, list[Row]] = {}
+
+# ``ROWS`` by what ``key_of`` returns.
+TILES: dict[Key, list[Row]] = {}
 for _row in ROWS:
     for _cell in itertools.product(_row.columns, _row.causal):
-        _ROWS_OF.setdefault((_row.kernel, _row.family, *_cell), []).append(_row)
+        TILES.setdefault((_row.kernel, _row.family, *_cell), []).append(_row)
 
 
 def key_of(kernel: str, call: Call) -> Key:
@@ -562,7 +564,7 @@ def columns_of(head_dim: int) -> int:
 
 def has_tiles(kernel: str, call: Call) -> bool:
     """Return whether the table has tiles of this kernel for a call."""
-    return key_of(kernel, call) in _ROWS_OF
+    return key_of(kernel, call) in TILES
 
 
 def tiles_of(kernel: str, call: Call, programs, keys: int = 0) -> tuple[Tile, ...]:
@@ -570,7 +572,7 @@ def tiles_of(kernel: str, call: Call, programs, keys: int = 0) -> tuple[Tile, ..
     programs there are with one, ``keys`` what "long" counts."""
     if "tuned_tiles" in without and kernel in TUTORIAL:
         return TUTORIAL[kernel], *SMALLER
-    rows = _ROWS_OF[key_of(kernel, call)]
+    rows = TILES[key_of(kernel, call)]
     idle = programs(rows[-1].tile) < call.multiprocessors
     tiles = []
     for row in rows:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_compare import in_float64, near_float64, off_by, poison, random_inputs
 
-from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes, plans
+from a2lib.attention import FlashAttentionTriton, dispatch, flash_attention, launches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,21 +22,24 @@ ours = FlashAttentionTriton.apply
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """Have them serve whatever they can, and leave no plan of what they served."""
-    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
-    monkeypatch.setattr(hopper, "in_one_sweep", lambda *_: True)
-    monkeypatch.setattr(hopper, "hopper_forward", lambda *_: (2, False))
-    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 0)
-    monkeypatch.setattr(plans, "_plans", {})
+    """Have them serve whatever they can, and keep nothing of what they served."""
+    monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: False)
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: False)
+    monkeypatch.setattr(dispatch, "in_one_sweep", lambda *_: True)
+    monkeypatch.setattr(dispatch, "hopper_forward", lambda *_: (2, False))
+    monkeypatch.setattr(dispatch, "keys_per_chunk", lambda *_: 0)
+    monkeypatch.setattr(launches, "_kept", {})
 
 
 @pytest.fixture(params=[0, 128, 384])
 def chunk(request, monkeypatch):
     """Queries of a chunk of every backward that the kernel can run; 0: uncut."""
-    names = ("q", "k", "v", "do")
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: request.param > 0)
-    monkeypatch.setattr(hopper, "chunk_queries", lambda p: request.param * hopper._can(p, names))
+
+    def queries(call):
+        return request.param * dispatch._can_use_hopper(call)
+
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: request.param > 0)
+    monkeypatch.setattr(dispatch, "chunk_queries_of", queries)
     return request.param
 
 
@@ -44,14 +47,14 @@ def in_turns(monkeypatch, draw, form):
     """Where programs stay, which causal ones do for an even number of heads, few of them, so that
     each has many turns."""
     few = draw.choice([1, 2, 5])
-    monkeypatch.setattr(hopper, "n_multiprocessors", lambda _: few)
+    monkeypatch.setattr(launches, "n_multiprocessors", lambda _: few)
 
     def stays(d, _, n_heads, causal):
         return form[1] and not (causal and n_heads % 2)
 
-    monkeypatch.setattr(hopper, "hopper_forward", lambda *shape: (form[0], stays(*shape)))
-    monkeypatch.setattr(hopper, "hopper_backward_stays", stays)
-    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(dispatch, "hopper_forward", lambda *shape: (form[0], stays(*shape)))
+    monkeypatch.setattr(dispatch, "hopper_backward_stays", stays)
+    monkeypatch.setattr(launches, "_kept", {})
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from a2lib.attention.ladder import HOPPER, RUNGS, Rung
 FEW = 1, 1, 256, 64
 PLAIN = [rung for rung in RUNGS if rung not in HOPPER]
 
+
 def attend(rung, q, k, v):
     with Rung(rung, "cpu"):
         return flash_attention(q, k, v, is_causal=True)

@@ -348,9 +348,7 @@ def test_what_the_interpreter_runs_is_not_kept(kernel):
         def __getitem__(self, grid):
             return lambda *args, **kwargs: None
 
-    launches.launch(
-        Interpreted(), "a", 1, (torch.zeros(16),), (1, 1), {"FLAG": 1, "BLOCK": 1}, {}
-    )
+    launches.launch(Interpreted(), "a", 1, (torch.zeros(16),), (1, 1), {"FLAG": 1, "BLOCK": 1}, {})
     assert not launches._compiled
 
 

@@ -118,7 +118,9 @@ def test_dtensors():
 
 
 @pytest.mark.parametrize("shape", [(40, 16), (3, 40, 16), (2, 3, 40, 16), (2, 1, 3, 40, 16)])
-@pytest.mark.parametrize("attention", [*ATTENTIONS, lambda q, k, v: FORWARD(q, k, v, True, None)[0]])
+@pytest.mark.parametrize(
+    "attention", [*ATTENTIONS, lambda q, k, v: FORWARD(q, k, v, True, None)[0]]
+)
 def test_in_place(attention, shape):
     watchers.check_in_place(attention, shape, "cpu")
 

@@ -67,7 +67,9 @@ def test_cuda_graphs(form, kind):
 
 
 def test_the_same_bits_every_run(monkeypatch):
-    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: False)  # its additions have no fixed order
+    monkeypatch.setattr(
+        dispatch, "in_chunks", lambda *_: False
+    )  # its additions have no fixed order
     monkeypatch.setattr(launches, "_kept", {})
     block, _ = blocks.pair(fused, ours, torch.bfloat16, "cuda", head_dim=64)
     call = torch.compile(block, fullgraph=True)

@@ -157,9 +157,7 @@ def forward_consumers(call: Call) -> tuple[int, bool]:
     return hopper_forward(call.head_dim, call.n_queries, call.n_heads, call.causal)
 
 
-def hopper_forward(
-    head_dim: int, n_queries: int, n_heads: int, causal: bool
-) -> tuple[int, bool]:
+def hopper_forward(head_dim: int, n_queries: int, n_heads: int, causal: bool) -> tuple[int, bool]:
     """Return which form of the forward for Hopper is the fastest: its consumers, of 64 queries
     each, or 0 where plain Triton is; and whether programs stay for several tiles.
 

@@ -159,6 +159,6 @@ def _untraced_forward():
 def _backward(ctx, do):
     check_first_derivative()
     q, k, v, o, lse = ctx.saved_tensors
-    watched = is_compiling() or operators.is_watched(do, q, k) or operators.is_watched(v, o, lse)
+    watched = is_compiling() or operators.is_watched(do, q, k, v, o, lse)
     run = operators.flash_backward if watched else launches.backward
     return run(do, q, k, v, o, lse, ctx.is_causal, ctx.scale, ctx.needs_input_grad[:3])

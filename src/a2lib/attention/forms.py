@@ -280,9 +280,7 @@ class Pass:
         n_heads = call.n_heads if chunk else call.n_kv_heads
         Bq, n_tiles = 128 if BD == 64 else 64, -(-call.n_keys // 128)
         stay = not chunk and not call.fixed_order
-        stay = stay and dispatch.hopper_backward_stays(
-            call.head_dim, n_tiles, n_heads, call.causal
-        )
+        stay = stay and dispatch.hopper_backward_stays(call.head_dim, n_tiles, n_heads, call.causal)
         constants = {
             "d": call.head_dim,
             "BD": BD,
@@ -398,9 +396,7 @@ class Pass:
         forms = tuple(form_of(self.tensors[name], block, BD) for name, block in blocks.items())
         self._add(kernel, n_programs, (*blocks, *rest), sizes, constants, options, forms)
 
-    def _add(
-        self, kernel, n_programs, tensors, numbers, constants, options, forms=(), tile=None
-    ):
+    def _add(self, kernel, n_programs, tensors, numbers, constants, options, forms=(), tile=None):
         if n_programs:
             step = Step(kernel, n_programs, tuple(tensors), numbers, constants, options, forms)
             self.steps.append(step._replace(tile=tile))

@@ -29,6 +29,8 @@ RUNGS = {
     "query_chunks": "backward of few tiles: programs share the queries of a key: the library",
 }
 HOPPER = ("one_consumer", "consumers", "one_sweep", "heads_in_l2")
+
+
 class Rung:
     """The library as high as one of ``RUNGS``, within ``with rung``.
 

@@ -101,7 +101,7 @@ def _settings(q: Tensor) -> tuple[bool, bool] | None:
     """PyTorch's settings by which fp32 is multiplied, TF32 and a fixed order of additions; both
     passes read them. None for other dtypes."""
     # Asked before the inputs are checked.
-    if isinstance(q, Tensor) and q.dtype is torch.float32:
+    if getattr(q, "dtype", None) is torch.float32:
         return _allow_tf32(), torch.are_deterministic_algorithms_enabled()
     return None
 
@@ -130,7 +130,7 @@ class _Launch(NamedTuple):
 class _Kept(NamedTuple):
     """A pass that ran. ``results`` and ``own`` are shapes, strides and dtypes of what it makes,
     with None for what is not wanted; where ``own``, which the kernels alone see, is small it is one
-    block of so many bytes, in which it lies at ``offsets``. ``gpu`` is the index of the device."""
+    block of so many bytes, in which it lies at ``offsets``. ``gpu`` is the index of the device, of ``several`` or alone."""
 
     launches: tuple[_Launch, ...]
     results: tuple[tuple | None, ...]
@@ -138,6 +138,7 @@ class _Kept(NamedTuple):
     block: int
     offsets: tuple[int, ...]
     gpu: int | None
+    several: bool
 
 
 # Emptied when a program of ever-changing shapes has filled it.
@@ -165,12 +166,12 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     kept = _kept.get(key)
     if kept is None:
         return None
-    launches, results, own, block, offsets, gpu = kept
+    launches, results, own, block, offsets, gpu, several = kept
     addresses = [x.data_ptr() for x in inputs]
     for address in addresses:
         if address & 15:
             return None
-    if gpu is not None and gpu != torch.cuda.current_device():
+    if several and gpu != torch.cuda.current_device():
         with torch.cuda.device(gpu):
             return _replay(key, inputs)
     new = inputs[0].new_empty_strided
@@ -308,6 +309,7 @@ def _kept_pass(launches, results, own, device) -> _Kept:
         block=ends[-1] if in_block else 0,
         offsets=tuple(ends[:-1]) if in_block else (),
         gpu=device.index if device.type == "cuda" else None,
+        several=device.type == "cuda" and torch.cuda.device_count() > 1,
     )
 
 

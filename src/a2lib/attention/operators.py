@@ -125,21 +125,21 @@ def _called(operator, tensors, *rest):
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def is_watched(q, k, v) -> bool:
+def is_watched(*tensors: Tensor) -> bool:
     """Return whether somebody looks on who sees operators alone, or what looks like a tensor may
     have no memory of its own: a subclass, a mode, a tracer, a transform."""
-    if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
-        # What is no tensor at all is refused by those who check.
-        return isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    for x in tensors:
+        if type(x) not in _PLAIN:
+            # What is no tensor at all is refused by those who check.
+            return all(isinstance(x, Tensor) for x in tensors)
+        if x.is_neg():  # the imaginary part of a conjugate, say: its memory has the other sign
+            return True
     # PyTorch has no public way to ask whether there is any mode or transform.
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or torch._C._is_torch_function_mode_enabled()
         or torch.jit.is_tracing()
-        or q.is_neg()  # the imaginary part of a conjugate, say: its memory has the other sign
-        or k.is_neg()
-        or v.is_neg()
     )
 
 

@@ -101,7 +101,7 @@ def gpu_us(replay):
 def median_of_turns(measure, calls, seconds):
     """Medians of ``measure(call)`` by name, in turns of random order for so many seconds."""
     samples, end = {name: [] for name in calls}, time.monotonic() + seconds
-    while time.monotonic() < end or len(samples[name]) < 3:
+    while time.monotonic() < end or min(map(len, samples.values())) < 3:
         for name in random.sample(list(calls), len(calls)):
             samples[name].append(measure(calls[name]))
     return {name: statistics.median(x) for name, x in samples.items()}

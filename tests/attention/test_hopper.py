@@ -27,7 +27,7 @@ def tensor(length=1024, heads=2, d=64, dtype=torch.bfloat16):
 
 
 def problem(q, k=None, v=None, do=None, causal=True, **options):
-    """A backward, and with do None a forward too, as the table's ``Call`` with other ``options``."""
+    """A backward over these; ``options`` are of its ``dispatch.Call``."""
     k, v, do = (x if y is None else y for x, y in zip((q, q, q), (k, v, do), strict=True))
     made = (torch.empty_like(x) for x in (q, k, v))
     inputs = (do, q, k, v, torch.empty_like(q), torch.zeros(q.shape[:-1]))

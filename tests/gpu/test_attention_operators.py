@@ -1,4 +1,4 @@
-"""Who looks at a call on a GPU sees the operator, and no kernel is given what is no memory of its."""
+"""Who looks at a call on a GPU sees the operator, and no kernel is given what has no memory."""
 
 import attention_watchers as watchers
 import pytest
@@ -120,7 +120,7 @@ def test_captured_in_a_cuda_graph(call):
         watchers.assert_same(captured, call(*qkv))
 
 
-def test_on_another_stream_and_after_another_device_was_current():
+def test_on_another_stream():
     qkv = inputs("cuda")
     want = both(ours)(*qkv)
     stream = torch.cuda.Stream()

@@ -34,8 +34,8 @@ HOPPER = ("one_consumer", "consumers", "one_sweep", "heads_in_l2")
 class Rung:
     """The library as high as one of ``RUNGS``, within ``with rung``.
 
-    Process-wide: of threads that call attention at once all are on the rung. Raises UnsupportedError
-    where the GPU has no such kernels.
+    For the whole process, whose threads are all on the rung. Raises UnsupportedError where the GPU
+    has no such kernels.
     """
 
     def __init__(self, name: str, device: str) -> None:

@@ -130,7 +130,8 @@ class _Launch(NamedTuple):
 class _Kept(NamedTuple):
     """A pass that ran. ``results`` and ``own`` are shapes, strides and dtypes of what it makes,
     with None for what is not wanted; where ``own``, which the kernels alone see, is small it is one
-    block of so many bytes, in which it lies at ``offsets``. ``gpu`` is the index of the device, of ``several`` or alone."""
+    block of so many bytes, in which it lies at ``offsets``. ``gpu`` is the index of the device, of
+    ``several`` or alone."""
 
     launches: tuple[_Launch, ...]
     results: tuple[tuple | None, ...]

@@ -4,12 +4,12 @@
     flash_backward(do, q, k, v, o, lse, is_causal, scale, needs) -> (dq, dk, dv)
 
 A call goes through them wherever somebody looks on (``is_watched``): torch.compile, export,
-make_fx, jit.trace, transforms of ``torch.func``, FakeTensorMode and other modes, subclasses of Tensor. They
-have a fake implementation, a gradient, a count of FLOPs and a rule for DTensors. Elsewhere the
-launches are called at once, since an operator with a gradient costs the host about twice what an
-``autograd.Function`` does. Traced instead, the kernels would be launched with the strides that
-tensors had when they were traced, where Inductor lays them out anew; torch 2.11 does not understand
-what they write, either, and computes wrong gradients without a word.
+make_fx, jit.trace, transforms of ``torch.func``, FakeTensorMode and other modes, subclasses of
+Tensor. They have a fake implementation, a gradient, a count of FLOPs and a rule for DTensors.
+Elsewhere the launches are called at once, since an operator with a gradient costs the host about
+twice what an ``autograd.Function`` does. Traced instead, the kernels would be launched with the
+strides that tensors had when they were traced, where Inductor lays them out anew; torch 2.11 does
+not understand what they write, either, and computes wrong gradients without a word.
 
 One body serves every device: on the CPU it runs in Triton's interpreter, or says why it cannot.
 """

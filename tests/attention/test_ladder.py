@@ -8,9 +8,10 @@ from attention_inputs import inputs
 from attention_standins import watch_steps
 from programs import printed
 
-from a2lib.attention import dispatch, flash_attention, launches, sanity
+from a2lib.attention import dispatch, flash_attention, launches
 from a2lib.attention.dispatch import TUTORIAL
 from a2lib.attention.ladder import HOPPER, RUNGS, Rung
+from a2lib.lab import sanity
 
 FEW = 1, 1, 256, 64
 PLAIN = [rung for rung in RUNGS if rung not in HOPPER]
@@ -126,8 +127,9 @@ def test_a_process_of_its_own_interprets_what_it_cannot_compile(python, monkeypa
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from a2lib.attention import flash_attention, sanity
+from a2lib.attention import flash_attention
 from a2lib.attention.ladder import Rung
+from a2lib.lab import sanity
 q, k, v, do = (torch.randn(1, 1, 64, 16, dtype=torch.bfloat16) for _ in range(4))
 qkv = [x.requires_grad_() for x in (q, k, v)]
 expected = sanity.Expected(*qkv, do, causal=True, dtype="bf16")

@@ -121,7 +121,7 @@ def failing_late(error):
 def test_every_committed_row_can_be_measured_again(on_a_gpu, monkeypatch, name, change):
     """Later seconds, later launches and other GPUs come with the rows that are asked for, and
     FlashAttention-4 where it is installed."""
-    monkeypatch.setattr("a2lib.attention.peers.has_flash_attention_4", lambda: True)
+    monkeypatch.setattr("a2lib.lab.peers.has_flash_attention_4", lambda: True)
     notebook = on_a_gpu(sweep="all")
     tasks = {
         "flash": notebook.tasks,

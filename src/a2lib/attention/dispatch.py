@@ -94,10 +94,6 @@ class Call(NamedTuple):
     def element_bytes(self) -> int:
         return 4 if self.dtype == "fp32" else 2
 
-    @property
-    def precision(self) -> str:
-        return precision_of(self)
-
 
 # What the ladder takes away (ladder.RUNGS), for the whole process: a backward of PyTorch runs in a
 # thread of its own. Part of what a kept launch is known by.
@@ -123,7 +119,7 @@ def backward_form(call: Call) -> str:
     few = in_one_launch(call.n_queries, call.n_keys, *sizes, call.element_bytes)
     if few and call.every_gradient and "query_chunks" not in without:
         return "one_launch"
-    if call.precision == "fp16x3":
+    if precision_of(call) == "fp16x3":
         return "two_terms"
     if not call.every_gradient:
         return "two_sweeps"
@@ -551,7 +547,7 @@ for _row in ROWS:
 def key_of(kernel: str, call: Call) -> Key:
     """Return where the table has a call's tiles for a kernel: kernel, family, columns, causal."""
     family = "fp32" if call.dtype == "fp32" else "16bit"
-    family = "fp16x3" if call.precision == "fp16x3" else family
+    family = "fp16x3" if precision_of(call) == "fp16x3" else family
     return kernel, family, columns_of(call.head_dim), call.causal
 
 

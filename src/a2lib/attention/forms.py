@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from a2lib.attention import dispatch
-from a2lib.attention.dispatch import Call, Tile, chunk_programs, columns_of
+from a2lib.attention.dispatch import Call, Tile, chunk_programs, columns_of, precision_of
 from a2lib.errors import UnsupportedError
 
 ROWS = 128  # what the rows of prepare_kernel are rounded up to
@@ -225,7 +225,7 @@ class Pass:
 
         sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
         tensors, numbers = ("o", "do", "lse", "rows", *sums), (*self._strides("o", "do"), *sizes)
-        around("prepare_chunks", padded, tensors, numbers, {"PRECISION": call.precision})
+        around("prepare_chunks", padded, tensors, numbers, {"PRECISION": precision_of(call)})
 
         if on_hopper:
             self._sweep(sums, dispatch.chunk_queries_of(call))
@@ -264,7 +264,7 @@ class Pass:
             self._make(turns=rows.new_empty(1 + n_heads * padded // 64, dtype=torch.int32))
         n_programs, options = padded // ROWS * call.n_heads, {"num_warps": 8}
         constants = {"d": call.head_dim, "BD": BD, "B": ROWS, "PERMUTED": BD == 128}
-        more = {"PRECISION": call.precision, "ORDERED": call.fixed_order}
+        more = {"PRECISION": precision_of(call), "ORDERED": call.fixed_order}
         tensors = ("o", "do", "lse", "rows", "sums", "turns" if call.fixed_order else "rows")
         numbers = (*self._strides("o", "do"), call.heads, call.n_queries, padded)
         self._add("prepare", n_programs, tensors, numbers, constants | more, options)
@@ -341,17 +341,17 @@ class Pass:
         """The terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""
         call = self.call
         x = self.tensors[names[0]]
-        if call.precision not in SPLIT_ROWS or not x.numel():
+        if precision_of(call) not in SPLIT_ROWS or not x.numel():
             return
         kernel, dtype, options = "split", torch.bfloat16, {}
         n_rows, width = x.shape[2], 3 * call.head_dim
-        if call.precision == "fp16x3":
+        if precision_of(call) == "fp16x3":
             kernel, dtype, options = "split_wide", torch.float16, {"num_warps": 8}
             n_rows, width = dispatch.terms_shape(n_rows, call.head_dim)
         for name in names:
             terms = x.new_empty(*x.shape[:2], n_rows, width, dtype=dtype)
             self._make(**{f"{name}_terms": terms})
-        B = SPLIT_ROWS[call.precision]
+        B = SPLIT_ROWS[precision_of(call)]
         n_programs = 2 * -(-x.shape[2] // B) * math.prod(x.shape[:2])
         constants = {"d": call.head_dim, "BD": columns_of(call.head_dim), "B": B}
         tensors = (*names, *(f"{name}_terms" for name in names))
@@ -377,11 +377,11 @@ class Pass:
             "Bq": tile.Bq,
             "Bk": tile.Bk,
             "CAUSAL": call.causal,
-            "PRECISION": call.precision,
+            "PRECISION": precision_of(call),
             "STAGES": tile.stages,
             **(needs or {}),
         }
-        options = dispatch.options_of(tile, call.precision)
+        options = dispatch.options_of(tile, precision_of(call))
         if kernel == "backward_chunks":
             options["launch_pdl"] = constants["EARLY"]
         n_programs, *more = programs(tile)

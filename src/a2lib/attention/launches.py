@@ -26,8 +26,6 @@ from a2lib.attention.shapes import as_batched_heads, check_inputs, empty_output
 from a2lib.errors import UnsupportedError
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-# Seen by the kernels as they are; all else as (B, H, N, d).
-_AS_THEY_ARE = ("lse",)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None):
@@ -209,7 +207,7 @@ def _stream_of():
 def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None) -> None:
     """Fill ``results`` the long way, and keep what was launched."""
     tensors = {
-        name: x if x is None or name in _AS_THEY_ARE else as_batched_heads(x)
+        name: x if x is None or name == "lse" else as_batched_heads(x)
         for name, x in (inputs | results).items()
     }
     device = tensors["q"].device

@@ -179,13 +179,14 @@ def gluon_calls():
 
 
 def pass_of(d, causal, ragged, heads=1, fixed_order=False):
-    """A pass over so many heads of 256 queries, so that some are past the keys."""
-    q = torch.empty(1, heads, 256, d, dtype=torch.bfloat16)
-    k = q.new_empty(1, 1, 128 + ragged, d)
+    """A pass over so many heads of 512 queries, so that some are past the keys, of a pair of tiles
+    or more."""
+    q = torch.empty(1, heads, 512, d, dtype=torch.bfloat16)
+    k = q.new_empty(1, 1, 256 + ragged, d)
     tensors = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
     call = launches.call_of(tensors, causal)
     call = call._replace(multiprocessors=132, fixed_order=fixed_order)
-    return forms.Pass(tensors | {"lse": torch.empty(1, heads, 256)}, call, d**-0.5)
+    return forms.Pass(tensors | {"lse": torch.empty(1, heads, 512)}, call, d**-0.5)
 
 
 def calls_of(one, how):

@@ -39,7 +39,7 @@ FLOORS = {
     "": 0,  # a2lib/__init__.py
 }
 # Parts that other projects take as they are, and what these do without.
-LIFTED = ("model", "optim", "parallel")
+LIFTED = ("attention", "model", "optim", "parallel")
 BOOK = ("lab", "theory", "report")
 # Within a part: the modules that serve every section, and those that serve one. The longest prefix
 # counts, and what has a name in neither list is on the side of its part's entry.
@@ -51,8 +51,8 @@ ROOMS = {
 TORCH_FREE = ("", "paths", "errors", "command", "checks", "shapes", "activations")
 TORCH_FREE += ("papermill_default", "theory", "lab", "report")
 HEAVY = ("torch", "triton")
-# Modules of such a part that are PyTorch's modes: who imports them has torch.
-OF_TORCH = ("a2lib.lab.tape",)
+# Modules of such a part that are PyTorch's modes or functions: who imports them has torch.
+OF_TORCH = ("a2lib.lab.tape", "a2lib.lab.peers", "a2lib.lab.recomputed", "a2lib.lab.sanity")
 
 
 @dataclass(frozen=True)

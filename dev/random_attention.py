@@ -2,7 +2,7 @@
 
     python dev/random_attention.py 1000 [--seed 0]
 
-Needs a GPU. New memory is full of NaN. Each shape runs as it comes, then from its plan, then
+Needs a GPU. New memory is full of NaN. Each shape runs as it comes, then by what was kept, then
 replayed from a CUDA graph, and every twentieth also compiled; without PyTorch's caching of memory,
 as for compute-sanitizer, only called. Prints how often each kernel was launched and the worst
 errors, after an interrupt those until then (`timeout --foreground`, or ptxas is interrupted too);
@@ -30,7 +30,7 @@ from attention_compare import (
     with_gradients,
 )
 
-from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes
+from a2lib.attention import FlashAttentionTriton, flash_attention, launches
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 SCORES = 2**26  # at most, of all heads
@@ -48,14 +48,15 @@ def draw_shapes(draw):
     return q_shape, (batch, kv_heads, keys_for(n_queries, n_keys), head_dim)
 
 
-def count(module, launched):
-    real = module.launch
+def count(launched):
+    """Count the kernels that are launched the long way, as each shape's first are."""
+    real = launches._launch_steps
 
-    def launch(kernel, apart, *rest):
-        launched[f"{apart[0]} (Gluon)" if module is hopper and rest[-1] else apart[0]] += 1
-        return real(kernel, apart, *rest)
+    def launch(steps, *rest):
+        launched.update(step.kernel for step in steps)
+        return real(steps, *rest)
 
-    module.launch = launch
+    launches._launch_steps = launch
 
 
 def called(*inputs):
@@ -91,8 +92,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     launched, worst, wrong, runs = Counter(), {}, 0, Counter()
-    for module in (passes, hopper):
-        count(module, launched)
+    count(launched)
     uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
     try:
         for i in range(given.runs):

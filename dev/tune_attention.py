@@ -1,4 +1,4 @@
-"""Time tiles of the attention kernels on this GPU, as the table in a2lib.attention.tiles was.
+"""Time tiles of the attention kernels on this GPU, as the table in a2lib.attention.dispatch was.
 
     python dev/tune_attention.py candidates.json results.jsonl
 
@@ -16,41 +16,38 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from triton.testing import do_bench
 
-from a2lib.attention import flash_attention, launch, passes, plans, tiles
+from a2lib.attention import dispatch, flash_attention, launches
 
 SHAPES = {"16bit": [(1, 1, 8192), (1, 16, 8192)], "fp32": [(1, 1, 4096), (1, 8, 4096)]}
 SMALL = [(1, 1, 256), (1, 16, 256)]
 
 
-def last_launch(fn, fixed, call):
-    """Positional and keyword arguments of the last launch of fn, with these constants, in call."""
-    launches = []
-    original = fn.run
+def last_launch(kernel, call):
+    """A call of the last launch of a kernel of the table in ``call``, by Triton's own way."""
+    launched, real = [], launches._launch_steps
 
-    def record(*args, **kwargs):
-        launches.append((args, kwargs))
-        return original(*args, **kwargs)
+    def record(steps, tensors, struck):
+        launched.extend((step, tensors) for step in steps if step.kernel == kernel)
+        return real(steps, tensors, struck)
 
-    fn.run = record
-    launch._compiled.clear()
-    plans._plans.clear()
+    launches._launch_steps = record
+    launches._kept.clear()
     try:
         call()
     finally:
-        fn.run = original
-    return next(x for x in reversed(launches) if fixed.items() <= x[1].items())
+        launches._launch_steps = real
+    step, tensors = launched[-1]
+    chosen, fn = [tensors[name] for name in step.tensors], launches.kernel_of(kernel)
+    return lambda: launches._compile_and_run(fn, step.n_programs, chosen, *step[3:7])
 
 
 def run(key, tile, shapes, rep):
     """Milliseconds of one kernel with one tile, by shape; rep is do_bench's, 0 only compiles."""
     kernel, family, BD, causal = key.split("/")
     BD, causal = int(BD), causal == "True"
-    tiles.TILES[kernel, family, BD, causal] = (tiles.Tile(*tile),)
-    tiles.WHEN_FEW.clear()
-    tiles.WHEN_LONG.clear()
-    tiles.WHEN_SHORT.clear()
+    row = dispatch.Row(kernel, family, (BD,), (causal,), "always", 0, dispatch.Tile(*tile))
+    dispatch.TILES[kernel, family, BD, causal] = [row]
     dtype = torch.bfloat16 if family == "16bit" else torch.float32
-    fn, fixed = passes._kernel(kernel), tiles.SPECIALISED[kernel][1]
     times = {}
     for batch, heads, n in shapes:
         q, k, v, do = (torch.randn(batch, heads, n, BD, device="cuda").to(dtype) for _ in range(4))
@@ -62,14 +59,9 @@ def run(key, tile, shapes, rep):
             if not kernel.startswith("forward"):
                 torch.autograd.grad(o, (q, k, v), do)
 
-        args, kwargs = last_launch(fn, fixed, call)
+        again = last_launch(kernel, call)
         if rep:
-            times[f"{heads}x{n}"] = do_bench(
-                lambda args=args, kwargs=kwargs: fn.run(*args, **kwargs),
-                warmup=5,
-                rep=rep,
-                return_mode="median",
-            )
+            times[f"{heads}x{n}"] = do_bench(again, warmup=5, rep=rep, return_mode="median")
     return times
 
 

@@ -1,11 +1,11 @@
 """Stands in for compiled kernels: every launch, whichever way it came, is logged."""
 
-from a2lib.attention import launch, passes, plans
+from a2lib.attention import dispatch, launches
 
 
 class Kernel:
-    """Logs (its name, programs, arguments); only the order of its arguments matters here: tensors,
-    then numbers, then constants."""
+    """Logs (its name, programs, arguments); only the order of its arguments matters here: tensors
+    or their addresses, then numbers, then constants."""
 
     packed_metadata, arg_names = (), ()
 
@@ -17,15 +17,31 @@ class Kernel:
 
 
 def stand_in(monkeypatch, log):
-    """For plain Triton's kernels; nothing is kept from test to test."""
-    monkeypatch.setattr(launch, "_compiled", {})
-    monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(passes, "_interpreted", lambda: True)
-    monkeypatch.setattr(passes, "_kernel", lambda name: Kernel(name, log))
+    """For every kernel; nothing is kept from test to test."""
+    monkeypatch.setattr(launches, "_kept", {})
+    monkeypatch.setattr(launches, "_interpreted", lambda: True)
+    monkeypatch.setattr(launches, "kernel_of", lambda name: Kernel(name, log))
+
+
+def watch_steps(monkeypatch, steps, launch=True):
+    """Have each ``forms.Step`` that is launched the long way put into ``steps``."""
+    real = launches._launch_steps
+
+    def watch(new, *rest):
+        steps.extend(new)
+        return real(new, *rest) if launch else [None] * len(new)
+
+    monkeypatch.setattr(launches, "_launch_steps", watch)
+
+
+def use_tile(monkeypatch, key, tile):
+    """Have the table choose one tile."""
+    row = dispatch.Row(*key[:2], (key[2],), (key[3],), "always", 0, dispatch.Tile(*tile))
+    monkeypatch.setitem(dispatch.TILES, key, [row])
 
 
 def run(q, k, v, causal=True, scale=None, needs=(True, True, True)):
     """Both passes' tensors by name."""
-    o, lse = passes.forward(q, k, v, causal, scale)
-    dq, dk, dv = passes.backward(o, q, k, v, o, lse, causal, scale, needs)
+    o, lse = launches.forward(q, k, v, causal, scale)
+    dq, dk, dv = launches.backward(o, q, k, v, o, lse, causal, scale, needs)
     return dict(q=q, k=k, v=v, o=o, lse=lse, dq=dq, dk=dk, dv=dv)

@@ -1,7 +1,7 @@
 """Compile the attention kernels for a Hopper GPU where there is none, and report their resources.
 
     python tests/attention/aot.py forward bf16 64 causal 128 128 8 2   # one kernel, tile given
-    python tests/attention/aot.py      # every tile of the table, all that hopper.py asks of Gluon
+    python tests/attention/aot.py      # every tile of the table, all that forms.py asks of Gluon
     python tests/attention/aot.py some # of each kernel and head size one tile: the gate of a CPU
 
 One JSON object a line: spilled bytes, serialised-wgmma warnings of ptxas (C7510 to C7515),
@@ -29,17 +29,24 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 from triton.runtime.jit import mangle_type  # noqa: E402
 
-from a2lib.attention import UnsupportedError, flash, hopper, passes  # noqa: E402
-from a2lib.attention import tiles as table  # noqa: E402
-from a2lib.attention.tiles import SPECIALISED, chunk_loops, options_of, precision_of  # noqa: E402
+from a2lib.attention import UnsupportedError, dispatch, flash, forms, launches  # noqa: E402
 from a2lib.optim import kernels as optim  # noqa: E402
 
-# What tiles.hopper_forward chooses: consumers, and whether programs stay.
+# What dispatch.hopper_forward chooses: consumers, and whether programs stay.
 FORMS = {
     (64, True): [(1, False), (1, True), (3, True)],
     (64, False): [(1, True), (3, False), (3, True)],
     (128, True): [(1, False), (2, False), (2, True)],
     (128, False): [(1, False), (2, False), (2, True)],
+}
+# The flags of a kernel that has any.
+FLAGS = {
+    "forward_chunk": {"EARLY": True},
+    "backward_dq": {"NEEDS_DQ": True},
+    "backward_dkdv": {"NEEDS_DK": True, "NEEDS_DV": True},
+    "backward_dk": {"NEEDS_DK": True, "NEEDS_DV": False},
+    "backward_dv": {"NEEDS_DK": False, "NEEDS_DV": True},
+    "backward_chunks": {"EARLY": True},
 }
 OWN = "forward", "forward_chunk"  # which split their queries themselves
 # By dtype, and fp16x3: fp32 as two terms of fp16, three products.
@@ -73,16 +80,17 @@ knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kern
 
 def compile_kernel(kernel, dtype, head_dim, causal, tile):
     """Compile one specialisation for sm_90a; returns its resources as a dict."""
-    fn, fixed = passes._kernel(kernel), SPECIALISED[kernel][1]
+    fn = launches.kernel_of(kernel)
     split = () if kernel in OWN else ("Q",)
     in_chunks = kernel == "backward_chunks"
     sums = ("DQ", "DK", "DV") if in_chunks or kernel == "backward_wide" else ()
     BD = max(16, triton.next_power_of_2(head_dim))
-    precision = precision_of(TYPES[dtype], allow_tf32=False, two_terms=dtype == "fp16x3")
+    precision = {"fp32": "bf16x6", "fp16x3": "fp16x3"}.get(dtype, "ieee")
     constants = dict(d=head_dim, BD=BD, Bq=tile.Bq, Bk=tile.Bk, CAUSAL=causal)
-    constants |= dict(PRECISION=precision, STAGES=tile.stages, **fixed)
+    constants |= dict(PRECISION=precision, STAGES=tile.stages)
+    constants |= FLAGS.get(kernel, {})
     if in_chunks:
-        constants["LOOPS"] = chunk_loops(BD, dtype)
+        constants["LOOPS"] = dispatch.chunk_loops(BD, dtype)
     signature = {}
     for name in fn.arg_names:
         if name in constants:
@@ -99,7 +107,8 @@ def compile_kernel(kernel, dtype, head_dim, causal, tile):
             signature[name], constants[name] = "constexpr", 1
         else:
             signature[name] = "i32"
-    found = resources(ASTSource, fn, signature, constants, options_of(tile, precision))
+    options = dispatch.options_of(tile, precision)
+    found = resources(ASTSource, fn, signature, constants, options)
     told = dict(kernel=kernel, dtype=dtype, head_dim=head_dim, causal=causal, tile=list(tile))
     return told | found
 
@@ -139,80 +148,76 @@ def loose_arrivals(ptx):
 
 
 def gluon_calls(every):
-    """What hopper.py can launch of Gluon: how it is told apart, and the arguments of ``launch``;
-    unless every one is asked for, heads of 128 with a mask and a ragged end, and of 64 without:
-    between them each number of consumers, and programs that stay and that do not."""
+    """What forms.py can launch of Gluon: how it is told apart, the step and its tensors; unless
+    every one is asked for, heads of 128 with a mask and a ragged end, and of 64 without: between
+    them each number of consumers, and programs that stay and that do not."""
     calls = []
     for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
         if not every and (ragged != causal or causal != (d == 128)):
             continue
-        if every or causal:
-            calls += gluon_backward_calls(d, causal, ragged)
-        x, lse = torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16), torch.empty(1, 1, 256)
-        more = x.new_empty(1, 1, 256, d)  # queries, so that some are past the keys
-        names = ("q", "o", "do", "dq", "k", "v", "dk", "dv", "lse")
-        problem = passes._Problem((*[more] * 4, *[x] * 4, lse), (), names, causal, None)
-        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(more), strict=True)))
         how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
         for form in FORMS[d, causal]:
-            hopper.hopper_forward = lambda *_, found=form: found
-            hopper.launch = _keep(calls, how | {"kernel": "forward", "form": form})
-            hopper.forward(problem)
-        how |= {"kernel": "backward"}
-        stay = table.hopper_backward_stays
-        for stays in {stay(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
-            hopper.hopper_backward_stays = lambda *_, found=stays: found
-            hopper.launch = _keep(calls, how | {"stays": stays})
-            hopper.backward(problem)
-        problem.add(dq_sums=more[0].float(), dk_sums=x.float(), dv_sums=x.float())
-        hopper.launch = _keep(calls, how | {"chunk": 256})
-        if ragged == causal:  # each with and without, once: they are apart in the kernel
-            hopper.backward_chunks(problem, 256)
+            dispatch.hopper_forward = lambda *_, found=form: found
+            one = pass_of(d, causal, ragged)
+            one._forward_hopper()
+            calls += calls_of(one, how | {"kernel": "forward", "form": form})
+        if every or causal:
+            calls += gluon_backward_calls(d, causal, ragged, how | {"kernel": "backward"})
     return calls
 
 
-def gluon_backward_calls(d, causal, ragged):
-    """The backward in a fixed order, and of heads of keys that two query heads share."""
+def gluon_backward_calls(d, causal, ragged, how):
     calls = []
-    hopper.hopper_backward_stays = table.hopper_backward_stays
+    stay = dispatch.hopper_backward_stays
+    for stays in {stay(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
+        dispatch.hopper_backward_stays = lambda *_, found=stays: found
+        one = pass_of(d, causal, ragged)
+        one._backward_one_sweep()
+        calls += calls_of(one, how | {"stays": stays})
+    dispatch.hopper_backward_stays = stay
+    if ragged == causal:  # each with and without, once: they are apart in the kernel
+        one = pass_of(d, causal, ragged)
+        rows, sums = one._rows_and_sums(d > 64)
+        one._make(rows=rows, sums=sums, dk_sums=sums, dv_sums=sums)
+        one._sweep(("sums", "dk_sums", "dv_sums"), 256)
+        calls += calls_of(one, how | {"chunk": 256})
+    # In a fixed order, and of heads of keys that two query heads share.
     for heads, ordered in ((1, True), (2, False)):
-        x, lse = (
-            torch.empty(1, 1, 128 + ragged, d, dtype=torch.bfloat16),
-            torch.empty(1, heads, 256),
-        )
-        more = x.new_empty(1, heads, 256, d)
-        names = ("q", "o", "do", "dq", "k", "v", "dk", "dv", "lse")
-        problem = passes._Problem((*[more] * 4, *[x] * 4, lse), (), names, causal, None)
-        problem.fixed_order = ordered
-        problem.add(**dict(zip(("rows", "sums"), hopper.scratch(more), strict=True)))
-        problem.add(turns=hopper.turns(problem.tensors["rows"]))
-        how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
-        how |= {"kernel": "backward", "ordered": ordered, "group": heads}
-        hopper.launch = _keep(calls, how)
-        hopper.backward(problem)
+        one = pass_of(d, causal, ragged, heads, ordered)
+        one._backward_one_sweep()
+        calls += calls_of(one, how | {"ordered": ordered, "group": heads})
     return calls
 
 
-def _keep(calls, how):
-    def launch(kernel, key, n_programs, tensors, numbers, constants, options, forms):
-        if forms:
-            calls.append((how, (kernel, tensors, numbers, constants, options, forms)))
+def pass_of(d, causal, ragged, heads=1, fixed_order=False):
+    """A pass over so many heads of 512 queries, so that some are past the keys, of a pair of tiles
+    or more."""
+    q = torch.empty(1, heads, 512, d, dtype=torch.bfloat16)
+    k = q.new_empty(1, 1, 256 + ragged, d)
+    tensors = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
+    call = launches.call_of(tensors, causal)
+    call = call._replace(multiprocessors=132, fixed_order=fixed_order)
+    return forms.Pass(tensors | {"lse": torch.empty(1, heads, 512)}, call, d**-0.5)
 
-    return launch
+
+def calls_of(one, how):
+    steps = [step for step in one.steps if step.forms]
+    return [(how, (step, [one.tensors[name] for name in step.tensors])) for step in steps]
 
 
 def compile_gluon(how, call):
-    fn, tensors, numbers, constants, options, forms = call
+    step, tensors = call
+    fn, constants = launches.kernel_of(step.kernel), step.constants
     of = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
     types = [
         f"tensordesc<{of[x.dtype]}{form.block},{form.layout!r}>"
-        for x, form in zip(tensors, forms, strict=False)
+        for x, form in zip(tensors, step.forms, strict=False)
     ]
-    types += ["*" + of[x.dtype] for x in tensors[len(forms) :]]
-    types += ["fp32" if isinstance(x, float) else "i32" for x in numbers]
+    types += ["*" + of[x.dtype] for x in tensors[len(step.forms) :]]
+    types += ["fp32" if isinstance(x, float) else "i32" for x in step.numbers]
     types += ["constexpr"] * len(constants)
     signature = dict(zip(fn.arg_names, types, strict=True))
-    options = {"num_warps": constants["num_warps"], **options}
+    options = {"num_warps": constants["num_warps"], **step.options}
     return {"gluon": True, **how, **resources(GluonASTSource, fn, signature, constants, options)}
 
 
@@ -230,33 +235,24 @@ def compile_adamw(n, has_master):
 
 def table_jobs(every):
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
-    without the causal mask where registers are tight. Or the first tile of the largest heads, in
+    without the causal mask where registers are tight. Or the plain tile of the largest heads, in
     16 bits without the mask too, and with it of heads of 64."""
-    entries = []
-    for key, tiles in table.TILES.items():
-        _, family, BD, causal = key
-        if every:
-            asked = causal or BD >= 64
-        else:
-            in_16_bits = family == "16bit"
-            asked = (BD == 128 and (causal or in_16_bits)) or (BD == 64 and causal and in_16_bits)
-        if asked:
-            entries.append((key, tiles[0]))
-    if every:
-        entries += table.WHEN_FEW.items()
-        for key, tiles in table.WHEN_SHORT.items():
-            entries += [(key, tile) for tile in tiles.values()]
-        for key, tiles in table.WHEN_LONG.items():
-            entries += [((*key, True), tile) for tile in tiles.values()]
-    for (kernel, family, BD, causal), tile in entries:
-        yield kernel, family.replace("16bit", "bf16"), BD, causal, tile
+    for (kernel, family, BD, causal), rows in dispatch.TILES.items():
+        in_16_bits = family == "16bit"
+        some = (BD == 128 and (causal or in_16_bits)) or (BD == 64 and causal and in_16_bits)
+        for row in rows:
+            asked = causal or (BD >= 64 and row.when != "long")
+            if not every:
+                asked = some and row.when == "always"
+            if asked:
+                yield kernel, family.replace("16bit", "bf16"), BD, causal, row.tile
 
 
 def main(argv):
     if argv not in ([], ["some"]):
         kernel, dtype, head_dim, causal, *tile = argv
-        assert kernel in SPECIALISED, f"kernels: {list(SPECIALISED)}"
-        job = kernel, dtype, int(head_dim), causal == "causal", table.Tile(*map(int, tile))
+        assert kernel in dispatch.KERNELS, f"kernels: {list(dispatch.KERNELS)}"
+        job = kernel, dtype, int(head_dim), causal == "causal", dispatch.Tile(*map(int, tile))
         work = [(compile_kernel, job)]
     else:
         every = not argv

@@ -4,12 +4,12 @@ import attention_compare as compare
 import pytest
 import torch
 from attention_compare import drawn, errors, in_float64, problems, random_inputs, with_gradients
+from attention_standins import use_tile, watch_steps
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from a2lib.attention import flash_attention, passes, plans
-from a2lib.attention.tiles import TILES, Tile, chunk_of, chunk_programs
-from a2lib.theory.attention import in_chunks, in_two_terms
+from a2lib.attention import dispatch, flash_attention, forms, launches
+from a2lib.attention.dispatch import Call, Tile, chunk_of, chunk_programs, in_chunks, in_two_terms
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 SIDES = [(64, 64), (64, 128), (32, 16), (16, 32)]
@@ -20,11 +20,11 @@ def in_few_chunks():
     """Every backward is in chunks, of a GPU and a tile that each test chooses, and each new tensor
     is full of NaN: an element that nobody sets shows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "in_one_launch", lambda *_: False)
-        patch.setattr(passes, "in_chunks", lambda *_: True)
-        patch.setattr(passes, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
+        patch.setattr(dispatch, "in_one_launch", lambda *_: False)
+        patch.setattr(dispatch, "in_chunks", lambda *_: True)
+        patch.setattr(dispatch, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-        patch.setattr(plans, "_plans", {})
+        patch.setattr(launches, "_kept", {})
         with compare.filled_with_nan():
             yield patch
 
@@ -32,23 +32,17 @@ def in_few_chunks():
 def run(patch, inputs, causal, sides=(64, 64), multiprocessors=64, scale=None):
     """o and the gradients, and how many programs each launch of the backward had."""
     for BD in (16, 32, 64, 128):
-        key = ("backward_chunks", "16bit", BD, causal)
-        patch.setitem(TILES, key, (Tile(*sides, 4, 1),))
-        patch.setitem(TILES, ("backward_chunks", "fp32", BD, causal), TILES[key])
-    patch.setitem(TILES, ("backward_wide", "fp16x3", 128, causal), TILES[key])
-    patch.setattr(passes, "n_multiprocessors", lambda device: multiprocessors)
-    launched = {}
-    real = passes.launch
-
-    def launch(kernel, apart, n_programs, *rest):
-        launched[apart[0]] = n_programs
-        return real(kernel, apart, n_programs, *rest)
-
+        for family in ("16bit", "fp32"):
+            use_tile(patch, ("backward_chunks", family, BD, causal), (*sides, 4, 1))
+    use_tile(patch, ("backward_wide", "fp16x3", 128, causal), (*sides, 4, 1))
+    patch.setattr(launches, "n_multiprocessors", lambda device: multiprocessors)
+    steps = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "launch", launch)
+        watch_steps(patch, steps)
         results = with_gradients(
             lambda q, k, v, c: flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, causal
         )
+    launched = {step.kernel: step.n_programs for step in steps}
     assert "backward_dq" not in launched
     return results, launched
 
@@ -94,7 +88,7 @@ def test_keys_at_the_ragged_end_weigh_nothing(in_few_chunks):
 
 @pytest.mark.parametrize("n_queries, n_keys", [(40, 0), (0, 40)])
 def test_empty_lengths_are_the_other_ways(n_queries, n_keys, monkeypatch):
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: True)
     inputs = random_inputs((2, n_queries, 16), (2, n_keys, 16), torch.float32)
     results = with_gradients(lambda *x: flash_attention(*x[:3], is_causal=x[3]), *inputs, True)
     assert all((x == 0).all() for x in results.values())
@@ -109,7 +103,8 @@ tokens, chunks = st.integers(1, 3000), st.none() | st.sampled_from([128, 384, 11
 def test_programs_are_the_chunks_that_see_something(
     tile, n_queries, n_keys, heads, causal, many, chunk
 ):
-    chunk = chunk or chunk_of(tile, n_queries, n_keys, heads, causal, many)
+    call = Call("bf16", 1, heads, heads, n_queries, n_keys, 64, causal, many)
+    chunk = chunk or chunk_of(tile, call)
     assert chunk % tile.Bq == chunk % tile.Bk == 0
     seen = sum(
         not causal or n0 // chunk <= m0 // chunk
@@ -128,9 +123,9 @@ def test_few_tokens_have_a_program_for_each_pair_of_tiles(in_few_chunks):
 
 @pytest.mark.parametrize("fixed, wanted", [(True, "qkv"), (False, "qk"), (False, "v")])
 def test_a_fixed_order_or_fewer_gradients_are_the_other_ways(monkeypatch, fixed, wanted):
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: True)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed)
-    monkeypatch.setattr(passes._Problem, "backward_in_chunks", None)
+    monkeypatch.setattr(forms.Pass, "_backward_chunks", None)
     inputs = dict(zip("qkv", random_inputs((2, 20, 16), (2, 20, 16), torch.float32), strict=False))
     for name in wanted:
         inputs[name].requires_grad_()
@@ -162,10 +157,10 @@ def test_two_terms_have_the_range_of_fp32(in_few_chunks, causal, scales):
 def test_a_few_gradients_of_two_terms_are_those_of_all(in_few_chunks):
     inputs = random_inputs((1, 2, 40, 66), (1, 1, 33, 66), torch.float32)
     want, _ = run(in_few_chunks, inputs, True, (32, 32))
-    o, lse = passes.forward(*inputs[:3], True, None)
+    o, lse = launches.forward(*inputs[:3], True, None)
     for _ in range(2):  # the second may be as what ran before
         for needs in ((True, False, False), (False, True, True), (False, False, True)):
-            got = passes.backward(inputs[3], *inputs[:3], o, lse, True, None, needs)
+            got = launches.backward(inputs[3], *inputs[:3], o, lse, True, None, needs)
             for x, name, needed in zip(got, ("dq", "dk", "dv"), needs, strict=True):
                 assert torch.equal(x, want[name]) if needed else x is None
 
@@ -176,22 +171,22 @@ def test_a_few_gradients_of_two_terms_are_those_of_all(in_few_chunks):
      (256, 128, "tf32", False), (256, 128, "fixed order", False)],
 )  # fmt: skip
 def test_both_passes_multiply_alike(monkeypatch, n_queries, d, mode, two):
-    launched = []
+    steps = []
     for chosen in (in_chunks, in_two_terms):  # not the fixture's
-        monkeypatch.setattr(passes, chosen.__name__, chosen)
+        monkeypatch.setattr(dispatch, chosen.__name__, chosen)
     monkeypatch.setattr(
         torch, "are_deterministic_algorithms_enabled", lambda: mode == "fixed order"
     )
-    monkeypatch.setattr(passes, "_allow_tf32", lambda: mode == "tf32")
-    monkeypatch.setattr(passes, "launch", lambda kernel, apart, *_: launched.append(apart))
+    monkeypatch.setattr(launches, "_allow_tf32", lambda: mode == "tf32")
+    watch_steps(monkeypatch, steps, launch=False)
     q, do = torch.empty(2, 1, 2, n_queries, d)
     k, v = torch.empty(2, 1, 1, 300, d)
-    o, lse = passes.forward(q, k, v, True, None)
-    splits = {"split", "split_wide"} & {name for name, *_ in launched}
+    o, lse = launches.forward(q, k, v, True, None)
+    splits = {"split", "split_wide"} & {step.kernel for step in steps}
     want = {"split_wide" if two else "split"}
     assert splits == (set() if mode == "tf32" else want)
     for needs in ((True, True, True), (True, False, False)):
-        launched.clear()
-        passes.backward(do, q, k, v, o, lse, True, None, needs)
-        names = {name for name, *_ in launched}
+        steps.clear()
+        launches.backward(do, q, k, v, o, lse, True, None, needs)
+        names = {step.kernel for step in steps}
         assert {"split", "split_wide"} & names == splits and ("backward_wide" in names) == two

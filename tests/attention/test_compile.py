@@ -16,7 +16,7 @@ import pytest
 import torch
 import triton
 
-from a2lib.attention.tiles import hopper_backward_stays, hopper_forward
+from a2lib.attention.dispatch import hopper_backward_stays, hopper_forward
 
 pytestmark = pytest.mark.slow
 

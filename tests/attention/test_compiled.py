@@ -11,7 +11,7 @@ from attention_compare import LAYOUTS, laid_out, random_inputs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import checkpoint as checkpoints
 
-from a2lib.attention import FlashAttentionTriton, flash_attention, passes
+from a2lib.attention import FlashAttentionTriton, flash_attention, launches
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 
@@ -98,7 +98,7 @@ def test_scale_that_changes_or_follows_from_the_shape():
 
 @pytest.mark.parametrize("attention", [ours, handout])
 def test_what_the_kernels_do_not_run_is_refused_when_traced(attention, monkeypatch):
-    monkeypatch.setattr(passes, "forward", None)  # never reached
+    monkeypatch.setattr(launches, "forward", None)  # never reached
     call = torch.compile(lambda x: attention(x, x + 1, x + 2), backend="aot_eager", fullgraph=True)
     with pytest.raises(Exception, match="bfloat16, float16, float32"):
         call(torch.zeros(1, 8, 16, dtype=torch.float64))
@@ -183,7 +183,7 @@ def test_operators_called_by_hand():
 def test_checkpoint_compiled(monkeypatch, keep):
     """A policy that keeps the operator's results spares its second forward pass."""
     for name in ("forward", "backward"):
-        monkeypatch.setattr(passes, name, Mock(wraps=getattr(passes, name)))
+        monkeypatch.setattr(launches, name, Mock(wraps=getattr(launches, name)))
     block, truth = blocks.pair(fused, ours, torch.float32)
     kept = {torch.ops.a2lib.flash_forward.default}
 
@@ -199,7 +199,7 @@ def test_checkpoint_compiled(monkeypatch, keep):
     call = torch.compile(run, backend="aot_eager")
     x, dy = inputs(block, 33)
     got = blocks.by_name(call, block, x, dy)
-    assert (passes.forward.call_count, passes.backward.call_count) == (1 if keep else 2, 1)
+    assert (launches.forward.call_count, launches.backward.call_count) == (1 if keep else 2, 1)
     blocks.assert_close(got, blocks.by_name(truth, truth, x, dy), 1e-5, "checkpoint")
 
 
@@ -221,7 +221,7 @@ def test_an_operator_that_needs_no_gradient_is_its_body(monkeypatch):
         seen.append(excluded(torch._C.DispatchKey.AutogradFunctionality))
         return args[0].clone(), args[0].new_zeros(args[0].shape[:-1])
 
-    monkeypatch.setattr(passes, "forward", body)
+    monkeypatch.setattr(launches, "forward", body)
     q, k, v, _ = CASES["fused"]
     forward = torch.ops.a2lib.flash_forward.default
     forward(q, k, v, True, None)

@@ -30,14 +30,14 @@ def test_tiled_gradients_by_finite_differences():
 
 ASK_FOR_TF32 = """
 import os, sys, torch
-from a2lib.attention import flash_attention, passes
+from a2lib.attention import flash_attention, launches
 flash_attention(*[torch.zeros(1, 8, 16)] * 3)  # a first call's imports, once for all
 for ask in sys.argv[1:]:
     child = os.fork()
     if child == 0:
-        assert not passes._allow_tf32()
+        assert not launches._allow_tf32()
         exec(ask)
-        assert passes._allow_tf32()
+        assert launches._allow_tf32()
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.zeros(1, 8, 16, dtype=dtype)
             flash_attention(x, x, x)

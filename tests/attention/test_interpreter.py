@@ -6,11 +6,17 @@ import attention_compare as compare
 import pytest
 import torch
 from attention_compare import NAMES, errors, in_float64, near_float64, random_inputs, with_gradients
+from attention_standins import watch_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import a2lib.attention.passes as passes
-from a2lib.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash
+from a2lib.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    attention_reference,
+    flash,
+    forms,
+)
 from a2lib.attention.shapes import ROW_STRIDE_MAX
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
@@ -44,14 +50,12 @@ def test_matches_float64(p):
 ])  # fmt: skip
 def test_few_tokens_in_one_launch(monkeypatch, n_queries, n_keys, head_dim, is_causal, layout):
     """Grouped keys, new memory full of NaN; and only one number per query is made besides."""
-    launched, added, add, real = [], {}, passes._Problem.add, passes.launch
-    monkeypatch.setattr(
-        passes, "launch", lambda k, at, *x: launched.append(at[0]) or real(k, at, *x)
-    )
-    monkeypatch.setattr(passes._Problem, "add", lambda p, **x: added.update(x) or add(p, **x))
+    steps, added, make = [], {}, forms.Pass._make
+    watch_steps(monkeypatch, steps)
+    monkeypatch.setattr(forms.Pass, "_make", lambda p, **x: added.update(x) or make(p, **x))
     inputs = random_inputs((1, 2, n_queries, head_dim), (1, 1, n_keys, head_dim), torch.float16)
     check(FlashAttentionTriton.apply, inputs, is_causal, layout, within=compare.filled_with_nan)
-    assert launched == ["forward", "backward"]
+    assert [step.kernel for step in steps] == ["forward", "backward"]
     assert {name: x.nbytes for name, x in added.items()} == {"delta": 2 * n_queries * 4}
 
 

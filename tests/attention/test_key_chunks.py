@@ -9,12 +9,18 @@ import torch
 import triton
 import triton.language as tl
 from attention_compare import drawn, filled_with_nan, near_float64, off_by, problems, random_inputs
+from attention_standins import use_tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a2lib.attention import FlashAttentionTriton, attention_reference, key_chunks, passes, plans
-from a2lib.attention.tiles import TILES, Tile, n_chunk_programs
-from a2lib.theory.attention import n_chunks_of
+from a2lib.attention import (
+    FlashAttentionTriton,
+    attention_reference,
+    dispatch,
+    key_chunks,
+    launches,
+)
+from a2lib.attention.dispatch import TILES, n_chunk_programs, n_chunks_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}
@@ -25,13 +31,12 @@ SHAPES = [(32, 32), (32, 64), (64, 32), (16, 32)]
 @pytest.fixture(autouse=True)
 def chunked(monkeypatch):
     """Forwards are in chunks of 64 keys, in small tiles, and new tensors full of NaN."""
-    monkeypatch.setattr(passes, "WHEN_LONG", {})
-    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 64)
+    monkeypatch.setattr(dispatch, "keys_per_chunk", lambda *_: 64)
     for key in ENTRIES:
-        monkeypatch.setitem(TILES, key, (Tile(32, 32, 4, 1),))
-    monkeypatch.setattr(plans, "_plans", {})
+        use_tile(monkeypatch, key, (32, 32, 4, 1))
+    monkeypatch.setattr(launches, "_kept", {})
     with filled_with_nan():
-        yield
+        yield monkeypatch
 
 
 def truth_of(q, k, v, is_causal):
@@ -47,13 +52,13 @@ HEAD_DIMS = st.integers(16, 128) | st.sampled_from([16, 32, 64, 128])
 @pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 4)  # of some seconds each
 @given(problems(LENGTHS, HEAD_DIMS, TOLERANCE, tile=st.sampled_from(SHAPES)))
-def test_matches_float64(p):
+def test_matches_float64(chunked, p):
     q, k, v, _ = drawn(p)
     o, lse = truth_of(q, k, v, p["is_causal"])
     q, k, v = (compare.laid_out(x, p["layout"]) for x in (q, k, v))
     for key in ENTRIES:
-        TILES[key] = (Tile(*p["tile"], 4, 1),)  # the fixture puts the table back
-    results = passes.forward(q, k, v, p["is_causal"], None)
+        use_tile(chunked, key, (*p["tile"], 4, 1))
+    results = launches.forward(q, k, v, p["is_causal"], None)
     assert off_by(results[0], o) <= TOLERANCE[p["dtype"]]
     torch.testing.assert_close(results[1].double(), lse, atol=1e-4, rtol=1e-5)
 
@@ -69,12 +74,12 @@ def test_chunks_whose_scores_are_all_minus_infinity():
     q, k, v, _ = random_inputs((1, 1, 70, 16), (1, 1, 150, 16), torch.float32)
     q[..., 0] = q[..., 0].abs() + 0.1
     k[..., 20:140, 0] = -math.inf
-    o, lse = passes.forward(q, k, v, False, None)
+    o, lse = launches.forward(q, k, v, False, None)
     want = truth_of(q, k, v, False)
     torch.testing.assert_close(o.double(), want[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse.double(), want[1], atol=1e-5, rtol=1e-5)
     k[..., 0] = -math.inf
-    o, lse = passes.forward(q, k, v, False, None)
+    o, lse = launches.forward(q, k, v, False, None)
     assert (o == 0).all() and (lse == -math.inf).all()
 
 

@@ -5,18 +5,15 @@ import contextlib
 import pytest
 import torch
 from attention_inputs import inputs
+from attention_standins import watch_steps
 
-from a2lib.attention import flash_attention, hopper, launch, passes, plans, sanity
-from a2lib.attention.ladder import HOPPER, RUNGS, TUTORIAL, Rung
+from a2lib.attention import dispatch, flash_attention, launches
+from a2lib.attention.dispatch import TUTORIAL
+from a2lib.attention.ladder import HOPPER, RUNGS, Rung
+from a2lib.lab import sanity
 
 FEW = 1, 1, 256, 64
 PLAIN = [rung for rung in RUNGS if rung not in HOPPER]
-SWAPPED = (
-    *((passes, name) for name in ("TILES", "WHEN_FEW", "WHEN_SHORT")),
-    *((passes, name) for name in ("_kernel", "in_chunks", "keys_per_chunk")),
-    *((hopper, name) for name in ("_together", "serves_forward", "serves_backward")),
-    *((hopper, "hopper_forward"), (plans, "_plans"), (launch, "_compiled")),
-)
 
 
 def attend(rung, q, k, v):
@@ -25,25 +22,56 @@ def attend(rung, q, k, v):
 
 
 def test_the_rungs_differ_in_their_kernels_and_tiles_as_they_say(monkeypatch):
-    """By (kernel, its tile) of what plain Triton would be launched with, and is not."""
-
-    def spy(kernel, key, n_programs, tensors, numbers, constants, options):
-        found[rung].append((kernel, (constants.get("Bq"), constants.get("Bk"))))
-
-    monkeypatch.setattr(passes, "launch", spy)
-    found = {rung: [] for rung in PLAIN}
+    """By (kernel, function, its tile) of what plain Triton would be launched with."""
+    steps, found = [], {}
+    watch_steps(monkeypatch, steps, launch=False)
     *qkv, do = inputs("bf16", *FEW)
     for rung in PLAIN:
+        steps.clear()
         with Rung(rung, "cpu"):
             torch.autograd.grad(flash_attention(*qkv, is_causal=True), qkv, do)
-    own = [passes._kernel(name) for name in TUTORIAL]
+            found[rung] = [
+                (step.kernel, launches.kernel_of(step.kernel), step.tile and step.tile[1])
+                for step in steps
+            ]
+    own = [launches.kernel_of(name) for name in TUTORIAL]
     for rung in ("every_tile", "to_diagonal", "two_loops"):
-        assert [tile for _, tile in found[rung]] == [t[:2] for t in TUTORIAL.values()]
-        assert ([kernel for kernel, _ in found[rung]] == own) == (rung == "two_loops")
+        assert [tile for *_, tile in found[rung]] == list(TUTORIAL.values())
+        assert ([kernel for _, kernel, _ in found[rung]] == own) == (rung == "two_loops")
     assert found["tuned_tiles"] != found["two_loops"]
-    assert [kernel for kernel, _ in found["tuned_tiles"]] == own
-    chunks = passes._kernel("backward_chunks")
-    assert [r for r in PLAIN if chunks in [k for k, _ in found[r]]] == ["query_chunks"]
+    assert [kernel for _, kernel, _ in found["tuned_tiles"]] == own
+    chunks = [rung for rung in PLAIN if "backward_chunks" in [name for name, *_ in found[rung]]]
+    assert chunks == ["query_chunks"]
+
+
+def test_each_rung_of_hopper_takes_one_technique_away():
+    """Of what the table chooses at the leaderboard's shape and at one head, on a Hopper GPU."""
+    board = dispatch.Call("bf16", 1, 16, 16, 16384, 16384, 128, True)
+    few = board._replace(heads=1, kv_heads=1, n_queries=4096, n_keys=4096)
+
+    def chosen(without):
+        dispatch.without = frozenset(without)
+        try:
+            found = [dispatch.forward_form(board), dispatch.backward_form(board)]
+            found += [dispatch.forward_form(few), dispatch.backward_form(few)]
+            consumers = dispatch.forward_consumers(board)[0]
+            return *found, consumers, dispatch.heads_together(2**25, 16, False, True)
+        finally:
+            dispatch.without = frozenset()
+
+    names, seen = list(RUNGS), []
+    for name in names[names.index("tuned_tiles") :]:
+        seen.append(chosen(names[names.index(name) + 1 :]))
+    plain, hopper = ("plain", "two_sweeps"), ("hopper", "two_sweeps")
+    assert seen == [
+        (*plain, *plain, 1, 16),
+        (*hopper, *hopper, 1, 16),
+        (*hopper, *hopper, 2, 16),
+        ("hopper", "one_sweep", "hopper", "one_sweep", 2, 16),
+        ("hopper", "one_sweep", "hopper", "one_sweep", 2, 1),
+        ("hopper", "one_sweep", "key_chunks", "one_sweep", 2, 1),
+        ("hopper", "one_sweep", "key_chunks", "hopper_chunks", 2, 1),
+    ]
 
 
 def test_the_lowest_looks_at_keys_that_no_query_sees():
@@ -68,17 +96,24 @@ def test_masks_in_every_tile_change_no_result(rung, seq_len, causal):
 
 
 def test_the_library_is_whole_again_also_after_an_error():
-    before = [getattr(module, name) for module, name in SWAPPED]
     rung = Rung("every_tile", "cpu")
     with contextlib.suppress(ZeroDivisionError), rung:
-        within = [getattr(module, name) for module, name in SWAPPED]
+        assert dispatch.without == set(RUNGS) - {"every_tile"}
         raise ZeroDivisionError
-    assert not any(x is y for x, y in zip(before, within, strict=True))
-    after = [getattr(module, name) for module, name in SWAPPED]
-    assert all(x is y for x, y in zip(before, after, strict=True))
+    assert not dispatch.without
 
 
 def test_the_highest_rung_is_the_library():
-    swaps = Rung(list(RUNGS)[-1], "cpu").swaps
-    caches = {(plans, "_plans"), (launch, "_compiled")}
-    assert {(module, name) for module, name, _ in swaps} == caches
+    assert not Rung(list(RUNGS)[-1], "cpu").without
+
+
+def test_what_a_rung_has_launched_is_not_the_librarys(monkeypatch):
+    """Also at the second call, when launches may be kept."""
+    steps = []
+    watch_steps(monkeypatch, steps)
+    monkeypatch.setattr(launches, "_kept", {})
+    *qkv, _ = inputs("bf16", *FEW)
+    with torch.no_grad():
+        outputs = [attend("two_loops", *qkv), flash_attention(*qkv, is_causal=True)]
+    assert len({step.tile for step in steps}) == 2
+    assert outputs[0].shape == outputs[1].shape

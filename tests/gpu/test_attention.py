@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from a2lib.attention import (
     FlashAttentionTriton,
     attention_reference,
+    dispatch,
     flash_attention,
-    passes,
-    plans,
+    launches,
 )
 from a2lib.lab import peak_bytes
 
@@ -70,8 +70,8 @@ def test_matches_float64(width, dtype, is_causal, seed):
 @pytest.mark.parametrize("width", list(HEAD_DIMS))
 def test_keys_in_chunks(width, dtype, is_causal, monkeypatch):
     """However few there are; twice, the long way and as what ran before."""
-    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 128)
-    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(dispatch, "keys_per_chunk", lambda *_: 128)
+    monkeypatch.setattr(launches, "_kept", {})
     for seed in range(3):
         check(dtype, is_causal, width, seed)
 
@@ -79,10 +79,10 @@ def test_keys_in_chunks(width, dtype, is_causal, monkeypatch):
 @pytest.fixture(params=["chunks", "one launch"])
 def form(request, monkeypatch):
     """Every backward is of one form, where there is a kernel."""
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: request.param == "chunks")
-    monkeypatch.setattr(passes, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
-    monkeypatch.setattr(passes, "in_one_launch", lambda *_: request.param == "one launch")
-    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: request.param == "chunks")
+    monkeypatch.setattr(dispatch, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
+    monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: request.param == "one launch")
+    monkeypatch.setattr(launches, "_kept", {})
     return request.param
 
 
@@ -90,10 +90,10 @@ def form(request, monkeypatch):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [72, 128])
 def test_few_tokens_of_wide_heads(head_dim, is_causal, length, monkeypatch):
-    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(launches, "_kept", {})
     shapes = (1, 2, length, head_dim), (1, 1, compare.keys_for(length, length), head_dim)
     inputs = random_inputs(*shapes, torch.bfloat16, "cuda")
-    allowed = TOLERANCE[torch.bfloat16]  # the second from the plan
+    allowed = TOLERANCE[torch.bfloat16]  # the second as what ran before
     first, second = near_float64(ours, inputs, is_causal, allowed, runs=2, within=compare.poison)
     assert all(torch.equal(first[name], second[name]) for name in first), "one order of additions"
 
@@ -108,7 +108,7 @@ def test_gradients_of_one_form(form, head_dim, is_causal, dtype):
     draw = random.Random(f"{head_dim} {is_causal} {dtype}")
     for _ in range(4):
         inputs, layout = compare.random_problem(draw, head_dim, dtype, (1, 2, 3))
-        allowed = max(TOLERANCE[dtype], 1e-5)  # the second from the plan
+        allowed = max(TOLERANCE[dtype], 1e-5)  # the second as what ran before
         near_float64(ours, inputs, is_causal, allowed, layout, runs=2, within=compare.poison)
 
 

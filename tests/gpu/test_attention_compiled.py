@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from a2lib.attention import FlashAttentionTriton, attention_reference, passes, plans
+from a2lib.attention import FlashAttentionTriton, attention_reference, dispatch, launches
 
 pytestmark = pytest.mark.gpu
 
@@ -67,8 +67,10 @@ def test_cuda_graphs(form, kind):
 
 
 def test_the_same_bits_every_run(monkeypatch):
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: False)  # its additions have no fixed order
-    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(
+        dispatch, "in_chunks", lambda *_: False
+    )  # its additions have no fixed order
+    monkeypatch.setattr(launches, "_kept", {})
     block, _ = blocks.pair(fused, ours, torch.bfloat16, "cuda", head_dim=64)
     call = torch.compile(block, fullgraph=True)
     x, dy = inputs(block, 333)

@@ -6,8 +6,9 @@ import attention_compare as compare
 import pytest
 import torch
 from attention_compare import in_float64, near_float64, off_by, poison, random_inputs
+from attention_standins import watch_steps
 
-from a2lib.attention import FlashAttentionTriton, flash_attention, hopper, passes, plans
+from a2lib.attention import FlashAttentionTriton, dispatch, flash_attention, launches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,21 +23,24 @@ ours = FlashAttentionTriton.apply
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """Have them serve whatever they can, and leave no plan of what they served."""
-    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: False)
-    monkeypatch.setattr(hopper, "in_one_sweep", lambda *_: True)
-    monkeypatch.setattr(hopper, "hopper_forward", lambda *_: (2, False))
-    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 0)
-    monkeypatch.setattr(plans, "_plans", {})
+    """Have them serve whatever they can, and keep nothing of what they served."""
+    monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: False)
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: False)
+    monkeypatch.setattr(dispatch, "in_one_sweep", lambda *_: True)
+    monkeypatch.setattr(dispatch, "hopper_forward", lambda *_: (2, False))
+    monkeypatch.setattr(dispatch, "keys_per_chunk", lambda *_: 0)
+    monkeypatch.setattr(launches, "_kept", {})
 
 
 @pytest.fixture(params=[0, 128, 384])
 def chunk(request, monkeypatch):
     """Queries of a chunk of every backward that the kernel can run; 0: uncut."""
-    names = ("q", "k", "v", "do")
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: request.param > 0)
-    monkeypatch.setattr(hopper, "chunk_queries", lambda p: request.param * hopper._can(p, names))
+
+    def queries(call):
+        return request.param * dispatch._can_use_hopper(call)
+
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: request.param > 0)
+    monkeypatch.setattr(dispatch, "chunk_queries_of", queries)
     return request.param
 
 
@@ -44,14 +48,14 @@ def in_turns(monkeypatch, draw, form):
     """Where programs stay, which causal ones do for an even number of heads, few of them, so that
     each has many turns."""
     few = draw.choice([1, 2, 5])
-    monkeypatch.setattr(hopper, "n_multiprocessors", lambda _: few)
+    monkeypatch.setattr(launches, "n_multiprocessors", lambda _: few)
 
     def stays(d, _, n_heads, causal):
         return form[1] and not (causal and n_heads % 2)
 
-    monkeypatch.setattr(hopper, "hopper_forward", lambda *shape: (form[0], stays(*shape)))
-    monkeypatch.setattr(hopper, "hopper_backward_stays", stays)
-    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(dispatch, "hopper_forward", lambda *shape: (form[0], stays(*shape)))
+    monkeypatch.setattr(dispatch, "hopper_backward_stays", stays)
+    monkeypatch.setattr(launches, "_kept", {})
 
 
 @pytest.mark.slow
@@ -101,8 +105,8 @@ def test_the_order_of_additions_is_fixed_on_request(chunk):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
 def test_in_the_order_of_the_tiles(head_dim, is_causal, monkeypatch):
-    monkeypatch.setattr(hopper, "ORDERED_PROGRAMS", 1)
-    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(dispatch, "ORDERED_PROGRAMS", 1)
+    monkeypatch.setattr(launches, "_kept", {})
     with compare.filled_with_nan():
         for n_queries, n_keys in ((1500, 1500), (1100, 2300), (2300, 1100)):
             shapes = (3, 4, n_queries, head_dim), (3, 4, n_keys, head_dim)
@@ -131,14 +135,15 @@ def test_rows_whose_scores_are_all_minus_infinity_are_zero():
 
 @pytest.mark.parametrize("head_dim, n", [(64, 8192), (128, 4096), (80, 5000)])
 def test_long_rows_of_few_heads_in_chunks(head_dim, n, monkeypatch):
-    """As dispatched: the rule's chunk, run twice, the second time from the plan."""
+    """As dispatched: the rule's chunk, run twice, the second time as what ran before."""
     monkeypatch.undo()
-    monkeypatch.setattr(plans, "_plans", {})
-    calls, real = [], hopper.backward_chunks
-    monkeypatch.setattr(hopper, "backward_chunks", lambda *x: calls.append(x) or real(*x))
+    monkeypatch.setattr(launches, "_kept", {})
+    steps = []
+    watch_steps(monkeypatch, steps)
     inputs = random_inputs((1, 1, n, head_dim), (1, 1, n, head_dim), torch.bfloat16, "cuda")
     near_float64(ours, inputs, True, TOLERANCE[torch.bfloat16], runs=2, within=poison)
-    assert len(calls) == 1
+    kernels = [step.kernel for step in steps]
+    assert kernels.count("hopper_backward") == kernels.count("finish_chunks") == 1
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

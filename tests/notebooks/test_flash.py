@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from notebook_cells import load_cells
 
 from a2lib import lab
-from a2lib.attention import attention_reference, tiles
+from a2lib.attention import attention_reference, dispatch
 from a2lib.attention.ladder import HOPPER, RUNGS
 from a2lib.lab import Timing, failures, nsight
 from a2lib.lab.sustained import Second
@@ -121,7 +121,7 @@ def failing_late(error):
 def test_every_committed_row_can_be_measured_again(on_a_gpu, monkeypatch, name, change):
     """Later seconds, later launches and other GPUs come with the rows that are asked for, and
     FlashAttention-4 where it is installed."""
-    monkeypatch.setattr("a2lib.attention.peers.has_flash_attention_4", lambda: True)
+    monkeypatch.setattr("a2lib.lab.peers.has_flash_attention_4", lambda: True)
     notebook = on_a_gpu(sweep="all")
     tasks = {
         "flash": notebook.tasks,
@@ -409,7 +409,7 @@ def test_the_first_lengths_are_those_of_the_same_form_and_of_another(on_a_gpu):
     n, same, other = (int(part * shape["seq_len"]) for part in notebook.FIRST_LENGTHS)
 
     def form(n):
-        return tiles.hopper_forward(shape["head_dim"], n, shape["heads"], shape["causal"])
+        return dispatch.hopper_forward(shape["head_dim"], n, shape["heads"], shape["causal"])
 
     assert form(n) == form(same) != form(other) and same % 64 and other % 64
 

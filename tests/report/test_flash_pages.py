@@ -7,19 +7,20 @@ import pytest
 from notebook_cells import load_cells
 
 from a2lib import lab
-from a2lib.attention.ladder import RUNGS
-from a2lib.report import data
-from a2lib.report.page import pick
-from a2lib.report.pages import flash, flash_drawings
-from a2lib.report.pages import flash_ladder as ladder
-from a2lib.theory.attention import (
-    attention_flops,
+from a2lib.attention import dispatch
+from a2lib.attention.dispatch import (
     in_chunks,
     in_one_launch,
     in_one_sweep,
     in_two_terms,
     keys_per_chunk,
 )
+from a2lib.attention.ladder import RUNGS
+from a2lib.report import data
+from a2lib.report.page import pick
+from a2lib.report.pages import flash, flash_drawings
+from a2lib.report.pages import flash_ladder as ladder
+from a2lib.theory.attention import attention_flops
 
 WHERE = {"dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 16384, "head_dim": 64, "causal": True}
 
@@ -100,14 +101,13 @@ def test_the_rungs_and_shapes_are_those_that_are_measured(measured, invented):
 
 
 def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_not_choose(invented):
-    tiles = pytest.importorskip("a2lib.attention.tiles")
     cells = invented()[["kind", "heads", "head_dim", "seq_len"]].drop_duplicates()
     assert len(cells) == len(ladder.SHAPES)
     for kind, heads, d, n in cells.itertuples(index=False):
         chosen = {
             "key_chunks": keys_per_chunk(n, n, heads, True, 2) > 0,
             "query_chunks": in_chunks(n, heads, d, True, 2),
-            "consumers": tiles.hopper_forward(d, n, heads, True)[0] > 1,
+            "consumers": dispatch.hopper_forward(d, n, heads, True)[0] > 1,
             "heads_in_l2": heads > 1,
         }
         assert {rung for rung, on in chosen.items() if not on} == set(ladder.SAME[kind])
@@ -158,8 +158,7 @@ def test_the_chapters_list_of_backwards_has_the_librarys_limits():
 
 
 def test_limits_of_grouped_queries_and_a_fixed_order():
-    hopper = pytest.importorskip("a2lib.attention.hopper")
-    assert (hopper.GROUPED_PROGRAMS, hopper.ORDERED_PROGRAMS) == (128, 264)
+    assert (dispatch.GROUPED_PROGRAMS, dispatch.ORDERED_PROGRAMS) == (128, 264)
 
 
 @pytest.mark.parametrize("lanes", [flash_drawings.FORWARD_LANES, flash_drawings.BACKWARD_LANES])

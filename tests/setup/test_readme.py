@@ -6,7 +6,7 @@ import committed
 import pytest
 import torch
 
-from a2lib.attention import UnsupportedError, passes
+from a2lib.attention import UnsupportedError, launches
 from a2lib.paths import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
@@ -87,7 +87,7 @@ SNIPPET = re.search(r"```python\n(.*?flash_attention.*?)```", TEXT, re.S)[1]
 
 
 def test_the_snippet_on_a_cpu_names_what_runs_there(monkeypatch):
-    monkeypatch.setattr(passes, "_interpreted", lambda: False)
+    monkeypatch.setattr(launches, "_interpreted", lambda: False)
     with pytest.raises(UnsupportedError, match="need a CUDA GPU") as raised:
         exec(SNIPPET.replace('"cuda"', '"cpu"'), {})
     for name in ("FlashAttentionPyTorch", "attention_reference"):

@@ -4,7 +4,7 @@
     o = FlashAttentionTriton.apply(q, k, v, True)         # the handout's interface
 
 Both run the kernels of ``a2lib.attention.kernels`` or, where they are faster, those of
-``a2lib.attention.key_chunks``, ``chunks`` and ``hopper``, forward and backward, or raise
+its neighbours (``a2lib.attention.dispatch`` says which), forward and backward, or raise
 ``UnsupportedError`` saying why not: no other implementation ever answers in their name.
 """
 
@@ -16,7 +16,7 @@ from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from a2lib.attention import operators, passes
+from a2lib.attention import launches, operators
 from a2lib.attention.shapes import (
     check_distinct,
     check_first_derivative,
@@ -75,12 +75,14 @@ def flash_attention(
             q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
     if is_causal is not True and is_causal is not False:
         is_causal = check_is_causal(is_causal)
-    if is_compiling():
+    if is_compiling() or operators.is_watched(q, k, v):
         check_inputs(q, k, v)
+        if not is_compiling():
+            operators.check_transforms(q, k, v)
         return operators.flash_forward(q, k, v, is_causal, scale)[0]
-    if torch._C._are_functorch_transforms_active():
-        return _FlashAttention.apply(q, k, v, is_causal, scale)
     try:
+        # What transforms of ``torch.func`` have left looks like a plain tensor, and PyTorch has no
+        # public way to take it out.
         q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
     except TypeError:  # of what is no tensor: refused below
         pass
@@ -126,7 +128,7 @@ _apply = super(torch.autograd.Function, _FlashAttention).apply
 def _without_gradient(q, k, v, is_causal, scale):
     # A ``Function`` takes the host longer than what it calls. Of its own, so that where a compiled
     # caller was refused this is traced, and no kernel.
-    run = operators.flash_forward if is_compiling() else passes.forward
+    run = operators.flash_forward if is_compiling() else launches.forward
     return run(q, k, v, is_causal, scale)[0]
 
 
@@ -135,11 +137,14 @@ def _forward(ctx, q, k, v, is_causal, scale):
         check_distinct(q, k, v)
         check_inputs(q, k, v)
         run = operators.flash_forward
+    elif operators.is_watched(q, k, v):
+        check_inputs(q, k, v)
+        run = operators.flash_forward
     elif q is k or q is v or k is v:
         # A compiled caller that was refused goes on in eager: the kernels are not traced there.
         run = _untraced_forward()
     else:
-        run = passes.forward
+        run = launches.forward
     o, lse = run(q, k, v, is_causal, scale)
     ctx.is_causal, ctx.scale = is_causal, scale
     ctx.save_for_backward(q, k, v, o, lse)
@@ -148,10 +153,12 @@ def _forward(ctx, q, k, v, is_causal, scale):
 
 @functools.cache
 def _untraced_forward():
-    return torch.compiler.disable(passes.forward)
+    return torch.compiler.disable(launches.forward)
 
 
 def _backward(ctx, do):
     check_first_derivative()
-    run = operators.flash_backward if is_compiling() else passes.backward
-    return run(do, *ctx.saved_tensors, ctx.is_causal, ctx.scale, ctx.needs_input_grad[:3])
+    q, k, v, o, lse = ctx.saved_tensors
+    watched = is_compiling() or operators.is_watched(do, q, k, v, o, lse)
+    run = operators.flash_backward if watched else launches.backward
+    return run(do, q, k, v, o, lse, ctx.is_causal, ctx.scale, ctx.needs_input_grad[:3])

@@ -1,7 +1,7 @@
 """FlashAttention-2 in plain Triton: one forward kernel, two backward kernels, and one of both.
 
-On Hopper ``hopper.py`` has faster ones for many shapes in 16 bits; ``key_chunks.py`` has the
-forward of few query tiles.
+On Hopper ``hopper_forward.py`` and ``hopper_backward.py`` have faster ones for many shapes in 16
+bits; ``key_chunks.py`` has the forward of few query tiles. ``dispatch.py`` says which runs.
 
 Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``Bk`` keys of one
 head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
@@ -32,7 +32,7 @@ from a2lib.attention.operands import dot, float32, in_float32, load, load_rows, 
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-ROWS_TO = tl.constexpr(128)  # as hopper.ROWS
+ROWS_TO = tl.constexpr(128)  # as forms.ROWS
 
 
 @triton.jit

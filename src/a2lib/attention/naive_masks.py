@@ -11,7 +11,7 @@ import types
 import triton
 import triton.language as tl
 
-from a2lib.attention import kernels, tiles
+from a2lib.attention import kernels
 from a2lib.attention.kernels import _dkdv_tiles, visible_keys
 
 EVERY = tl.constexpr(False)
@@ -43,11 +43,10 @@ def _queries(
 
 @functools.cache
 def kernel(name, every):
-    """A copy of what ``tiles.SPECIALISED`` has under ``name``."""
+    """A copy of the function ``name`` of ``kernels``."""
     instead = {"EVERY": tl.constexpr(every)}
     inner = {"visible_keys": _copy(_keys, instead), "_dkdv_tiles": _copy(_queries, instead)}
-    whole = getattr(kernels, tiles.SPECIALISED[name][0])
-    return _copy(whole, inner, do_not_specialize=kernels.SIZES)
+    return _copy(getattr(kernels, name), inner, do_not_specialize=kernels.SIZES)
 
 
 def _copy(jitted, instead, **options):

@@ -1,21 +1,30 @@
-"""The two passes as operators that torch.compile does not look into: ``torch.ops.a2lib``.
+"""The two passes as operators that PyTorch's tools see: ``torch.ops.a2lib``.
 
     flash_forward(q, k, v, is_causal, scale) -> (o, lse)
     flash_backward(do, q, k, v, o, lse, is_causal, scale, needs) -> (dq, dk, dv)
 
-Used while compiling or exporting alone: an operator with a gradient costs the host about twice
-what an ``autograd.Function`` does. Traced instead, the kernels would be launched with the strides
-that tensors had when they were traced, where Inductor lays them out anew; torch 2.11 does not
-understand what they write, either, and computes wrong gradients without a word.
+A call goes through them wherever somebody looks on (``is_watched``): torch.compile, export,
+make_fx, jit.trace, transforms of ``torch.func``, FakeTensorMode and other modes, subclasses of
+Tensor. They have a fake implementation, a gradient, a count of FLOPs and a rule for DTensors.
+Elsewhere the launches are called at once, since an operator with a gradient costs the host about
+twice what an ``autograd.Function`` does. Traced instead, the kernels would be launched with the
+strides that tensors had when they were traced, where Inductor lays them out anew; torch 2.11 does
+not understand what they write, either, and computes wrong gradients without a word.
 
 One body serves every device: on the CPU it runs in Triton's interpreter, or says why it cannot.
 """
 
+import functools
+import math
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
-from a2lib.attention import passes
+from a2lib.attention import launches
 from a2lib.attention.shapes import NO_SECOND_DERIVATIVE, check_inputs, empty_output
+from a2lib.errors import UnsupportedError
 
 FORWARD, BACKWARD = "a2lib::flash_forward", "a2lib::flash_backward"
 # Exact strides are the default for operators of one's own; that is written down, not relied on.
@@ -35,13 +44,14 @@ torch.library.define(
 
 
 def _forward(q, k, v, is_causal, scale):
-    return passes.forward(q, k, v, is_causal, _positive(scale))
+    return launches.forward(q, k, v, is_causal, _positive(scale))
 
 
+# A fake implementation looks at no device: DTensor asks it with tensors of the CPU.
 @torch.library.register_fake(FORWARD)
 def _forward_fake(q, k, v, is_causal, scale):
     check_inputs(q, k, v)
-    passes.check_supported(q)
+    launches.check_kind(q)
     return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
@@ -52,7 +62,7 @@ def _positive(scale):
 
 
 def _backward(do, q, k, v, o, lse, is_causal, scale, needs):
-    gradients = passes.backward(do, q, k, v, o, lse, is_causal, scale, needs)
+    gradients = launches.backward(do, q, k, v, o, lse, is_causal, scale, needs)
     return tuple(q.new_empty(0) if x is None else x for x in gradients)
 
 
@@ -64,16 +74,91 @@ def _backward_fake(do, q, k, v, o, lse, is_causal, scale, needs):
     )
 
 
+@register_flop_formula(torch.ops.a2lib.flash_forward)
+def _forward_flops(q_shape, k_shape, *_, **__) -> int:
+    """Two matmuls of every query by every key, as PyTorch counts its own attention: a causal mask
+    takes nothing away."""
+    return 2 * _flops_of_a_matmul(q_shape, k_shape)
+
+
+@register_flop_formula(torch.ops.a2lib.flash_backward)
+def _backward_flops(do_shape, q_shape, k_shape, *_, **__) -> int:
+    """Five: the scores again, dv, dp, dq and dk."""
+    return 5 * _flops_of_a_matmul(q_shape, k_shape)
+
+
+def _flops_of_a_matmul(q_shape, k_shape):
+    return 2 * math.prod(q_shape) * k_shape[-2]
+
+
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None):
-    """The forward operator: o, and lse, which has no gradient of its own."""
-    return torch.ops.a2lib.flash_forward.default(q, k, v, is_causal, scale)
+    """Return o, and lse, which has no gradient of its own, by the operator."""
+    return _called(torch.ops.a2lib.flash_forward.default, (q, k, v), is_causal, scale)
 
 
 def flash_backward(do, q, k, v, o, lse, is_causal, scale, needs):
-    """The backward operator as a ``Function``'s backward wants it: None for what is not needed."""
-    needs = list(needs)
-    gradients = torch.ops.a2lib.flash_backward.default(do, q, k, v, o, lse, is_causal, scale, needs)
+    """Return dq, dk and dv, or None for what is not needed, by the operator."""
+    needs, tensors = list(needs), (do, q, k, v, o, lse)
+    operator = torch.ops.a2lib.flash_backward.default
+    gradients = _called(operator, tensors, is_causal, scale, needs)
     return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
+
+
+def _called(operator, tensors, *rest):
+    if torch.compiler.is_compiling():
+        return operator(*tensors, *rest)
+    kinds = {type(x) for x in tensors}
+    if any(kind.__name__ == "DTensor" for kind in kinds):
+        _know_dtensors()
+    try:
+        return operator(*tensors, *rest)
+    except TypeError as error:
+        if "__torch_dispatch__" not in str(error):
+            raise
+        # Of several lines.
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise UnsupportedError(
+            f"flash_attention is the operator {operator}, which {names} does not know"
+        ) from None
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_watched(*tensors: Tensor) -> bool:
+    """Return whether somebody looks on who sees operators alone, or what looks like a tensor may
+    have no memory of its own: a subclass, a mode, a tracer, a transform."""
+    for x in tensors:
+        if type(x) not in _PLAIN:
+            # What is no tensor at all is refused by those who check.
+            return all(isinstance(x, Tensor) for x in tensors)
+        if x.is_neg():  # the imaginary part of a conjugate, say: its memory has the other sign
+            return True
+    # PyTorch has no public way to ask whether there is any mode or transform.
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_torch_function_mode_enabled()
+        or torch.jit.is_tracing()
+    )
+
+
+def check_transforms(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise UnsupportedError where a transform of ``torch.func`` would differentiate: backwards it
+    wants a gradient of another kind than an operator has, and forwards the operator has none, which
+    PyTorch takes for zero."""
+    tensors = (q, k, v)
+    forwards = forward_ad._current_level >= 0  # there is no public way to ask
+    if forwards and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise UnsupportedError(
+            "flash_attention has no derivative in forward mode (jvp, jacfwd, hessian): use "
+            "attention_reference"
+        )
+    if torch._C._are_functorch_transforms_active() and any(x.requires_grad for x in tensors):
+        raise UnsupportedError(
+            "flash_attention has no gradient within torch.func (grad, vjp, jacrev): use "
+            "torch.autograd.grad, or attention_reference"
+        )
 
 
 # PyTorch passes the arguments of these by name.
@@ -104,7 +189,8 @@ torch.library.impl(BACKWARD, "CompositeExplicitAutograd", _backward)
 class _Quick(torch.library.Library):
     """Takes a call that needs no gradient and that nobody looks at (no tracing, no mode, no
     transform) to its body at once. What PyTorch does around it takes the host longer than what the
-    body does, and code that Inductor makes calls an operator so in both passes."""
+    body does, and code that Inductor makes calls an operator so in both passes. There is no public
+    way to put something before what ``register_autograd`` registers."""
 
     def __init__(self, body):
         super().__init__("a2lib", "FRAGMENT")
@@ -130,3 +216,27 @@ _REAL = {torch._C.DispatchKeySet(device).raw_repr() for device in _DEVICES}
 _QUICK = _Quick(_forward), _Quick(_backward)
 torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=_QUICK[0])
 torch.library.register_autograd(BACKWARD, _refuse, lib=_QUICK[1])
+
+
+@functools.cache
+def _know_dtensors() -> None:
+    """Have DTensors sharded by batch or by heads where all of q, k and v are; else they are
+    gathered. Heads only where the devices divide those of keys: a rank's heads of queries are then
+    those that share its heads of keys."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    def shardings(q, k, n_outputs, n_tensors, n_rest):
+        rules = [([Replicate()] * n_outputs, [Replicate()] * n_tensors + [None] * n_rest)]
+        for dim in range(len(q.shape) - 2):
+            if all(k.shape[dim] % n == 0 for n in q.mesh.shape):
+                rules.append(([Shard(dim)] * n_outputs, [Shard(dim)] * n_tensors + [None] * n_rest))
+        return rules
+
+    @register_sharding(torch.ops.a2lib.flash_forward.default)
+    def _(q, k, v, is_causal, scale):
+        return shardings(q, k, 2, 3, 2)
+
+    @register_sharding(torch.ops.a2lib.flash_backward.default)
+    def _(do, q, k, v, o, lse, is_causal, scale, needs):
+        return shardings(q, k, 3, 6, 3)

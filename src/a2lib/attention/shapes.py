@@ -128,7 +128,13 @@ def empty_output(x: Tensor) -> Tensor:
     how its projections leave them; with up to three dimensions it is contiguous. Never x's strides:
     torch.compile fixes strides when it traces, and may hand over others when it runs.
     """
-    heads, d = x.shape[-3:-2], x.shape[-1]
-    if x.dim() < 4 or heads[0] * d > ROW_STRIDE_MAX:
+    if x.dim() < 4 or x.shape[-3] * x.shape[-1] > ROW_STRIDE_MAX:
         return x.new_empty(x.shape)
-    return x.new_empty(*x.shape[:-3], x.shape[-2], *heads, d).transpose(-2, -3)
+    # Not a transposed view of a contiguous tensor: autograd refuses to change such a view in place.
+    *leading, heads, length, d = x.shape
+    row = d * torch.sym_max(heads, 1)
+    strides, step = [d, row, 1], row * torch.sym_max(length, 1)
+    for n in reversed(leading):
+        strides.insert(0, step)
+        step = step * torch.sym_max(n, 1)
+    return x.new_empty_strided(x.shape, strides)

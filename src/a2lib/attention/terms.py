@@ -115,7 +115,7 @@ def split_wide_kernel(
     """X_TERMS and Z_TERMS: (B, H, rows, 2 W) contiguous fp16, the two terms of each row of X and
     of Z, both (B, H, N, d) fp32. Each term has zeros up to W, a multiple of 8, and a head up to a
     multiple of B rows, which is SPLIT_ROWS; behind those are the exponents of the units of its
-    blocks of B (``theory.attention.terms_shape``). Two at once, as ``operands.split_kernel``."""
+    blocks of B (``dispatch.terms_shape``). Two at once, as ``operands.split_kernel``."""
     tile, half = tl.program_id(0), tl.num_programs(0) // 2
     if tile < half:
         _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)

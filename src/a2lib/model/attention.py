@@ -17,10 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from a2lib.attention import UnsupportedError, attention_reference, flash_attention
-from a2lib.attention.operators import flash_forward
 from a2lib.checks import check_name, check_sizes
 from a2lib.model.layers import Linear, RotaryPositionalEmbedding, side_by_side
 
@@ -32,10 +30,6 @@ def _eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if not torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None:
-        # Selective checkpointing and counters of operations see operators alone. That there is such
-        # a mode PyTorch tells by no public name.
-        return flash_forward(q, k, v, True, None)[0]
     return flash_attention(q, k, v, is_causal=True)
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from a2lib.attention.launch import launch
+from a2lib.attention.launches import launch
 
 
 def update(weight: Tensor, grad: Tensor, master: Tensor, exp_avg: Tensor, *rest) -> None:

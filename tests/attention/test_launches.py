@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from attention_standins import run, stand_in
+from attention_standins import run, stand_in, watch_steps
 from refusals import refused
 
-from a2lib.attention import passes, plans
+from a2lib.attention import dispatch, forms, launches
 from a2lib.errors import UnsupportedError
 
 
@@ -22,8 +22,8 @@ def log(monkeypatch):
 def long_way(monkeypatch):
     """How often a pass was worked out."""
     calls = []
-    problem = passes._Problem
-    monkeypatch.setattr(passes, "_Problem", lambda *args: calls.append(args) or problem(*args))
+    real = launches.Pass
+    monkeypatch.setattr(launches, "Pass", lambda *args: calls.append(args) or real(*args))
     return calls
 
 
@@ -32,11 +32,12 @@ def qkv(dtype=torch.bfloat16, length=40, heads=2, d=64):
 
 
 def roles(log, tensors):
-    """The log with each tensor replaced by its name here, or by where it lies."""
+    """The log with each tensor or address replaced by its name here, or by the address."""
     names = {x.data_ptr(): name for name, x in tensors.items() if x is not None}
 
     def role(x):
-        return names.get(x.data_ptr(), x.data_ptr()) if isinstance(x, torch.Tensor) else x
+        x = x.data_ptr() if isinstance(x, torch.Tensor) else x
+        return names.get(x, x) if type(x) is int else x
 
     return [(name, n, [role(a) for a in args]) for name, n, args in log]
 
@@ -71,11 +72,7 @@ def test_the_second_time_the_same_is_launched_at_once(log, long_way, needs, dtyp
             assert len(different) <= anew[name.partition("_")[0]], different
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_what_is_made_the_second_time_is_what_the_first_made(monkeypatch, quick):
-    if not quick:  # a torch without what makes tensors past the dispatcher
-        monkeypatch.setattr(torch._C, "_dynamo", None)
-
+def test_what_is_made_the_second_time_is_what_the_first_made():
     def about(x):
         return x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_inference()
 
@@ -85,8 +82,8 @@ def test_what_is_made_the_second_time_is_what_the_first_made(monkeypatch, quick)
 
 
 def test_a_backward_in_chunks_is_launched_at_once_too(log, long_way, monkeypatch):
-    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: False)
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: True)
     seen, own = [], []
     for _ in range(3):
         named = run(*qkv())
@@ -119,16 +116,11 @@ def test_few_tokens_are_one_launch_in_any_order(log, monkeypatch, fixed, length,
 
 @pytest.fixture
 def launched(monkeypatch):
-    """What tells launches apart and their options, by name, on a GPU of 132 multiprocessors."""
-    found, real = {}, passes.launch
-
-    def launch(kernel, apart, *rest):
-        found[apart[0]] = apart, rest[4]
-        return real(kernel, apart, *rest)
-
-    monkeypatch.setattr(passes, "launch", launch)
-    monkeypatch.setattr(passes, "launches_early", lambda _: True)
-    monkeypatch.setattr(passes, "n_multiprocessors", lambda _: 132)
+    """The steps that are launched, on a GPU of 132 multiprocessors."""
+    found = []
+    watch_steps(monkeypatch, found)
+    monkeypatch.setattr(forms, "launches_early", lambda _: True)
+    monkeypatch.setattr(launches, "n_multiprocessors", lambda _: 132)
     return found
 
 
@@ -142,7 +134,9 @@ def test_tiles_of_rows_in_chunks(launched):
         (2048, 1, (32, 64, 4, 3)),
     ):
         run(*(x[:1] for x in qkv(length=length, heads=heads, d=128)))
-        assert launched.pop("backward_chunks")[0][-1] == tile, (length, heads)
+        (found,) = [step.tile for step in launched if step.kernel == "backward_chunks"]
+        assert found[1] == tile, (length, heads)
+        launched.clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -152,18 +146,19 @@ def test_tiles_of_rows_in_chunks(launched):
 def test_kernels_of_short_chunks_are_launched_early(launched, dtype, length, is_causal, early):
     run(*(x[:1] for x in qkv(dtype, length=length, heads=1)), causal=is_causal)
     early &= dtype == torch.bfloat16
-    chunks = [name for name in launched if name.endswith("chunks")]
-    assert chunks == ["prepare_chunks", "backward_chunks", "finish_chunks"]
-    options = [launched[name][1].get("launch_pdl", False) for name in chunks]
+    chunks = [step for step in launched if step.kernel.endswith("chunks")]
+    names = [step.kernel for step in chunks]
+    assert names == ["prepare_chunks", "backward_chunks", "finish_chunks"]
+    options = [step.options.get("launch_pdl", False) for step in chunks]
     assert options == [False, early, early]
 
 
 def test_parts_of_chunks_are_made_anew_for_each_call(log, long_way, monkeypatch):
-    monkeypatch.setattr(passes, "keys_per_chunk", lambda *_: 128)
+    monkeypatch.setattr(dispatch, "keys_per_chunk", lambda *_: 128)
     seen = []
     for _ in range(2):
         q, k, v = qkv(length=300)
-        o, lse = passes.forward(q, k, v, True, None)
+        o, lse = launches.forward(q, k, v, True, None)
         seen.append(roles(log, dict(q=q, k=k, v=v, o=o, lse=lse)))
         log.clear()
     assert len(long_way) == 1
@@ -178,16 +173,16 @@ def test_parts_of_chunks_are_made_anew_for_each_call(log, long_way, monkeypatch)
 
 def test_one_tensor_given_twice_does_not_bind_the_next_call(log):
     q, k, v = qkv()
-    passes.forward(q, q, q, True, None)
+    launches.forward(q, q, q, True, None)
     log.clear()
-    o, lse = passes.forward(q, k, v, True, None)
-    ((_, _, args),) = log
-    assert all(x is y for x, y in zip(args, (q, k, v, o, lse), strict=False))
+    o, lse = launches.forward(q, k, v, True, None)
+    (call,) = roles(log, dict(q=q, k=k, v=v, o=o, lse=lse))
+    assert call[2][:5] == ["q", "k", "v", "o", "lse"]
 
 
 def test_what_differs_is_worked_out(long_way):
     q, k, v = qkv()
-    passes.forward(q, k, v, True, None)
+    launches.forward(q, k, v, True, None)
     others = (
         (q, k, v, False, None),
         (q, k, v, True, 0.5),
@@ -199,63 +194,55 @@ def test_what_differs_is_worked_out(long_way):
     )
     for number, other in enumerate(others, 2):
         for _ in range(2):
-            passes.forward(*other)
-            passes.forward(q, k, v, True, None)
+            launches.forward(*other)
+            launches.forward(q, k, v, True, None)
         assert len(long_way) == number
 
 
-def test_whether_gradients_are_wanted_changes_no_plan(long_way):
+def test_whether_gradients_are_wanted_changes_nothing(long_way):
     q, k, v = qkv()
     for wanted in (False, True, True, False, True):
-        passes.forward(q.detach().requires_grad_(wanted), k, v, True, None)
+        launches.forward(q.detach().requires_grad_(wanted), k, v, True, None)
     assert len(long_way) == 1
 
 
-@pytest.mark.parametrize("block, own", [(2**20, 1), (0, 4)])
-def test_shortcuts_are_given_what_they_write_to_apart(monkeypatch, block, own):
-    monkeypatch.setattr(passes, "in_one_launch", lambda *_: False)
-    monkeypatch.setattr(passes, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(plans, "BLOCK_BYTES", block)
-    monkeypatch.setattr(plans, "stream_of", lambda gpu: 5)
-    given, made, bytes_of = [], [], {}
-    monkeypatch.setattr(
-        plans, "shortcut_of", lambda *_: lambda addresses, _: given.append(addresses)
-    )
-
-    def empty(shape, strides, dtype):
-        made.append(shape)
-        return torch.empty_strided(shape, strides, dtype=dtype)
-
-    monkeypatch.setattr(plans, "_empty_on", lambda device: empty)
-    add = passes._Problem.add
-    monkeypatch.setattr(passes._Problem, "add", lambda p, **x: bytes_of.update(x) or add(p, **x))
-    q, k, v = qkv()
-    run(q, k, v)
-    bytes_of = [x.nbytes for x in bytes_of.values()]
-    made.clear()
-    _, _, _, o, lse, *gradients = run(q, k, v).values()
-    assert len(made) == 2 + 3 + own, "o, lse, three gradients, and what only kernels see"
-    addresses = given[-1]
-    inputs = (o, q, k, v, o, lse)
-    assert addresses[:9] == [x.data_ptr() for x in (*inputs, *gradients)]
-    found = [(x.data_ptr(), x.nbytes) for x in {id(x): x for x in (*inputs, *gradients)}.values()]
-    found = sorted((*found, *zip(addresses[9:], bytes_of, strict=True)))
-    assert all(at % 16 == 0 for at, _ in found)
+@pytest.mark.parametrize("block", [2**20, 0])
+def test_what_a_kept_pass_writes_to_lies_apart(log, monkeypatch, block):
+    """Also where what the kernels alone see is one block."""
+    monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: False)
+    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(launches, "BLOCK_BYTES", block)
+    steps, bytes_of, make = [], {}, forms.Pass._make
+    watch_steps(monkeypatch, steps)
+    monkeypatch.setattr(forms.Pass, "_make", lambda p, **x: bytes_of.update(x) or make(p, **x))
+    inputs = qkv()
+    first = run(*inputs)
+    log.clear()
+    again = run(*inputs)
+    assert [name for name, *_ in log] == [step.kernel for step in steps]
+    places = {}
+    for step, (_, _, args) in zip(steps[1:], log[1:], strict=True):
+        places |= dict(zip(step.tensors, args, strict=False))
+    assert [places[name] for name in ("q", "k", "v")] == [x.data_ptr() for x in inputs]
+    assert places["dq"] == again["dq"].data_ptr() != first["dq"].data_ptr()
+    made = bytes_of | {name: again[name] for name in ("q", "k", "v", "o", "lse", "dq", "dk", "dv")}
+    found = sorted((places[name], x.nbytes) for name, x in made.items())
+    assert len(found) == 12 and all(at % 16 == 0 for at, _ in found)
     assert all(at + n <= later for (at, n), (later, _) in zip(found, found[1:], strict=False))
 
 
 def test_tf32_is_part_of_the_form(long_way, monkeypatch):
     q, k, v = qkv(torch.float32)
     for allowed in (False, True, True):
-        monkeypatch.setattr(passes, "_allow_tf32", lambda allowed=allowed: allowed)
-        passes.forward(q, k, v, True, None)
+        monkeypatch.setattr(launches, "_allow_tf32", lambda allowed=allowed: allowed)
+        launches.forward(q, k, v, True, None)
     assert len(long_way) == 2
 
 
 def test_the_scale_reaches_the_kernel_both_times(log):
     for scale, wanted in ((None, 1 / math.sqrt(64)), (0.25, 0.25), (None, 1 / math.sqrt(64))):
         log.clear()
-        passes.forward(*qkv(), True, scale)
+        launches.forward(*qkv(), True, scale)
         assert wanted in [x for x in log[0][2] if isinstance(x, float)]
 
 
@@ -264,30 +251,128 @@ def test_what_is_misaligned_or_has_to_be_copied_goes_the_long_way_each_time(long
     shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(3, 40, 2, 64).transpose(1, 2)
     copied = torch.zeros(3, 2, 64, 40, dtype=q.dtype).transpose(2, 3)
     for other in (shifted, q, shifted, copied, copied):
-        passes.forward(other, k, v, True, None)
+        launches.forward(other, k, v, True, None)
     assert len(long_way) == 5
 
 
 def test_nothing_is_kept_where_nothing_runs():
-    passes.forward(*qkv(length=0), True, None)
-    assert not plans._plans
+    launches.forward(*qkv(length=0), True, None)
+    assert not launches._kept
 
 
 def test_what_is_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr(plans, "CAPACITY", 3)
+    monkeypatch.setattr(launches, "CAPACITY", 3)
     for length in range(1, 9):
-        passes.forward(*qkv(length=length), True, None)
-    assert 0 < len(plans._plans) <= 3
+        launches.forward(*qkv(length=length), True, None)
+    assert 0 < len(launches._kept) <= 3
 
 
 def test_what_cannot_run_is_still_refused():
     q, k, v = qkv()
-    passes.forward(q, k, v, True, None)
-    refused("same shape", passes.forward, q, k, v[:, :, :7], True, None)
+    launches.forward(q, k, v, True, None)
+    refused("same shape", launches.forward, q, k, v[:, :, :7], True, None)
     for wrong in ((None, k, v), (q, k, "v")):
-        refused("tensors", passes.forward, *wrong, True, None, error=TypeError)
+        refused("tensors", launches.forward, *wrong, True, None, error=TypeError)
     for wrong, words in (
         ([x.double() for x in (q, k, v)], "runs bfloat16, float16, float32; got torch.float64"),
         (qkv(d=129), "runs head_dim 1 to 128; got 129"),
     ):
-        refused(words, passes.forward, *wrong, True, None, error=UnsupportedError)
+        refused(words, launches.forward, *wrong, True, None, error=UnsupportedError)
+
+
+# One kernel alone, as AdamW's.
+
+
+class Compiled:
+    packed_metadata = ()
+
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    def __getitem__(self, grid):
+        return lambda *args: self.log.append((self.name, grid, args))
+
+
+class Compiling:
+    """Compiles at each call through it, and says so."""
+
+    arg_names = ("X", "stride", "n", "BLOCK", "FLAG")
+
+    def __init__(self):
+        self.log = []
+
+    def __getitem__(self, grid):
+        def call(*args, **kwargs):
+            self.log.append(("compiled", grid, args, kwargs))
+            return Compiled(self.log, f"kernel {len(self.log)}")
+
+        return call
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(launches, "_compiled", {})
+    return Compiling()
+
+
+def launch(kernel, key, x, n=5):
+    constants = {"FLAG": True, "BLOCK": 16}
+    launches.launch(kernel, key, 7, (x,), (1, n), constants, {"num_warps": 4})
+    return kernel.log[-1]
+
+
+def test_second_launch_is_direct_with_constants_in_the_kernels_order(kernel):
+    x = torch.zeros(16)
+    kind, grid, args, kwargs = launch(kernel, "a", x)
+    assert (kind, grid, args) == ("compiled", (7,), (x, 1, 5))
+    assert kwargs == {"FLAG": True, "BLOCK": 16, "num_warps": 4}
+    assert launch(kernel, "a", x, n=6) == ("kernel 1", (7, 1, 1), (x.data_ptr(), 1, 6, 16, True))
+
+
+def test_a_misaligned_tensor_never_meets_a_kept_kernel(kernel):
+    x = torch.zeros(16)
+    launch(kernel, "a", x)
+    assert launch(kernel, "a", x[1:])[0] == "compiled"
+    assert launch(kernel, "a", x)[0] == "kernel 1"
+
+
+def test_kernels_that_are_kept_are_few(kernel, monkeypatch):
+    monkeypatch.setattr(launches, "CAPACITY", 3)
+    for key in range(10):
+        launch(kernel, key, torch.zeros(16))
+    assert len(launches._compiled) <= 3
+
+
+def test_what_the_interpreter_runs_is_not_kept(kernel):
+    class Interpreted(Compiling):
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: None
+
+    launches.launch(Interpreted(), "a", 1, (torch.zeros(16),), (1, 1), {"FLAG": 1, "BLOCK": 1}, {})
+    assert not launches._compiled
+
+
+# A GPU with less shared memory.
+
+
+def test_a_tile_that_does_not_fit_is_struck_and_the_pass_begins_again(log, monkeypatch):
+    errors = pytest.importorskip("triton.runtime.errors")
+    monkeypatch.setattr(launches, "_struck", {})
+    real, refused_tiles = launches._compile_and_run, []
+
+    def run_smaller(kernel, n_programs, tensors, numbers, constants, *rest):
+        if constants.get("Bq", 0) > most:
+            refused_tiles.append(constants["Bq"])
+            raise errors.OutOfResources(300, 200, "shared memory")
+        return real(kernel, n_programs, tensors, numbers, constants, *rest)
+
+    monkeypatch.setattr(launches, "_compile_and_run", run_smaller)
+    most = 32
+    q, k, v = qkv()
+    launches.forward(q, k, v, True, None)
+    assert refused_tiles == [64, 64] and [name for name, *_ in log] == ["forward"]
+    launches.forward(q[:, :, :39], k, v, True, None)
+    assert len(refused_tiles) == 2, "known by now"
+    most = 0
+    words = "no forward tile for head_dim 64 in bf16 that fits the shared memory of cpu"
+    refused(words, launches.forward, q[:, :, :38], k, v, True, None, error=UnsupportedError)

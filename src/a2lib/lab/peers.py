@@ -32,7 +32,7 @@ def compiled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 def compiled_backward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Run our Triton forward, with a backward over whole matrices that torch.compile compiles."""
-    from a2lib.attention.recomputed import CompiledBackward
+    from a2lib.lab.recomputed import CompiledBackward
 
     return CompiledBackward.apply(q, k, v, is_causal)
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from a2lib.attention import FlashAttentionPyTorch, attention_reference, sanity
+from a2lib.attention import FlashAttentionPyTorch, attention_reference
+from a2lib.lab import sanity
 
 
 def results(dtype, *sizes, causal=True, forward=attention_reference, seed=0):

@@ -4,14 +4,8 @@ import pytest
 import torch
 from attention_inputs import inputs
 
-from a2lib.attention import (
-    UnsupportedError,
-    attention_reference,
-    flash_attention,
-    peers,
-    recomputed,
-)
-from a2lib.lab import failures
+from a2lib.attention import UnsupportedError, attention_reference, flash_attention
+from a2lib.lab import failures, peers, recomputed
 
 SIZES = 1, 2, 48, 16
 

@@ -1,0 +1,596 @@
+"""Which kernels a call of attention runs, and with which tiles: tables, measured on an H200.
+
+A call's **form** says which kernels run. Of each pass the first form whose condition holds is
+taken (``forward_form``, ``backward_form``):
+
+    ==========  ================  ======================================  ========================
+    pass        form              for                                     kernels
+    ==========  ================  ======================================  ========================
+    forward     key_chunks        few query tiles: programs share keys    forward_chunk, combine
+    forward     hopper            16 bits, heads of 40 to 128, Hopper     hopper_forward
+    forward     plain             the rest                                forward
+    backward    one_launch        so few tokens that launching is all     backward
+    backward    two_terms         fp32 with wide heads, by chunks         backward_wide
+    backward    hopper_chunks     query chunks of long rows, Hopper       hopper_backward
+    backward    query_chunks      few key tiles: programs share queries   backward_chunks
+    backward    one_sweep         the rest in 16 bits, Hopper             hopper_backward
+    backward    two_sweeps        the rest, a fixed order of additions    backward_dq, _dkdv
+    ==========  ================  ======================================  ========================
+
+Around the backwards of one sweep stand kernels that prepare and finish the sums, and before what
+multiplies fp32 in terms of 16 bits one that splits it (``precision_of``). A **tile** is how much a
+program does at a time: the first row of ``ROWS`` that fits the call. Nothing is searched at run
+time.
+
+``forms.py`` makes launches of a form, ``launches.py`` runs them. This module imports no torch.
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+MULTIPROCESSORS = 132  # of an H100 or H200
+HEAD_DIM_MAX = 128
+CHUNKS_MAX = 8
+
+# By name: the module of a2lib.attention, and the function in it.
+KERNELS = {
+    "forward": ("kernels", "forward_kernel"),
+    "forward_chunk": ("key_chunks", "chunk_kernel"),
+    "combine": ("key_chunks", "combine_kernel"),
+    "hopper_forward": ("hopper_forward", "forward_kernel"),
+    "backward": ("kernels", "backward_kernel"),
+    "backward_dq": ("kernels", "backward_dq_kernel"),
+    "backward_dkdv": ("kernels", "backward_dkdv_kernel"),
+    "backward_dk": ("kernels", "backward_dkdv_kernel"),
+    "backward_dv": ("kernels", "backward_dkdv_kernel"),
+    "backward_chunks": ("chunks", "backward_chunks_kernel"),
+    "backward_wide": ("wide", "backward_wide_kernel"),
+    "prepare_chunks": ("chunks", "prepare_chunks_kernel"),
+    "finish_chunks": ("chunks", "finish_chunks_kernel"),
+    "hopper_backward": ("hopper_backward", "backward_kernel"),
+    "prepare": ("kernels", "prepare_kernel"),
+    "finish": ("kernels", "finish_kernel"),
+    "split": ("operands", "split_kernel"),
+    "split_wide": ("terms", "split_wide_kernel"),
+}
+
+
+class Call(NamedTuple):
+    """All that the choice of kernels depends on.
+
+    ``dtype`` is "bf16", "fp16" or "fp32"; ``hopper`` says whether the kernels for Hopper can run:
+    the GPU is one, and its copy engine can address the tensors. ``multiprocessors`` is 0 without a
+    GPU. ``fixed_order`` and ``tf32`` are PyTorch's settings.
+    """
+
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    n_queries: int
+    n_keys: int
+    head_dim: int
+    causal: bool
+    multiprocessors: int = MULTIPROCESSORS
+    hopper: bool = True
+    fixed_order: bool = False
+    tf32: bool = False
+    every_gradient: bool = True
+
+    @property
+    def n_heads(self) -> int:
+        return self.batch * self.heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        return self.batch * self.kv_heads
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads if self.kv_heads else 1
+
+    @property
+    def element_bytes(self) -> int:
+        return 4 if self.dtype == "fp32" else 2
+
+
+# What the ladder takes away (ladder.RUNGS), for the whole process: a backward of PyTorch runs in a
+# thread of its own. Part of what a kept launch is known by.
+without: frozenset[str] = frozenset()
+
+
+def forward_form(call: Call) -> str:
+    """Return the form of a forward: the first whose condition holds."""
+    if chunk_keys_of(call):
+        return "key_chunks"
+    if _can_use_hopper(call) and forward_consumers(call)[0] and "one_consumer" not in without:
+        return "hopper"
+    return "plain"
+
+
+def backward_form(call: Call) -> str:
+    """Return the form of a backward: the first whose condition holds.
+
+    But for two_terms and two_sweeps all want every gradient, and but for one_launch, one_sweep and
+    two_sweeps the order of additions is not fixed.
+    """
+    sizes = call.n_heads, call.head_dim
+    few = in_one_launch(call.n_queries, call.n_keys, *sizes, call.element_bytes)
+    if few and call.every_gradient and "query_chunks" not in without:
+        return "one_launch"
+    if precision_of(call) == "fp16x3":
+        return "two_terms"
+    if not call.every_gradient:
+        return "two_sweeps"
+    cut = in_chunks(call.n_keys, *sizes, call.causal, call.element_bytes)
+    cut = cut and call.n_queries > 0 and call.n_kv_heads > 0 and "query_chunks" not in without
+    if cut and not call.fixed_order:
+        return "hopper_chunks" if chunk_queries_of(call) else "query_chunks"
+    if _one_sweep_pays(call) and _can_use_hopper(call) and "one_sweep" not in without:
+        return "one_sweep"
+    return "two_sweeps"
+
+
+def _can_use_hopper(call: Call) -> bool:
+    some = call.n_queries > 0 and call.n_keys > 0 and call.n_heads > 0
+    return some and call.hopper and for_hopper(call.head_dim, call.element_bytes)
+
+
+def for_hopper(head_dim: int, element_bytes: int) -> bool:
+    """Return whether there are kernels for Hopper for this head: 40 to 128, in steps of 8, in 16
+    bits."""
+    return element_bytes == 2 and 32 < head_dim <= 128 and head_dim % 8 == 0
+
+
+# The forward.
+
+
+def forward_consumers(call: Call) -> tuple[int, bool]:
+    """Return ``hopper_forward`` of a call, or of the ladder's rung."""
+    if "consumers" in without:
+        return 1, False
+    return hopper_forward(call.head_dim, call.n_queries, call.n_heads, call.causal)
+
+
+def hopper_forward(head_dim: int, n_queries: int, n_heads: int, causal: bool) -> tuple[int, bool]:
+    """Return which form of the forward for Hopper is the fastest: its consumers, of 64 queries
+    each, or 0 where plain Triton is; and whether programs stay for several tiles.
+
+    With heads above 64 two consumers, which read keys together, pay from one tile a multiprocessor
+    on; up to 64 three do on long rows. Those that stay play ping-pong (``hopper_forward.py``).
+    """
+    tiles = -(-n_queries // 64) * n_heads
+    if tiles < 32:
+        return 0, False  # the host takes longer than either, and less for plain Triton
+    if head_dim <= 64:
+        if causal and n_queries >= 8192 and tiles >= 2048:
+            return 3, True
+        if not causal and n_queries >= 1024 and tiles >= 4096:
+            return 3, n_queries <= 4096
+        return 1, not causal or _pairs_pay(n_queries, 64, n_heads, 2 * MULTIPROCESSORS)
+    if tiles <= MULTIPROCESSORS:
+        return 1, False
+    if causal:
+        return 2, _pairs_pay(n_queries, 128, n_heads, MULTIPROCESSORS)
+    return 2, n_queries <= 2048
+
+
+def _pairs_pay(n_queries, rows, n_heads, at_once):
+    """Whether causal tiles are better done in pairs, one long and one short, by programs that stay.
+
+    To end and begin is taken to cost a program a block and a half of 128 keys, which programs that
+    stay save: a guess under which nearly all choices are those that were faster on an H200. Against
+    it stands the part of the GPU that is idle in their last round, since all pairs take equally
+    long. Pairs are of two heads: never of an odd number.
+    """
+    pairs = -(-n_queries // rows) * n_heads // 2
+    if n_heads % 2 or 2 * pairs <= at_once:
+        return False
+    busy = pairs / (-(-pairs // at_once) * at_once)
+    blocks = max(1, n_queries / 256)  # of a tile, on average
+    return busy >= blocks / (blocks + 1.5)
+
+
+def chunk_keys_of(call: Call) -> int:
+    """Return ``keys_per_chunk`` of a call, 0 where the ladder has no such form."""
+    if "key_chunks" in without:
+        return 0
+    sizes = call.n_queries, call.n_keys, call.n_heads, call.causal
+    return keys_per_chunk(*sizes, call.element_bytes, call.multiprocessors)
+
+
+def keys_per_chunk(
+    n_queries: int,
+    n_keys: int,
+    n_heads: int,
+    causal: bool,
+    element_bytes: int,
+    multiprocessors: int = MULTIPROCESSORS,
+) -> int:
+    """Return the keys of a program, a multiple of 128, if the forward splits the keys over several
+    programs (split-KV); 0 if it does not, since tiles of 64 queries fill the GPU or rows are short.
+
+    Work is counted in tiles of 64 by 64, which an SM does at one rate. There are at most CHUNKS_MAX
+    chunks, each of which holds an fp32 output of all queries.
+    """
+    n_keys = min(n_keys, n_queries) if causal else n_keys
+    tiles, blocks = -(-n_queries // 64) * n_heads, -(-n_keys // 64)
+    if not 0 < tiles <= 2 * multiprocessors:
+        return 0
+    share = tiles * blocks / multiprocessors / (2 if causal else 1)
+    # Of the SM with the most work, if keys are not split: its second tile is shorter if causal.
+    second = max(0, 1 - multiprocessors / tiles) if causal else tiles > multiprocessors
+    fullest = blocks * (1 + second)
+    # The cost of the second kernel, and from 32 tiles on of doing without the Hopper kernel.
+    few = 6 if element_bytes == 2 else 2
+    if fullest <= 1.25 * share + (few if tiles < 32 else 10):
+        return 0
+    # Some four programs for each SM, or two with a causal mask, which leaves half of the pairs.
+    chunks = 4 * multiprocessors / tiles
+    chunks = min(CHUNKS_MAX, max(4, round(chunks)) if causal else max(2, math.ceil(chunks)))
+    keys = -(-n_keys // (chunks * 128)) * 128
+    return keys if keys < n_keys else 0
+
+
+def n_chunks_of(chunk_keys: int, n_queries: int, n_keys: int, causal: bool) -> int:
+    """Return how many chunks have a key that some query sees."""
+    seen = min(n_queries, n_keys) if causal else n_keys
+    return -(-seen // chunk_keys)
+
+
+def n_chunk_programs(n_tiles: int, n_chunks: int, tiles_per_chunk: int) -> int:
+    """Return the programs of ``key_chunks.chunk_kernel`` for one head; tiles_per_chunk is 0 without
+    a causal mask. With one there are none behind the diagonal; fewer than tiles_per_chunk find no
+    tile."""
+    whole = (max(n_tiles - (c + 1) * tiles_per_chunk, 0) for c in range(n_chunks))
+    return sum(whole) + n_chunks * tiles_per_chunk
+
+
+# The backward.
+
+# From how many programs on heads of keys that query heads share are one sweep (measured on an
+# H100), and from how many dQ that is added up in the order of the tiles (from 512 on measured).
+GROUPED_PROGRAMS = 128
+ORDERED_PROGRAMS = 264
+# At most so many tiles in a chunk, or of all that fraction: dK and dV are added up once for them.
+CHUNK_TILES = 16
+# Up to so many keys, with a causal mask or without, each kernel of the backward in chunks is
+# launched while the one before runs, in 16 bits. Without a mask, where programs take equally long,
+# longer rows can lose by it: two then share a multiprocessor while another has none, we guess.
+CHUNKS_EARLY = {True: 4096, False: 512}
+
+
+def in_one_launch(
+    n_queries: int, n_keys: int, n_heads: int, head_dim: int, element_bytes: int
+) -> bool:
+    """Return whether the backward is one launch, in which programs of 64 queries (16 with heads
+    above 64) make dQ and programs of as many keys make dK and dV: in 16 bits, if each program has
+    an SM and tokens are so few that launching takes longest."""
+    most = 128 if 32 < head_dim <= 64 else 256
+    rows = 64 if head_dim <= 64 else 16
+    programs = (-(-n_queries // rows) + -(-n_keys // rows)) * n_heads
+    few = max(n_queries, n_keys) <= most and programs <= MULTIPROCESSORS
+    return element_bytes == 2 and few
+
+
+def in_two_terms(n_queries: int, n_keys: int, head_dim: int, element_bytes: int) -> bool:
+    """Return whether both passes multiply fp32 as two terms of fp16 (three matmuls) instead of
+    three of bf16 (six): with heads above 64, except where sums have so few rows that gradients
+    would be further from fp32's. The backward is then one sweep split by queries."""
+    return element_bytes == 4 and head_dim > 64 and min(n_queries, n_keys) >= 256
+
+
+def in_chunks(n_keys: int, n_heads: int, head_dim: int, causal: bool, element_bytes: int) -> bool:
+    """Return whether the backward is one sweep split by queries, in which all gradients are added
+    up.
+
+    In 16 bits it is where programs of 128 keys would leave a GPU idle. In fp32, with heads of up to
+    64, it is there and where rows are long. Long causal rows in 16 bits, whose first program takes
+    longest, are also split where each SM has a program, or two with heads up to 32.
+    """
+    programs = -(-n_keys // 128) * n_heads
+    if element_bytes == 4:
+        return head_dim <= 64 and n_keys >= 256 and (programs <= 128 or n_keys >= 4096)
+    if head_dim <= 32:
+        most = 128
+    elif head_dim <= 64 or causal:
+        most = 64
+    else:
+        most = 32
+    if causal and n_keys > 16384 and head_dim <= 32:
+        most = 256
+    elif causal and long_for_hopper(n_keys, head_dim, element_bytes):
+        most = MULTIPROCESSORS
+    return element_bytes == 2 and n_keys >= 256 and programs <= most
+
+
+def long_for_hopper(n_keys: int, head_dim: int, element_bytes: int) -> bool:
+    """Return whether a backward split by queries uses the Hopper kernel where that can run. Shorter
+    rows use the plain Triton kernel, whose tiles are smaller."""
+    return for_hopper(head_dim, element_bytes) and n_keys >= (8192 if head_dim <= 64 else 4096)
+
+
+def in_one_sweep(n_keys: int, n_heads: int, head_dim: int, element_bytes: int) -> bool:
+    """Return whether the backward on a Hopper GPU is one sweep over the tiles, in which many
+    programs add to dQ, instead of two: if programs of 128 keys fill the GPU, or sequences are
+    long."""
+    fills = -(-n_keys // 128) * n_heads >= 264
+    return for_hopper(head_dim, element_bytes) and n_keys >= (128 if fills else 1024)
+
+
+def _one_sweep_pays(call):
+    if not in_one_sweep(call.n_keys, call.n_kv_heads, call.head_dim, call.element_bytes):
+        return False
+    n_programs = -(-call.n_keys // 128) * call.n_kv_heads
+    if call.group > 1:  # in a fixed order two sweeps were as fast
+        return not call.fixed_order and n_programs >= GROUPED_PROGRAMS
+    return not call.fixed_order or n_programs >= ORDERED_PROGRAMS
+
+
+def hopper_backward_stays(head_dim: int, n_tiles: int, n_heads: int, causal: bool) -> bool:
+    """Return whether programs of the backward for Hopper stay for several of the n_tiles tiles of
+    128 keys that each head has. With heads above 64 causal ones would spill more."""
+    if not causal:
+        return True
+    return head_dim <= 64 and _pairs_pay(n_tiles * 128, 128, n_heads, MULTIPROCESSORS)
+
+
+def chunk_queries_of(call: Call) -> int:
+    """Return the queries of a program's chunk where the kernel for Hopper runs the backward in
+    chunks, or 0: eight chunks were the fastest of one head, of at least 512 queries, four blocks of
+    128."""
+    long = long_for_hopper(call.n_keys, call.head_dim, call.element_bytes)
+    if not long or not _can_use_hopper(call):
+        return 0
+    return max(512, -(-call.n_queries // (8 * 128)) * 128)
+
+
+def chunk_of(tile: "Tile", call: Call) -> int:
+    """Return the queries of one program's chunk, a power of two and a multiple of the tile's sides:
+    as few as have each program run at once, but two tiles where one each fill the GPU."""
+    queries, keys = -(-call.n_queries // tile.Bq), -(-call.n_keys // tile.Bk)
+    pairs = queries * keys * call.n_heads
+    if call.causal:
+        pairs = (pairs + min(queries, keys) * call.n_heads) // 2
+    programs = max(1, call.multiprocessors) * 8 // tile.warps  # at once
+    each = max(-(-pairs // programs), 1 + (pairs > call.multiprocessors > 0))
+    each = min(each, max(CHUNK_TILES, queries // CHUNK_TILES))
+    return max((1 << (each - 1).bit_length()) * tile.Bq, tile.Bk)
+
+
+def chunk_programs(tile: "Tile", chunk: int, n_queries: int, n_keys: int, causal: bool) -> int:
+    """Return how many key tiles see how many chunks of queries, in one head: a program for each
+    pair."""
+    chunks, keys = -(-n_queries // chunk), -(-n_keys // tile.Bk)
+    if not causal:
+        return chunks * keys
+    return sum(min(keys, chunk // tile.Bk * seen) for seen in range(1, chunks + 1))
+
+
+def chunk_loops(BD: int, dtype: str) -> int:
+    """Return the loops of a program of ``backward_chunks_kernel``: what the registers allow."""
+    return 1 if BD == 128 or dtype == "fp32" else 2
+
+
+# How many programs and heads run at a time on Hopper.
+
+# Heads that run together have at most so much for all programs to read: it stays in the L2 cache.
+# Where programs stay, less was faster, and of heads of keys that query heads share one is read at a
+# time (on an H100).
+L2_BYTES = 32 * 2**20
+L2_BYTES_STAY = 8 * 2**20
+L2_BYTES_GROUPED = 24 * 2**20
+# In the backward at least so many, unless programs stay: its longest rows were faster.
+BACKWARD_HEADS = 4
+# Heads that run together where dQ is added up in the order of the tiles, by mask and columns: of
+# fewer heads more tiles wait for each other, of more the L2 cache holds less (on an H100).
+ORDERED_HEADS = {(True, 64): 16, (True, 128): 16, (False, 64): 8, (False, 128): 4}
+
+
+def staying(n_tiles: int, at_once: int, causal: bool) -> int:
+    """Return how many programs do n_tiles tiles: as many as run at once, and no more than there are
+    tiles, or pairs of them with a mask."""
+    return min(n_tiles // 2 if causal else n_tiles, at_once)
+
+
+def heads_together(bytes_per_head: int, n_heads: int, stay: bool, causal: bool) -> int:
+    """Return how many heads, or pairs of heads where causal programs stay, run together."""
+    if "heads_in_l2" in without:
+        return n_heads
+    if stay and causal:
+        bytes_per_head, n_heads = 2 * bytes_per_head, n_heads // 2
+    return max(1, min(n_heads, (L2_BYTES_STAY if stay else L2_BYTES) // bytes_per_head))
+
+
+def backward_heads_together(call: Call, n_heads: int, stay: bool, chunk: int) -> int:
+    """Return ``heads_together`` of a backward, which also reads and writes dQ."""
+    bytes_per_head = call.n_queries * call.head_dim * (2 + 2 + 2 * 4)
+    if call.fixed_order:
+        return min(ORDERED_HEADS[call.causal, 64 if call.head_dim <= 64 else 128], n_heads)
+    if call.group > 1 and not chunk:
+        return max(1, min(n_heads, L2_BYTES_GROUPED // bytes_per_head))
+    together = heads_together(bytes_per_head, n_heads, stay, call.causal)
+    return together if stay else max(together, min(BACKWARD_HEADS, n_heads))
+
+
+# How products are made.
+
+
+def precision_of(call: Call) -> str:
+    """Return how ``tl.dot`` multiplies operands, in both passes alike: a backward that computes the
+    scores of a forward in another way has other weights where scores are large.
+
+    fp32 is split into three bf16 terms, six products (bf16x6): as exact as fp32 multiplication
+    and on the tensor cores; or into two fp16 terms, three products (fp16x3, ``terms.py``), whose
+    backward adds in no fixed order. TF32 keeps 10 bits of the mantissa and is for those who ask.
+    """
+    if call.dtype != "fp32":
+        return "ieee"
+    if call.tf32:
+        return "tf32"
+    two = in_two_terms(call.n_queries, call.n_keys, call.head_dim, call.element_bytes)
+    return "fp16x3" if two and not call.fixed_order else "bf16x6"
+
+
+def terms_shape(n_rows: int, head_dim: int) -> tuple[int, int]:
+    """Return the rows and columns that the two fp16 terms of a head's rows take: blocks of 128 rows
+    and, behind them, an exponent for each block. A term's columns are a multiple of 8 (16
+    bytes)."""
+    blocks, columns = -(-n_rows // 128), 2 * (-(-head_dim // 8) * 8)
+    return blocks * 128 + -(-blocks // columns), columns
+
+
+# Tiles of plain Triton.
+
+
+class Tile(NamedTuple):
+    """Bq queries by Bk keys, the warps that share it, and the depth of the load pipeline.
+
+    Of ``backward`` Bq rows of either side, which a program owns, by Bk of the other.
+    """
+
+    Bq: int
+    Bk: int
+    warps: int
+    stages: int
+
+
+class Row(NamedTuple):
+    """A tile, for which kernel and what it computes, and when.
+
+    ``family`` is "16bit", "fp32" or "fp16x3", ``columns`` the power of two that holds the head.
+    ``when`` is "always"; "few": programs of the "always" tile would leave multiprocessors idle;
+    "short": at most ``keys`` keys, and each program has a multiprocessor; "long": at least ``keys``
+    keys, in the forward of a chunk.
+    """
+
+    kernel: str
+    family: str
+    columns: tuple[int, ...]
+    causal: tuple[bool, ...]
+    when: str
+    keys: int
+    tile: Tile
+
+
+ANY = (16, 32, 64, 128)
+BOTH = (True, False)
+# The first row that fits is what a Hopper GPU runs, and it compiles there without serialised wgmma,
+# in 16 bits all but two without spills (tests/attention/test_compile.py). In fp32 some spill some
+# registers, and are faster than the tiles that do not.
+ROWS = (
+    # kernel, family, columns, causal, when, keys, (Bq, Bk, warps, stages)
+    Row("forward", "16bit", (64,), BOTH, "few", 0, Tile(64, 128, 4, 3)),
+    Row("forward", "16bit", (128,), (True,), "short", 256, Tile(16, 128, 4, 1)),
+    Row("forward", "16bit", ANY, BOTH, "always", 0, Tile(64, 64, 4, 3)),
+    Row("forward", "fp32", (16,), BOTH, "always", 0, Tile(64, 128, 4, 2)),
+    Row("forward", "fp32", (32,), BOTH, "always", 0, Tile(64, 64, 4, 3)),
+    Row("forward", "fp32", (64,), BOTH, "always", 0, Tile(64, 32, 4, 3)),
+    Row("forward", "fp32", (128,), BOTH, "few", 0, Tile(64, 32, 4, 2)),
+    Row("forward", "fp32", (128,), BOTH, "always", 0, Tile(128, 32, 8, 2)),
+    Row("forward", "fp16x3", (128,), BOTH, "few", 0, Tile(64, 32, 4, 2)),
+    Row("forward", "fp16x3", (128,), BOTH, "always", 0, Tile(128, 64, 8, 2)),
+    # What is read for a tile is read less often in a larger one.
+    Row("forward_chunk", "16bit", (32,), BOTH, "long", 1024, Tile(64, 128, 4, 3)),
+    Row("forward_chunk", "16bit", (64,), BOTH, "long", 4096, Tile(128, 64, 4, 3)),
+    Row("forward_chunk", "16bit", (64,), BOTH, "long", 1024, Tile(64, 128, 4, 3)),
+    Row("forward_chunk", "16bit", ANY, BOTH, "always", 0, Tile(64, 64, 4, 3)),
+    Row("forward_chunk", "fp32", (16,), BOTH, "always", 0, Tile(64, 128, 4, 2)),
+    Row("forward_chunk", "fp32", (32,), BOTH, "always", 0, Tile(64, 64, 4, 3)),
+    Row("forward_chunk", "fp32", (64,), BOTH, "always", 0, Tile(64, 32, 4, 3)),
+    Row("forward_chunk", "fp32", (128,), BOTH, "always", 0, Tile(64, 32, 4, 2)),
+    Row("forward_chunk", "fp16x3", (128,), BOTH, "long", 4096, Tile(128, 64, 8, 2)),
+    Row("forward_chunk", "fp16x3", (128,), BOTH, "always", 0, Tile(64, 32, 4, 2)),
+    Row("backward", "16bit", (16, 32, 64), BOTH, "always", 0, Tile(64, 64, 4, 1)),
+    Row("backward", "16bit", (128,), BOTH, "always", 0, Tile(16, 128, 8, 1)),  # in_one_launch's 16
+    Row("backward_dq", "16bit", (16, 32, 64), BOTH, "always", 0, Tile(64, 64, 4, 3)),
+    Row("backward_dq", "16bit", (128,), BOTH, "few", 0, Tile(64, 64, 4, 3)),
+    Row("backward_dq", "16bit", (128,), BOTH, "always", 0, Tile(128, 64, 8, 3)),
+    Row("backward_dq", "fp32", (16, 32), BOTH, "always", 0, Tile(64, 64, 4, 2)),
+    Row("backward_dq", "fp32", (64,), BOTH, "few", 0, Tile(64, 64, 4, 2)),
+    Row("backward_dq", "fp32", (64, 128), BOTH, "always", 0, Tile(64, 32, 4, 2)),
+    Row("backward_dkdv", "16bit", (16, 32, 64), BOTH, "always", 0, Tile(64, 64, 4, 3)),
+    Row("backward_dkdv", "16bit", (128,), BOTH, "always", 0, Tile(32, 64, 4, 3)),
+    Row("backward_dkdv", "fp32", (16, 32), BOTH, "always", 0, Tile(64, 64, 4, 2)),
+    Row("backward_dkdv", "fp32", (64,), BOTH, "always", 0, Tile(32, 64, 4, 2)),
+    # At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
+    Row("backward_dk", "fp32", (128,), BOTH, "few", 0, Tile(16, 64, 4, 3)),
+    Row("backward_dk", "fp32", (128,), BOTH, "always", 0, Tile(16, 128, 8, 1)),
+    Row("backward_dv", "fp32", (128,), BOTH, "few", 0, Tile(32, 64, 4, 2)),
+    Row("backward_dv", "fp32", (128,), BOTH, "always", 0, Tile(16, 64, 4, 2)),
+    Row("backward_chunks", "16bit", (16, 32, 64), BOTH, "always", 0, Tile(64, 64, 4, 3)),
+    Row("backward_chunks", "16bit", (128,), BOTH, "long", 2048, Tile(32, 64, 4, 3)),
+    Row("backward_chunks", "16bit", (128,), BOTH, "short", 640, Tile(64, 32, 4, 3)),
+    Row("backward_chunks", "16bit", (128,), BOTH, "always", 0, Tile(64, 64, 8, 3)),
+    Row("backward_chunks", "fp32", (16,), BOTH, "always", 0, Tile(64, 64, 4, 3)),
+    Row("backward_chunks", "fp32", (32,), BOTH, "always", 0, Tile(64, 64, 4, 2)),
+    Row("backward_chunks", "fp32", (64,), BOTH, "always", 0, Tile(32, 64, 4, 2)),
+    Row("backward_wide", "fp16x3", (128,), BOTH, "always", 0, Tile(32, 128, 8, 2)),
+)
+# Where shared memory is too small for those of the table: another GPU.
+SMALLER = Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)
+# The ladder's, of Triton 3.6's tutorial 06: its forward is tuned among several, of which this is
+# one, and its backward's two kernels are one.
+TUTORIAL = {
+    "forward": Tile(128, 128, 8, 2),
+    "backward_dq": Tile(128, 32, 4, 5),
+    "backward_dkdv": Tile(32, 128, 4, 5),
+}
+Key = tuple[str, str, int, bool]
+
+# ``ROWS`` by what ``key_of`` returns.
+TILES: dict[Key, list[Row]] = {}
+for _row in ROWS:
+    for _cell in itertools.product(_row.columns, _row.causal):
+        TILES.setdefault((_row.kernel, _row.family, *_cell), []).append(_row)
+
+
+def key_of(kernel: str, call: Call) -> Key:
+    """Return where the table has a call's tiles for a kernel: kernel, family, columns, causal."""
+    family = "fp32" if call.dtype == "fp32" else "16bit"
+    family = "fp16x3" if precision_of(call) == "fp16x3" else family
+    return kernel, family, columns_of(call.head_dim), call.causal
+
+
+def columns_of(head_dim: int) -> int:
+    """Return the columns, a power of two, that hold a head in plain Triton."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def has_tiles(kernel: str, call: Call) -> bool:
+    """Return whether the table has tiles of this kernel for a call."""
+    return key_of(kernel, call) in TILES
+
+
+def tiles_of(kernel: str, call: Call, programs, keys: int = 0) -> tuple[Tile, ...]:
+    """Return the tiles of a kernel for a call, the best first; ``programs(tile)`` says how many
+    programs there are with one, ``keys`` what "long" counts."""
+    if "tuned_tiles" in without and kernel in TUTORIAL:
+        return TUTORIAL[kernel], *SMALLER
+    rows = TILES[key_of(kernel, call)]
+    idle = programs(rows[-1].tile) < call.multiprocessors
+    tiles = []
+    for row in rows:
+        if row.when == "few":
+            fits = idle
+        elif row.when == "short":
+            short = call.n_keys <= row.keys
+            fits = short and programs(row.tile) <= call.multiprocessors
+        elif row.when == "long":
+            fits = keys >= row.keys
+        else:
+            fits = True
+        if fits:
+            tiles.append(row.tile)
+    return *tiles, *SMALLER
+
+
+def options_of(tile: Tile, precision: str) -> dict:
+    """Return Triton's compile options for a tile; why fp32 keeps multiply-adds apart: see
+    kernels.py."""
+    return {
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "enable_fp_fusion": precision not in ("bf16x6", "fp16x3"),
+    }

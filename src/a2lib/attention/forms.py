@@ -1,0 +1,463 @@
+"""What each form of a pass launches: kernels in order, on how many programs, with what.
+
+    steps = Pass(tensors, call, scale).forward()      # or backward()
+
+``dispatch.py`` chooses the form. Nothing is launched here: the steps follow from shapes and strides
+alone, whatever the tensors hold, on any device (meta too).
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from a2lib.attention import dispatch
+from a2lib.attention.dispatch import Call, Tile, chunk_programs, columns_of, precision_of
+from a2lib.errors import UnsupportedError
+
+ROWS = 128  # what the rows of prepare_kernel are rounded up to
+SPLIT_ROWS = {"bf16x6": 64, "fp16x3": 128}  # of a program; 128: terms.SPLIT_ROWS
+CHUNK_ROWS = 32  # of a program before and after the backward in chunks
+COMBINED = 1024  # elements of o that a program of combine_kernel makes
+
+
+class Form(NamedTuple):
+    """How a kernel of Gluon sees a tensor: as blocks that the copy engine moves.
+
+    ``shape`` and ``strides`` in elements, the block's shape, and its layout in shared memory.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: list[int]
+    layout: object
+
+
+class Step(NamedTuple):
+    """One kernel of ``dispatch.KERNELS`` to launch, on so many programs.
+
+    ``tensors`` are names, the first of which it sees in ``forms``; ``numbers`` and ``constants``
+    are its other arguments, ``options`` those of its compilation. ``tile`` is what to strike from
+    the table where it does not fit a GPU.
+    """
+
+    kernel: str
+    n_programs: int
+    tensors: tuple[str, ...]
+    numbers: tuple
+    constants: dict
+    options: dict
+    forms: tuple[Form, ...] = ()
+    tile: tuple[dispatch.Key, Tile] | None = None
+
+
+class Pass:
+    """The steps of one pass over ``tensors``, by name: q, k, v, o, lse and, backward, do, dq, dk,
+    dv, of which a gradient that is not wanted is None.
+
+    They are (B, H, N, d), but lse, (..., N). ``own`` has what the steps need besides, made here.
+    Tiles of ``struck`` are passed over. ``scale`` is > 0.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor | None], call: Call, scale: float, struck=()):
+        self.tensors, self.call, self.scale, self.struck = tensors, call, scale, struck
+        self.own: dict[str, Tensor] = {}
+        self.steps: list[Step] = []
+        self.early = launches_early(tensors["q"].device)
+
+    def forward(self) -> list[Step]:
+        """Fill o and lse."""
+        forms = {
+            "key_chunks": self._forward_key_chunks,
+            "hopper": self._forward_hopper,
+            "plain": self._forward_plain,
+        }
+        forms[dispatch.forward_form(self.call)]()
+        return self.steps
+
+    def backward(self) -> list[Step]:
+        """Fill dq, dk and dv, each unless None."""
+        forms = {
+            "one_launch": self._backward_one_launch,
+            "two_terms": self._backward_chunks,
+            "hopper_chunks": self._backward_chunks,
+            "query_chunks": self._backward_chunks,
+            "one_sweep": self._backward_one_sweep,
+            "two_sweeps": self._backward_two_sweeps,
+        }
+        forms[dispatch.backward_form(self.call)]()
+        return self.steps
+
+    # The forward.
+
+    def _forward_plain(self):
+        self._split("k", "v")
+        programs = self._programs(self.call.n_queries, self.call.n_heads, over_queries=True)
+        self._tiled("forward", ("q", "k", "v", "o"), ("lse",), self._sizes(), programs)
+
+    def _forward_key_chunks(self):
+        """By way of ``parts`` and ``part_lse``, those of each chunk of keys."""
+        call, o = self.call, self.tensors["o"]
+        chunk_keys = dispatch.chunk_keys_of(call)
+        n_chunks = dispatch.n_chunks_of(chunk_keys, call.n_queries, call.n_keys, call.causal)
+        rows = n_chunks, call.n_heads, call.n_queries
+        self._make(
+            parts=o.new_empty(*rows, call.head_dim, dtype=torch.float32),
+            part_lse=o.new_empty(rows, dtype=torch.float32),
+        )
+        self._split("k", "v")
+
+        def programs(tile):
+            per_chunk = chunk_keys // tile.Bq if call.causal else 0
+            n_tiles = -(-call.n_queries // tile.Bq)
+            return (dispatch.n_chunk_programs(n_tiles, n_chunks, per_chunk) * call.n_heads,)
+
+        sizes = (*self._sizes(), n_chunks, chunk_keys)
+        tensors, parts = ("q", "k", "v"), ("parts", "part_lse")
+        needs = {"EARLY": self.early}
+        self._tiled("forward_chunk", tensors, parts, sizes, programs, needs, chunk_keys)
+
+        BD = columns_of(call.head_dim)
+        constants = {
+            "d": call.head_dim,
+            "BD": BD,
+            "B": min(128, COMBINED // BD),  # divides a chunk, of a multiple of 128
+            "CHUNKS": 1 << (n_chunks - 1).bit_length(),
+            "CAUSAL": call.causal,
+            "EARLY": self.early,
+        }
+        sizes = (call.heads, call.n_heads, call.n_queries, n_chunks, chunk_keys)
+        numbers = (*self._strides("o"), *sizes)
+        n_programs = -(-call.n_queries // constants["B"]) * call.n_heads
+        options = {"launch_pdl": self.early}
+        self._add("combine", n_programs, (*parts, "o", "lse"), numbers, constants, options)
+
+    def _forward_hopper(self):
+        call = self.call
+        consumers, stay = dispatch.forward_consumers(call)
+        ping_pong = stay and consumers == 3
+        BD = self._hopper_columns()
+        Bk = 64 if consumers == 1 and BD == 128 else 128
+        constants = {
+            "BD": BD,
+            "CONSUMERS": consumers,
+            "Bk": Bk,
+            "STAGES": 3 if ping_pong else 2,
+            "CAUSAL": call.causal,
+            "RAGGED": self._is_ragged(Bk),
+            "STAY": stay,
+            "num_warps": 4,
+        }
+        n_programs = -(-call.n_queries // (64 * consumers)) * call.n_heads
+        if stay:  # two programs of one consumer share a multiprocessor
+            at_once = (2 if consumers == 1 else 1) * call.multiprocessors
+            n_programs = dispatch.staying(n_programs, at_once, call.causal and not ping_pong)
+        key_bytes = 2 * call.n_keys * call.head_dim * 2
+        together = dispatch.heads_together(key_bytes, call.n_heads, stay, call.causal)
+        if ping_pong and call.causal:
+            together = call.n_heads  # the longest tiles of all heads first
+        scale2 = self.scale * math.log2(math.e)
+        sizes = (scale2, *self._sizes()[1:], together)
+        blocks = {"q": 64, "k": Bk, "v": Bk, "o": 64}
+        options = {"maxnreg": 128} if consumers == 1 else {}
+        self._add_hopper("hopper_forward", n_programs, blocks, ("lse",), sizes, constants, options)
+
+    # The backward.
+
+    def _backward_one_launch(self):
+        call = self.call
+        self._make(delta=torch.empty_like(self.tensors["lse"]))
+
+        def programs(tile):
+            queries = -(-call.n_queries // tile.Bq) * call.n_heads
+            return (queries + -(-call.n_keys // tile.Bq) * call.n_kv_heads,)
+
+        tensors = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+        sizes = (*self._sizes(), call.kv_heads, call.n_kv_heads)
+        self._tiled("backward", tensors, ("lse", "delta"), sizes, programs)
+
+    def _backward_two_sweeps(self):
+        call, rows = self.call, ("lse", "delta")
+        self._make(delta=torch.empty_like(self.tensors["lse"]))
+        dq, dk, dv = (self.tensors[name] is not None for name in ("dq", "dk", "dv"))
+        self._split("k", "v")
+        self._split("q", "do")
+        tensors = ("q", "k", "v", "o", "do", "dq" if dq else "q")
+        programs = self._programs(call.n_queries, call.n_heads, over_queries=True)
+        self._tiled("backward_dq", tensors, rows, self._sizes(), programs, {"NEEDS_DQ": dq})
+
+        tensors = ("q", "k", "v", "do", "dk" if dk else "k", "dv" if dv else "v")
+        programs = self._programs(call.n_keys, call.n_kv_heads, over_queries=False)
+        of_keys = (call.kv_heads, call.n_kv_heads, call.group, call.n_queries, call.n_keys)
+        wanted = {"backward_dkdv": (dk, dv)}
+        if not dispatch.has_tiles("backward_dkdv", call):
+            wanted = {"backward_dk": (dk, False), "backward_dv": (False, dv)}
+        for kernel, (needs_dk, needs_dv) in wanted.items():
+            if needs_dk or needs_dv:
+                needs = {"NEEDS_DK": needs_dk, "NEEDS_DV": needs_dv}
+                self._tiled(kernel, tensors, rows, (self.scale, *of_keys), programs, needs)
+
+    def _backward_chunks(self):
+        """By way of ``rows`` and of sums in fp32."""
+        call, k = self.call, self.tensors["k"]
+        form = dispatch.backward_form(call)
+        on_hopper, wide = form == "hopper_chunks", form == "two_terms"
+        dense = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+        permuted = on_hopper and call.head_dim > 64
+        rows, dq_sums = self._rows_and_sums(permuted)
+        self._make(rows=rows, dq_sums=dq_sums)
+        self._make(dk_sums=torch.empty_like(k, **dense), dv_sums=torch.empty_like(k, **dense))
+        sums, padded = ("dq_sums", "dk_sums", "dv_sums"), rows.shape[-1]
+        early = self.early and call.dtype != "fp32" and not on_hopper
+        early = early and call.n_keys <= dispatch.CHUNKS_EARLY[call.causal]
+        constants = {
+            "d": call.head_dim,
+            "BD": columns_of(call.head_dim),
+            "B": 2 * CHUNK_ROWS if permuted else CHUNK_ROWS,  # a whole tile
+            "PERMUTED": permuted,
+            "EARLY": early,
+        }
+
+        def around(kernel, n_rows, tensors, numbers, more):
+            B = constants["B"]
+            n_programs = -(-n_rows // B) * call.n_heads + -(-call.n_keys // B) * call.n_kv_heads
+            options = {"num_warps": 4, "launch_pdl": early and kernel == "finish_chunks"}
+            self._add(kernel, n_programs, tensors, numbers, constants | more, options)
+
+        sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
+        tensors, numbers = ("o", "do", "lse", "rows", *sums), (*self._strides("o", "do"), *sizes)
+        around("prepare_chunks", padded, tensors, numbers, {"PRECISION": precision_of(call)})
+
+        if on_hopper:
+            self._sweep(sums, dispatch.chunk_queries_of(call))
+        else:
+            self._split("k", "v")
+            self._split("q", "do")
+
+            def programs(tile):
+                chunk = dispatch.chunk_of(tile, call)
+                lengths = call.n_queries, call.n_keys
+                n = chunk_programs(tile, chunk, *lengths, call.causal) * call.n_heads
+                return n * (1 + wide), chunk
+
+            loops = dispatch.chunk_loops(columns_of(call.head_dim), call.dtype)
+            needs = {} if wide else {"LOOPS": loops, "EARLY": early}
+            kernel = "backward_wide" if wide else "backward_chunks"
+            tensors, rest = ("q", "k", "v", "do"), ("rows", *sums)
+            self._tiled(kernel, tensors, rest, self._sizes(), programs, needs, call.n_keys)
+
+        # What is not wanted is finished where it was added up.
+        gradients = []
+        for name, added in zip(("dq", "dk", "dv"), sums, strict=True):
+            gradients.append(name if self.tensors[name] is not None else added)
+        sizes = (self.scale, call.heads, call.kv_heads, call.n_heads, call.n_queries, call.n_keys)
+        tensors, numbers = (*sums, *gradients), (*self._strides(*gradients), *sizes)
+        around("finish_chunks", call.n_queries, tensors, numbers, {})
+
+    def _backward_one_sweep(self):
+        """By way of ``rows`` and ``sums``, both fp32, and in a fixed order of ``turns``: whose turn
+        it is to add to each 64 rows of dQ, and before them the programs begun."""
+        call, BD = self.call, self._hopper_columns()
+        rows, sums = self._rows_and_sums(BD == 128)
+        self._make(rows=rows, sums=sums)
+        n_heads, _, padded = rows.shape
+        if call.fixed_order:
+            self._make(turns=rows.new_empty(1 + n_heads * padded // 64, dtype=torch.int32))
+        n_programs, options = padded // ROWS * call.n_heads, {"num_warps": 8}
+        constants = {"d": call.head_dim, "BD": BD, "B": ROWS, "PERMUTED": BD == 128}
+        more = {"PRECISION": precision_of(call), "ORDERED": call.fixed_order}
+        tensors = ("o", "do", "lse", "rows", "sums", "turns" if call.fixed_order else "rows")
+        numbers = (*self._strides("o", "do"), call.heads, call.n_queries, padded)
+        self._add("prepare", n_programs, tensors, numbers, constants | more, options)
+        self._sweep(("sums", "dk", "dv"))
+        numbers = (*self._strides("dq"), self.scale, call.heads, call.n_queries)
+        self._add("finish", n_programs, ("sums", "dq"), numbers, constants, options)
+
+    def _sweep(self, gradients, chunk=0):
+        """The kernel for Hopper: dQ is added up in the first of ``gradients``, dK times scale and
+        dV are stored in the others; with chunk, queries of a program, they are added up too."""
+        call, BD = self.call, self._hopper_columns()
+        sums, *gradients = gradients
+        n_heads = call.n_heads if chunk else call.n_kv_heads
+        Bq, n_tiles = 128 if BD == 64 else 64, -(-call.n_keys // 128)
+        stay = not chunk and not call.fixed_order
+        stay = stay and dispatch.hopper_backward_stays(call.head_dim, n_tiles, n_heads, call.causal)
+        constants = {
+            "d": call.head_dim,
+            "BD": BD,
+            "Bq": Bq,
+            "STAGES": 2,
+            "CAUSAL": call.causal,
+            "RAGGED": self._is_ragged(128),
+            "CHUNKS": chunk > 0,
+            "STAY": stay,
+            "GROUPED": not chunk and call.group > 1,
+            "ORDERED": call.fixed_order,
+            "num_warps": 4,
+        }
+        if chunk:
+            tile, lengths = Tile(Bq, 128, 4, 2), (call.n_queries, call.n_keys)
+            n_tiles = chunk_programs(tile, chunk, *lengths, call.causal)
+        n_programs = n_tiles * n_heads
+        if stay:
+            n_programs = dispatch.staying(n_programs, call.multiprocessors, call.causal)
+        together = dispatch.backward_heads_together(call, n_heads, stay, chunk)
+        scales = (1.0 if chunk else self.scale, self.scale * math.log2(math.e))
+        lengths = (call.group, call.n_queries, call.n_keys)
+        sizes = (*scales, call.heads, n_heads, *lengths, together, chunk)
+        blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, sums: (1, 64, 64), "rows": (1, 2, Bq)}
+        rest = ["turns" if call.fixed_order else "rows"]
+        if chunk:
+            rest = [*gradients, *rest]
+        else:
+            blocks |= dict.fromkeys(gradients, 64)
+        self._add_hopper("hopper_backward", n_programs, blocks, rest, sizes, constants, {})
+
+    # What they share.
+
+    def _make(self, **tensors):
+        self.own |= tensors
+        self.tensors |= tensors
+
+    def _rows_and_sums(self, permuted):
+        """``rows`` and ``sums`` as ``prepare_kernel`` has them."""
+        call, q = self.call, self.tensors["q"]
+        padded = -(-call.n_queries // ROWS) * ROWS
+        rows = q.new_empty(call.n_heads, 2, padded, dtype=torch.float32)
+        of_head = (padded, 128) if permuted else (call.n_queries, call.head_dim)
+        return rows, q.new_empty(call.n_heads, *of_head, dtype=torch.float32)
+
+    def _sizes(self):
+        call = self.call
+        heads = call.heads, call.n_heads, call.group
+        return (self.scale, *heads, call.n_queries, call.n_keys)
+
+    def _strides(self, *names):
+        return tuple(stride for name in names for stride in self.tensors[name].stride()[:3])
+
+    def _programs(self, length, n_heads, over_queries):
+        return lambda tile: (-(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads,)
+
+    def _split(self, *names):
+        """The terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""
+        call = self.call
+        x = self.tensors[names[0]]
+        if precision_of(call) not in SPLIT_ROWS or not x.numel():
+            return
+        kernel, dtype, options = "split", torch.bfloat16, {}
+        n_rows, width = x.shape[2], 3 * call.head_dim
+        if precision_of(call) == "fp16x3":
+            kernel, dtype, options = "split_wide", torch.float16, {"num_warps": 8}
+            n_rows, width = dispatch.terms_shape(n_rows, call.head_dim)
+        for name in names:
+            terms = x.new_empty(*x.shape[:2], n_rows, width, dtype=dtype)
+            self._make(**{f"{name}_terms": terms})
+        B = SPLIT_ROWS[precision_of(call)]
+        n_programs = 2 * -(-x.shape[2] // B) * math.prod(x.shape[:2])
+        constants = {"d": call.head_dim, "BD": columns_of(call.head_dim), "B": B}
+        tensors = (*names, *(f"{name}_terms" for name in names))
+        numbers = (*self._strides(*names), *x.shape[1:3])
+        self._add(kernel, n_programs, tensors, numbers, constants, options)
+
+    def _tiled(self, kernel, tensors, rest, sizes, programs, needs=None, keys=0):
+        """A kernel with the best tile for ``keys`` that is not struck; ``programs(tile)`` are how
+        many there are, and what more they are to know."""
+        call = self.call
+        tensors = [f"{name}_terms" if f"{name}_terms" in self.own else name for name in tensors]
+        key = dispatch.key_of(kernel, call)
+        tiles = dispatch.tiles_of(kernel, call, lambda tile: programs(tile)[0], keys)
+        tile = next((tile for tile in tiles if (key, tile) not in self.struck), None)
+        if tile is None:
+            raise UnsupportedError(
+                f"flash_attention has no {kernel} tile for head_dim {call.head_dim} in {call.dtype}"
+                f" that fits the shared memory of {self.tensors['q'].device}"
+            )
+        constants = {
+            "d": call.head_dim,
+            "BD": columns_of(call.head_dim),
+            "Bq": tile.Bq,
+            "Bk": tile.Bk,
+            "CAUSAL": call.causal,
+            "PRECISION": precision_of(call),
+            "STAGES": tile.stages,
+            **(needs or {}),
+        }
+        options = dispatch.options_of(tile, precision_of(call))
+        if kernel == "backward_chunks":
+            options["launch_pdl"] = constants["EARLY"]
+        n_programs, *more = programs(tile)
+        numbers = (*self._strides(*tensors), *sizes, *more)
+        names = (*tensors, *rest)
+        self._add(kernel, n_programs, names, numbers, constants, options, tile=(key, tile))
+
+    def _add_hopper(self, kernel, n_programs, blocks, rest, sizes, constants, options):
+        """A kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine
+        moves or, for a tensor of three dimensions, its shape."""
+        BD = self._hopper_columns()
+        forms = tuple(form_of(self.tensors[name], block, BD) for name, block in blocks.items())
+        self._add(kernel, n_programs, (*blocks, *rest), sizes, constants, options, forms)
+
+    def _add(self, kernel, n_programs, tensors, numbers, constants, options, forms=(), tile=None):
+        if n_programs:
+            step = Step(kernel, n_programs, tuple(tensors), numbers, constants, options, forms)
+            self.steps.append(step._replace(tile=tile))
+
+    def _hopper_columns(self):
+        return 64 if self.call.head_dim <= 64 else 128
+
+    def _is_ragged(self, Bk):
+        """Whether some block of Bk keys goes past the last key where no causal mask hides it."""
+        call = self.call
+        return call.n_keys % Bk != 0 and not (call.causal and call.n_queries <= call.n_keys)
+
+
+def form_of(x: Tensor, block, BD: int) -> Form:
+    """Return what the copy engine is to know of a tensor in blocks as ``_add_hopper`` has them."""
+    from triton.experimental.gluon import language as gl
+
+    dtypes = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+    if not isinstance(block, tuple):
+        block = (1, 1, block, BD)
+    if block[1] == 2:  # numbers of rows, one after the other: nothing to swizzle
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
+    else:
+        layout = gl.NVMMASharedLayout.get_default_for(list(block), dtypes[x.dtype])
+    # The stride of a dimension of one is arbitrary, and TMA wants multiples of 16 bytes.
+    strides = (s if n > 1 else BD for n, s in zip(x.shape[:-1], x.stride(), strict=False))
+    return Form(tuple(x.shape), (*strides, 1), list(block), layout)
+
+
+def is_addressable(x: Tensor) -> bool:
+    """Return whether the copy engine (TMA) can address a tensor (B, H, N, d)."""
+    steps = [s for n, s in zip(x.shape[:3], x.stride()[:3], strict=True) if n > 1]
+    return x.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in steps)
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Return whether the device is a GPU of compute capability 9.0, and Triton's Gluon known."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        import a2lib.attention.hopper_backward  # noqa: F401
+    except (ImportError, AttributeError):  # a version of Triton whose Gluon is another
+        return False
+    return True
+
+
+@functools.cache
+def n_multiprocessors(device: torch.device) -> int:
+    """Return a GPU's multiprocessors, 0 for another device."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def launches_early(device: torch.device) -> bool:
+    """Return whether a kernel can be launched while the one before it runs (``griddepcontrol``)."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)

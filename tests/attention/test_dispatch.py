@@ -1,0 +1,184 @@
+"""The table of dispatch: which form and which tile a call has, and the limits between them."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from a2lib.attention import dispatch
+from a2lib.attention.dispatch import Call, backward_form, forward_form
+from a2lib.shapes import SIZES
+
+
+def call(dtype="bf16", heads=16, n=1024, d=64, causal=True, **more):
+    sizes = {"batch": 1, "heads": heads, "kv_heads": heads, "n_queries": n, "n_keys": n}
+    return Call(dtype, **{**sizes, "head_dim": d, "causal": causal, **more})
+
+
+def test_the_table_needs_no_torch():
+    """Read by its path: its package imports torch."""
+    code = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("dispatch", sys.argv[1])
+module = sys.modules["dispatch"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert not {"torch", "triton"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code, dispatch.__file__], check=True, timeout=60)
+
+
+FORMS = {
+    ("bf16", 1, 512, 64): ("key_chunks", "query_chunks"),
+    ("bf16", 1, 16384, 64): ("key_chunks", "hopper_chunks"),
+    ("bf16", 16, 16384, 64): ("hopper", "one_sweep"),
+    ("fp16", 16, 1024, 128): ("hopper", "one_sweep"),
+    ("bf16", 4, 128, 64): ("plain", "one_launch"),
+    ("bf16", 64, 64, 32): ("plain", "one_launch"),
+    ("bf16", 64, 512, 32): ("plain", "two_sweeps"),
+    ("fp32", 8, 2048, 64): ("plain", "query_chunks"),
+    ("fp32", 16, 2048, 128): ("plain", "two_terms"),
+    ("fp32", 256, 512, 64): ("plain", "two_sweeps"),
+}
+
+
+@pytest.mark.parametrize("cell", FORMS, ids=str)
+def test_forms(cell):
+    one = call(*cell)
+    assert (forward_form(one), backward_form(one)) == FORMS[cell]
+
+
+def test_forms_of_what_is_asked_and_of_another_gpu():
+    long, few = call(n=16384), call(heads=1, n=512)
+    assert forward_form(long._replace(hopper=False)) == "plain"
+    assert backward_form(long._replace(hopper=False)) == "two_sweeps"
+    assert backward_form(long._replace(every_gradient=False)) == "two_sweeps"
+    assert backward_form(long._replace(fixed_order=True)) == "one_sweep"
+    assert backward_form(few._replace(fixed_order=True)) == "two_sweeps"
+    assert backward_form(call("fp32", d=128)._replace(fixed_order=True)) == "two_sweeps"
+    assert forward_form(few._replace(multiprocessors=0)) == "plain", "on a CPU"
+
+
+def test_every_kernel_is_one_and_every_form_and_row_has_its_kernels():
+    for module, function in dispatch.KERNELS.values():
+        source = (dispatch.__file__.rsplit("/", 1)[0]) + f"/{module}.py"
+        assert f"def {function}(" in open(source, encoding="utf-8").read()
+    assert {row.kernel for row in dispatch.ROWS} <= set(dispatch.KERNELS)
+    for key, rows in dispatch.TILES.items():
+        assert rows[-1].when == "always", key
+        assert [row.when for row in rows].count("always") == 1, key
+
+
+def tile(kernel, one, programs, keys=0):
+    return dispatch.tiles_of(kernel, one, programs, keys)[0]
+
+
+@pytest.mark.parametrize("programs, wanted", [(131, (64, 128, 4, 3)), (132, (64, 64, 4, 3))])
+def test_another_tile_where_the_first_would_leave_multiprocessors_idle(programs, wanted):
+    assert tile("forward", call(), lambda tile: programs) == wanted
+
+
+@pytest.mark.parametrize("n, programs, short", [(256, 132, 1), (256, 133, 0), (257, 1, 0)])
+def test_tiles_of_short_rows_where_each_program_has_a_multiprocessor(n, programs, short):
+    found = tile("forward", call(n=n, d=128), lambda tile: programs)
+    assert found == ((16, 128, 4, 1) if short else (64, 64, 4, 3))
+
+
+def test_tiles_of_long_chunks():
+    for keys, Bq, Bk in ((1023, 64, 64), (1024, 64, 128), (4095, 64, 128), (4096, 128, 64)):
+        assert tile("forward_chunk", call(), lambda tile: 1, keys)[:2] == (Bq, Bk)
+
+
+def test_smaller_tiles_come_last():
+    tiles = dispatch.tiles_of("backward_dq", call(d=128), lambda tile: 1000)
+    assert tiles == ((128, 64, 8, 3), *dispatch.SMALLER)
+
+
+def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
+    cells = {(256, 256, 65): True, (255, 4096, 128): False, (4096, 255, 128): False,
+             (256, 4096, 64): False}  # fmt: skip
+    assert {cell: dispatch.in_two_terms(*cell, 4) for cell in cells} == cells
+    assert not dispatch.in_two_terms(4096, 4096, 128, 2)
+    # Two fp16 numbers an element, of rows up to a multiple of 128, and an exponent a block.
+    assert dispatch.terms_shape(300, 80) == dispatch.terms_shape(300, 75) == (384 + 1, 160)
+    assert dispatch.terms_shape(1024, 80) == (1024 + 1, 160)
+
+
+def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
+    cells = {(1024, 1): True, (1023, 1): False, (1023, 32): False, (1023, 33): True,
+             (512, 66): True, (512, 65): False, (128, 264): True, (127, 1000): False}  # fmt: skip
+    assert {cell: dispatch.in_one_sweep(*cell, 64, 2) for cell in cells} == cells
+    sizes = [d for d in range(1, 200) if dispatch.in_one_sweep(2048, 1, d, 2)]
+    assert sizes == list(range(40, 129, 8)) and not dispatch.in_one_sweep(2048, 1, 64, 4)
+
+
+def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
+    most = {(16, False): 128, (32, False): 128, (36, True): 64, (64, False): 64, (68, True): 64,
+            (128, False): 32}  # fmt: skip
+    for (head_dim, causal), n in most.items():
+        cells = {(256, 1): True, (255, 1): False, (128 * n, 1): True, (128 * n + 1, 1): False,
+                 (256, n // 2): True, (256, n // 2 + 1): False}  # fmt: skip
+        assert {cell: dispatch.in_chunks(*cell, head_dim, causal, 2) for cell in cells} == cells
+
+
+def test_chunks_in_fp32_where_rows_are_long_too():
+    cells = {(255, 1): False, (256, 64): True, (256, 65): False, (4095, 4): True, (4095, 5): False,
+             (4096, 5): True, (65536, 1): True}  # fmt: skip
+    assert {cell: dispatch.in_chunks(*cell, 64, False, 4) for cell in cells} == cells
+    assert not dispatch.in_chunks(2048, 1, 65, True, 4)
+
+
+def test_long_causal_rows_are_cut_where_their_programs_fill_the_gpu_once():
+    cut = {(64, 16384, 1): True, (64, 16384, 2): False, (64, 32768, 1): False, (64, 8192, 2): True,
+           (64, 4096, 2): True, (64, 4096, 3): False, (128, 4096, 4): True, (128, 4096, 5): False,
+           (128, 2048, 4): True, (128, 2048, 5): False, (32, 16384, 1): True, (32, 8192, 3): False,
+           (32, 32768, 1): True, (16, 32769, 1): False}  # fmt: skip
+    found = {(d, n, heads): dispatch.in_chunks(n, heads, d, True, 2) for d, n, heads in cut}
+    assert found == cut
+
+
+def test_few_tokens_are_one_launch_where_each_program_has_a_multiprocessor():
+    one = {(128, 128, 1, 64): True, (129, 1, 1, 64): False, (1, 129, 1, 32): True,
+           (256, 256, 16, 16): True, (256, 256, 17, 16): False, (257, 1, 1, 16): False,
+           (128, 128, 33, 64): True, (128, 128, 34, 64): False, (1, 1, 66, 65): True,
+           (256, 256, 4, 128): True, (256, 256, 5, 128): False,
+           (257, 1, 1, 128): False}  # fmt: skip
+    assert {cell: dispatch.in_one_launch(*cell, 2) for cell in one} == one
+    assert not dispatch.in_one_launch(128, 128, 1, 64, 4)
+
+
+tokens = st.integers(0, 2**17)
+
+
+@given(
+    tokens, tokens, st.integers(0, 64), st.booleans(), st.sampled_from([2, 4]), st.integers(0, 160)
+)
+def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, n_heads, causal, width, multiprocessors):
+    shape = n_queries, n_keys, n_heads, causal
+    keys = dispatch.keys_per_chunk(*shape, width, multiprocessors)
+    assert keys % 128 == 0
+    if keys:
+        assert 2 <= dispatch.n_chunks_of(keys, n_queries, n_keys, causal) <= dispatch.CHUNKS_MAX
+        assert -(-n_queries // 64) * n_heads <= 2 * multiprocessors
+
+
+def test_chunks_where_one_head_leaves_the_gpu_idle():
+    def rows(heads, causal):
+        lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+        return [n for n in lengths if dispatch.keys_per_chunk(n, n, heads, causal, 2)]
+
+    assert rows(1, True) == [512, 1024, 2048, 4096, 8192, 16384]
+    assert rows(1, False) == [512, 1024, 2048, 4096]
+    keys = [dispatch.keys_per_chunk(n, n, 1, True, 2) for n in rows(1, True)]
+    assert keys == [128, 128, 256, 512, 2048, 4096]
+    assert rows(16, True) == rows(16, False) == []
+
+
+def test_no_training_step_has_chunks():
+    """Hence the count of a step's tensors knows none."""
+    for shape in SIZES.values():
+        for n in range(64, 2**14 + 1, 64):
+            for batch, width in ((1, 2), (1, 4), (4, 2), (4, 4)):
+                heads = batch * shape.num_heads
+                assert not dispatch.keys_per_chunk(n, n, heads, True, width), (shape, n, width)

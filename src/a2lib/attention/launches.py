@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from a2lib.attention import dispatch
-from a2lib.attention.forms import Form, Pass, Step, is_addressable, is_hopper, n_multiprocessors
+from a2lib.attention.forms import Pass, Step, is_addressable, is_hopper, n_multiprocessors
 from a2lib.attention.shapes import as_batched_heads, check_inputs, empty_output
 from a2lib.errors import UnsupportedError
 
@@ -117,12 +117,18 @@ def _allow_tf32() -> bool:
 
 class _Launch(NamedTuple):
     """A compiled kernel bound to its grid: ``run(*chosen, *rest)`` with what ``choose`` takes of a
-    pass's addresses, the first in ``forms``."""
+    pass's addresses, the first of them made descriptors by ``describe``.
+
+    ``unheard`` and ``head`` are the same launch as PyTorch's compiler makes it, without Triton's
+    hooks: ``unheard(stream, *head, *chosen, *rest)``.
+    """
 
     run: Callable
+    unheard: Callable
+    head: tuple
     choose: Callable
+    describe: tuple[Callable, ...]
     rest: tuple
-    forms: tuple[Form, ...]
 
 
 class _Kept(NamedTuple):
@@ -188,11 +194,17 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
         for x in scratch:
             addresses.append(x.data_ptr())
     stream = None if gpu is None else _stream_of()(gpu)
-    for run, choose, rest, forms in launches:
+    hooks = _hooks()
+    is_heard = _is_set(hooks.launch_enter_hook) or _is_set(hooks.launch_exit_hook)
+    for run, unheard, head, choose, describe, rest in launches:
         chosen = choose(addresses)
-        if forms:
-            chosen = described(chosen, forms)
-        run(*chosen, *rest, stream=stream)
+        if describe:
+            pairs = zip(describe, chosen, strict=False)
+            chosen = *[make(x) for make, x in pairs], *chosen[len(describe) :]
+        if is_heard:
+            run(*chosen, *rest, stream=stream)
+        else:
+            unheard(stream, *head, *chosen, *rest)
     return made
 
 
@@ -202,6 +214,19 @@ def _stream_of():
     from triton.runtime import driver
 
     return driver.active.get_current_stream
+
+
+@functools.cache
+def _hooks():
+    """What has the hooks that a profiler of Triton sets."""
+    from triton import knobs
+
+    return knobs.runtime
+
+
+def _is_set(hook) -> bool:
+    """Whether a hook of Triton, a chain of calls or one, has any."""
+    return bool(getattr(hook, "calls", hook))
 
 
 def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None) -> None:
@@ -290,9 +315,16 @@ def _bound(names: list[str], steps: list[Step], launched: list[tuple]) -> tuple[
     launches = []
     for step, (compiled, values) in zip(steps, launched, strict=True):
         places = [names.index(name) for name in step.tensors]
-        run = compiled[step.n_programs, 1, 1]
-        rest = (*step.numbers, *values)
-        launches.append(_Launch(run, operator.itemgetter(*places), rest, step.forms))
+        grid = step.n_programs, 1, 1
+        launch = _Launch(
+            run=compiled[grid],
+            unheard=functools.partial(compiled.run, *grid),
+            head=(compiled.function, compiled.packed_metadata, None, None, None),
+            choose=operator.itemgetter(*places),
+            describe=tuple(_descriptor_of(form) for form in step.forms),
+            rest=(*step.numbers, *values),
+        )
+        launches.append(launch)
     return tuple(launches)
 
 
@@ -332,25 +364,39 @@ def kernel_of(name: str):
 
 
 class _Address(int):
-    """What a descriptor is asked for: an address, which a launch takes as it takes a tensor."""
+    """What a launch asks a descriptor's base for, where that is an address."""
 
     def data_ptr(self):
         return self
 
 
+def _descriptor_of(form):
+    """The function that makes an address a descriptor of this form. What a form says is of the
+    class: to set it at each call took the host longer than a launch."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    members = {
+        "base": property(lambda address: address),
+        "shape": form.shape,
+        "strides": form.strides,
+        "block_shape": form.block,
+        "layout": form.layout,
+        "padding": "zero",
+    }
+    kind = type("AddressDescriptor", (_Address, TensorDescriptor), members)
+    return functools.partial(int.__new__, kind)
+
+
 def described(tensors, forms):
-    """``tensors``, or addresses, the first of them as descriptors of ``forms``."""
+    """``tensors``, the first of them as descriptors of ``forms``."""
     if not forms:
         return tensors
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    made = []
-    for x, form in zip(tensors, forms, strict=False):
-        # Without the class's own checks, which take the host as long as a launch.
-        descriptor = object.__new__(TensorDescriptor)
-        descriptor.base, descriptor.padding = _Address(x) if type(x) is int else x, "zero"
-        descriptor.shape, descriptor.strides, descriptor.block_shape, descriptor.layout = form
-        made.append(descriptor)
+    made = [
+        TensorDescriptor(x, form.shape, form.strides, form.block, form.layout)
+        for x, form in zip(tensors, forms, strict=False)
+    ]
     return *made, *tensors[len(made) :]
 
 

@@ -32,7 +32,7 @@ class Progress:
         self._started = self._shown = time.monotonic()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._terminal = _open_terminal()
+        self._terminal = open_terminal()
         self._output = _display(self._line())
         if self._output or self._terminal:
             threading.Thread(target=self._tick, daemon=True).start()
@@ -98,7 +98,16 @@ class Progress:
         return f"{bar} {self._text}".rstrip()
 
 
-def _open_terminal():
+def say(text: str) -> None:
+    """Print a line in the running cell, and on the terminal of the command that runs it."""
+    print(text)
+    terminal = open_terminal()
+    if terminal:
+        with terminal, contextlib.suppress(OSError):
+            terminal.write(f"{text}\n")
+
+
+def open_terminal():
     """Return the terminal of the command that runs this notebook, or None."""
     path = os.environ.get(TERMINAL)
     if not path:

@@ -86,8 +86,7 @@ own_source() { pip config list 2>/dev/null | grep -Eq "(find-links|index-url)='.
 
 used_pins=$venv/a2lib-constraints.txt
 if [ -n "$pins" ]; then cat "$pins" >"$used_pins"; else : >"$used_pins"; fi
-pinned() { sed -n "s/^$1==//p" dev/constraints.txt; }
-unpin() { sed '/^torch==/d; /^triton==/d' "$used_pins" >"$used_pins.new"; mv "$used_pins.new" "$used_pins"; }
+pinned() { sed -n "s/^# \($1==\)/\1/p" dev/constraints.txt; }
 install() { pip install --no-compile --progress-bar off -c "$used_pins" "$@"; }  # pip compiles on one core: at the end, on all
 
 build=cpu
@@ -99,15 +98,15 @@ else
 fi
 
 if [ "$build" = cuda ]; then
-    unpin
     case $(torch_here) in *+cpu) pip uninstall -q -y torch triton ;; esac
     torch=${TORCH:-torch>=2.11}
     step "installing $torch, the CUDA build (several GB)" install "$torch" || reason "pip could not install $torch"
 else
-    version=$(pinned torch)
-    [ "$(uname)" = Linux ] && version=$version+cpu
-    torch=${TORCH:-torch==$version}
-    [ -z "${TORCH:-}" ] || unpin
+    torch=${TORCH:-$(pinned torch)}
+    if [ -z "${TORCH:-}" ] && [ "$(uname)" = Linux ]; then
+        torch=$torch+cpu
+        [ -z "$pins" ] || pinned triton >>"$used_pins"
+    fi
     cpu_index=https://download.pytorch.org/whl/cpu
     # pip's own configuration first, where it names a source: a mirror, or a folder of packages.
     { own_source && step "installing $torch (some 200 MB)" install "$torch"; } ||

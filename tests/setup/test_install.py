@@ -75,7 +75,8 @@ def test_without_a_gpu_it_is_the_cpu_build_from_its_index(repository):
         f"-c .venv/a2lib-constraints.txt {CPU_INDEX} torch==2.13.0+cpu",
         "-c .venv/a2lib-constraints.txt -e .[dev] torch==2.13.0+cpu",
     ]
-    assert pins(repository) == (ROOT / "dev" / "constraints.txt").read_text()
+    text = (ROOT / "dev" / "constraints.txt").read_text()
+    assert pins(repository) == f"{text}triton==3.6.0\n" and "\n# triton==3.6.0\n" in text
 
 
 def test_a_source_of_ones_own_comes_first_and_is_no_dead_end(repository):
@@ -91,6 +92,7 @@ def test_a_source_of_ones_own_comes_first_and_is_no_dead_end(repository):
 def test_on_a_mac_there_is_one_build(repository):
     write_program(repository / "bin" / "uname", "#!/bin/sh\necho Darwin\n")
     assert asked(repository)[0].split()[-1] == "torch==2.13.0"
+    assert "\ntriton==" not in pins(repository)
 
 
 def test_with_a_gpu_it_is_the_cuda_build_and_the_triton_that_it_brings(repository):

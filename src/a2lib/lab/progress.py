@@ -79,7 +79,8 @@ class Progress:
                 self._output.update({"text/plain": line}, raw=True)
             if self._terminal:
                 with contextlib.suppress(OSError):  # the terminal may have gone
-                    self._terminal.write(f"\r{line:{WIDTH}}"[: WIDTH + 1])
+                    width = _columns(self._terminal)
+                    self._terminal.write(f"\r{line:{width}}"[: width + 1])
                     self._terminal.flush()
 
     def _line(self) -> str:
@@ -116,6 +117,13 @@ def open_terminal():
         descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
         return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
     return None
+
+
+def _columns(terminal) -> int:
+    """Return the columns of a line that is replaced in place: one that reaches the edge moves on to
+    the next, and stays."""
+    columns = os.get_terminal_size(terminal.fileno()).columns
+    return min(WIDTH, columns - 1) if columns else WIDTH
 
 
 def _display(text: str):

@@ -40,8 +40,8 @@ def forecast(tasks: Iterable[Sequence[Key]], device: str) -> None:
     if seconds >= LONG_S:
         largest = cases[max(flops, key=flops.__getitem__)]
         say(
-            f"This takes about {in_words(seconds)} or more on this CPU: {total:.1g} floating-point"
-            f" operations. Smaller: {smaller(largest, seconds)}"
+            f"This takes about {in_words(seconds)} or more on this CPU, for {total / 1e12:,.1f} TFLOP."
+            f" Smaller: {smaller(largest, seconds)}"
         )
 
 

@@ -40,7 +40,7 @@ def forecast(tasks: Iterable[Sequence[Key]], device: str) -> None:
     if seconds >= LONG_S:
         largest = cases[max(flops, key=flops.__getitem__)]
         say(
-            f"This takes about {in_words(seconds)} or more on this CPU, for {total / 1e12:,.1f} TFLOP."
+            f"This takes about {in_words(seconds)} or more on this CPU ({total / 1e12:,.1f} TFLOP)."
             f" Smaller: {smaller(largest, seconds)}"
         )
 

@@ -27,6 +27,7 @@ die() { say "$*"; exit 1; }
 step() {
     words=$1; shift
     begin=$(date +%s)
+    printf '== %s\n' "$words" >>"$log"
     [ -t 2 ] || say "$words"
     tick "$$" "$words" & ticker=$!
     trap 'kill "$ticker" 2>/dev/null || true' EXIT
@@ -44,7 +45,7 @@ tick() {
     seconds=0
     while kill -0 "$1" 2>/dev/null; do  # what ends this script ends it too
         if [ -t 2 ]; then
-            printf '\r\033[Kinstall: %s: %s s  %.50s' "$2" "$seconds" "$(tail -n 1 "$log" | cut -c1-50)" >&2
+            printf '\r\033[Kinstall: %s: %s s  %.50s' "$2" "$seconds" "$(tail -n 1 "$log" | sed '/^== /d')" >&2
         elif [ "$seconds" -gt 0 ] && [ $((seconds % 30)) -eq 0 ]; then
             say "  $seconds s so far"
         fi

@@ -86,6 +86,7 @@ def test_the_highest_rung_is_the_library():
 
 
 @pytest.mark.slow
+@pytest.mark.triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is compiled")
 def test_a_process_of_its_own_interprets_what_it_cannot_compile(python, monkeypatch):
     code = """

@@ -42,7 +42,8 @@ export MPLCONFIGDIR := $(CURDIR)/build/matplotlib
 PARAMETERS = $(filter-out VENV=% WORKERS=% FUZZ_S=% ARGS=% PYTHON=% TORCH=% PINS=% A2LIB_DATA=% CUDA_VISIBLE_DEVICES=%, \
 	$(MAKEOVERRIDES))
 
-.PHONY: help install book html pdf test fuzz lint lab pins clean distclean FORCE $(NOTEBOOKS)
+TARGETS := help install book html pdf test fuzz lint lab pins clean distclean $(NOTEBOOKS)
+.PHONY: $(TARGETS) FORCE
 
 help:
 	@echo 'make book                 run every notebook at the size of this machine, then build the book'
@@ -127,6 +128,12 @@ $(NOTEBOOKS): $(STAMP)
 
 pins: $(STAMP)
 	@$(BIN)/python dev/pins.py
+
+# What is no target: the nearest is named, by any Python 3.
+.DEFAULT:
+	@python3 -c 'import difflib, sys; near = difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1); \
+		hint = f" (did you mean {near[0]}?)" if near else ""; \
+		sys.exit(f"make: no target {sys.argv[1]}{hint}; make help lists them")' '$@' $(TARGETS)
 
 clean:
 	rm -rf book/_build build/cache build/runs build/.book-inputs build/data/.ran-* .jupyter_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@
 #   TORCH     what to ask pip for instead of the choice below     (say 'torch==2.11.0')
 #   PINS      file of exact versions; empty for the newest        (dev/constraints.txt)
 #
+# Each step is a line with the seconds it took; what pip says is in build/install.log, and its end is shown where it fails.
 # Without a GPU torch is the pinned CPU build, asked for by its full name: a plain 'torch' is several GB of CUDA
 # packages on Linux. With one it is the newest CUDA build that the pins allow, and the triton that it brings.
 # Nothing is read from standard input, so it may be closed.
@@ -14,8 +15,49 @@ cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 python=${PYTHON:-python3}
 pins=${PINS-dev/constraints.txt}
+started=$(date +%s)
+log=build/install.log
+mkdir -p build
+: >"$log"
 say() { printf 'install: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
+
+# step WORDS COMMAND...: say what it is, run a command whose output goes to the log, and say how long it takes: on a
+# terminal every second, with the log's last line, elsewhere every half minute.
+step() {
+    words=$1; shift
+    begin=$(date +%s)
+    printf '== %s\n' "$words" >>"$log"
+    [ -t 2 ] || say "$words"
+    tick "$$" "$words" & ticker=$!
+    trap 'kill "$ticker" 2>/dev/null || true' EXIT
+    code=0; "$@" >>"$log" 2>&1 || code=$?
+    kill "$ticker" 2>/dev/null || true
+    wait "$ticker" 2>/dev/null || true
+    trap - EXIT
+    if [ -t 2 ]; then
+        printf '\r\033[K' >&2
+        say "$words: $(($(date +%s) - begin)) s"
+    fi
+    return "$code"
+}
+tick() {
+    seconds=0
+    while kill -0 "$1" 2>/dev/null; do  # what ends this script ends it too
+        if [ -t 2 ]; then
+            printf '\r\033[Kinstall: %s: %s s  %.50s' "$2" "$seconds" "$(tail -n 1 "$log" | sed '/^== /d')" >&2
+        elif [ "$seconds" -gt 0 ] && [ $((seconds % 30)) -eq 0 ]; then
+            say "  $seconds s so far"
+        fi
+        sleep 1 >/dev/null 2>&1  # it may outlive this by a moment, and holds no pipe open
+        seconds=$((seconds + 1))
+    done
+}
+# reason WORDS: end, with the last lines of what failed.
+reason() {
+    tail -n 12 "$log" >&2
+    die "$*; the lines above are the end of $log"
+}
 
 # --- the environment itself -----------------------------------------------------------------------------------
 where=$venv/.a2lib-where
@@ -31,8 +73,7 @@ if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         die "a2lib needs Python 3.11 or newer, '$python' is $("$python" -c 'import platform; print(platform.python_version())'); run: make PYTHON=/path/to/python3.11"
     "$python" -c 'import venv, ensurepip' 2>/dev/null || die "'$python' cannot make environments; on Debian or Ubuntu: apt install python3-venv"
-    say "making $venv with $("$python" --version)"
-    "$python" -m venv --clear "$venv"
+    step "making $venv with $("$python" --version)" "$python" -m venv --clear "$venv" || reason "'$python' could not make $venv"
 fi
 bin=$venv/bin
 pip() { "$bin/python" -m pip --disable-pip-version-check "$@"; }
@@ -46,9 +87,8 @@ own_source() { pip config list 2>/dev/null | grep -Eq "(find-links|index-url)='.
 
 used_pins=$venv/a2lib-constraints.txt
 if [ -n "$pins" ]; then cat "$pins" >"$used_pins"; else : >"$used_pins"; fi
-pinned() { sed -n "s/^$1==//p" dev/constraints.txt; }
-unpin() { sed '/^torch==/d; /^triton==/d' "$used_pins" >"$used_pins.new"; mv "$used_pins.new" "$used_pins"; }
-how=--no-compile; [ -t 1 ] || how="$how -qq"  # pip compiles on one core: at the end, on all
+pinned() { sed -n "s/^# \($1==\)/\1/p" dev/constraints.txt; }
+install() { pip install --no-compile --progress-bar off -c "$used_pins" "$@"; }  # pip compiles on one core: at the end, on all
 
 build=cpu
 if has_gpu; then
@@ -59,35 +99,29 @@ else
 fi
 
 if [ "$build" = cuda ]; then
-    unpin
     case $(torch_here) in *+cpu) pip uninstall -q -y torch triton ;; esac
     torch=${TORCH:-torch>=2.11}
-    say "installing $torch, the CUDA build (several GB)"
-    pip install $how -c "$used_pins" "$torch" || die "pip could not install $torch"
+    step "installing $torch, the CUDA build (several GB)" install "$torch" || reason "pip could not install $torch"
 else
-    version=$(pinned torch)
-    [ "$(uname)" = Linux ] && version=$version+cpu
-    torch=${TORCH:-torch==$version}
-    [ -z "${TORCH:-}" ] || unpin
-    cpu_index=https://download.pytorch.org/whl/cpu
-    say "installing $torch and everything else (some minutes)"
-    # pip's own configuration first, where it names a source: a mirror, or a folder of packages.
-    if own_source && pip install --no-compile -qq -c "$used_pins" "$torch" 2>"$venv/a2lib-torch.log"; then
-        :
-    else
-        pip install $how -c "$used_pins" --extra-index-url "$cpu_index" "$torch" || {
-            [ ! -s "$venv/a2lib-torch.log" ] || cat "$venv/a2lib-torch.log" >&2
-            die "no $torch in pip's sources nor at $cpu_index; to take another: make TORCH='torch>=2.11'"
-        }
+    torch=${TORCH:-$(pinned torch)}
+    if [ -z "${TORCH:-}" ] && [ "$(uname)" = Linux ]; then
+        torch=$torch+cpu
+        [ -z "$pins" ] || pinned triton >>"$used_pins"
     fi
-    rm -f "$venv/a2lib-torch.log"
+    cpu_index=https://download.pytorch.org/whl/cpu
+    # pip's own configuration first, where it names a source: a mirror, or a folder of packages.
+    { own_source && step "installing $torch (some 200 MB)" install "$torch"; } ||
+        step "installing $torch from $cpu_index (some 200 MB)" install --extra-index-url "$cpu_index" "$torch" ||
+        reason "no $torch in pip's sources nor at $cpu_index; to take another: make TORCH='torch>=2.11'"
 fi
 
 # --- everything else; torch is named again so that nothing can replace it ---------------------------------------
-pip install $how -c "$used_pins" -e '.[dev]' "torch==$(torch_here)" || die "pip could not install a2lib and its dependencies"
-"$bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" || true  # some files are templates: no Python
+step "installing a2lib and what it needs ($(grep -c == dev/constraints.txt) packages, a minute or two)" \
+    install -e '.[dev]' "torch==$(torch_here)" || reason "pip could not install a2lib and its dependencies"
+# Some files are templates, and no Python: what cannot be compiled is left.
+step "compiling it" "$bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" || true
 # matplotlib's list of fonts, which takes its time and would be a warning in the first page or notebook that draws.
 rm -rf build/matplotlib
-MPLCONFIGDIR=$PWD/build/matplotlib "$bin/python" -c 'import matplotlib.font_manager' || true
+step "listing the fonts" env MPLCONFIGDIR="$PWD/build/matplotlib" "$bin/python" -c 'import matplotlib.font_manager' || true
 pwd -P >"$where"
-say "done: torch $(torch_here) in $venv"
+say "done in $(($(date +%s) - started)) s: torch $(torch_here) in $venv"

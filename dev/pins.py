@@ -15,9 +15,10 @@ from packaging.utils import canonicalize_name
 
 OLDEST_PYTHON = "3.11.0"  # a pin must hold for every Python that pyproject.toml admits
 UNPINNED = {"a2lib", "pip", "setuptools", "wheel"}
+OF_THE_BUILD = ("torch", "triton")  # not the same with and without a GPU
 HEADER = """\
 # Exact versions of everything that `make` installs. Written by `make pins`.
-# The lines of torch and triton hold for the CPU build; with a GPU dev/install.sh leaves them out.
+# Without a GPU also these, of the CPU build; with one, and under conda, torch brings its triton:
 """
 
 
@@ -49,7 +50,9 @@ def reachable(root: str, extra: str) -> dict[str, str]:
 
 def main() -> None:
     pins = reachable("a2lib", "dev")
-    lines = [f"{name}=={pins[name]}\n" for name in sorted(pins.keys() - UNPINNED)]
+    lines = [f"# {name}=={pins[name]}\n" for name in OF_THE_BUILD]
+    others = pins.keys() - UNPINNED - {*OF_THE_BUILD}
+    lines += [f"{name}=={pins[name]}\n" for name in sorted(others)]
     target = Path(__file__).with_name("constraints.txt")
     target.write_text(HEADER + "".join(lines))
     print(f"{len(lines)} pins in dev/{target.name}")

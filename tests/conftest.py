@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import importlib.util
 import os
 import random
 import signal
@@ -36,11 +37,15 @@ from hypothesis import settings  # noqa: E402
 
 from a2lib.paths import cache_dir, quote_torch  # noqa: E402
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-    import quick_interpreter
+# There is none on a Mac.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
-    quick_interpreter.install()
+if not torch.cuda.is_available():
+    if HAS_TRITON:
+        os.environ["TRITON_INTERPRET"] = "1"
+        import quick_interpreter
+
+        quick_interpreter.install()
 
     # torch would name one folder for all that is started, where it also keeps the headers that it
     # compiled: after a worker that was killed, as tests do, the next one drops what is there.
@@ -190,6 +195,29 @@ def pytest_ignore_collect(collection_path, config):
     return None if any(MARK in file.read_text(encoding="utf-8") for file in files) else True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Without Triton a file that imports it is skipped."""
+    report = yield
+    error = report.failed and report.call.excinfo.value
+    missing = getattr(error, "__cause__", None) or error  # pytest tells a failed import anew
+    if not HAS_TRITON and isinstance(missing, ModuleNotFoundError):
+        if (missing.name or "").partition(".")[0] == "triton":
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 0, "Skipped: needs Triton")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Without Triton a test of what the library refuses for want of it is skipped."""
+    report = yield
+    if report.failed and not HAS_TRITON and "needs Triton, which is missing" in report.longreprtext:
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1], "Skipped: needs Triton")
+    return report
+
+
 def pytest_runtest_setup(item):
     """Without a GPU a test draws the same numbers every time, whatever its process ran before;
     `make fuzz` and GPUs draw others."""
@@ -204,8 +232,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu") and MARK not in item.path.read_text(encoding="utf-8"):
             raise pytest.UsageError(f"{item.path} is marked gpu without the words {MARK}")
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if "gpu" in item.keywords:
+        if "triton" in item.keywords and not HAS_TRITON:
+            item.add_marker(pytest.mark.skip(reason="needs Triton"))
+        if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

@@ -73,13 +73,17 @@ def positionals(command: click.Command, args: list[str]) -> list[str]:
 
 def refuse_paths(notebook: Path, output: Path | None = None) -> None:
     """End this process with one line for a notebook that is none of notebooks/, or an output that
-    is another of them: `papermill notebooks/f*.ipynb` would write over a record."""
+    is a folder, or another of them: `papermill notebooks/f*.ipynb` would write over a record."""
     ours = ROOT / "notebooks"
     if notebook.suffix == ".ipynb" and notebook.parent.resolve() == ours.resolve():
         names = sorted(path.stem for path in ours.glob("*.ipynb"))
         if notebook.stem not in names:
             raise SystemExit(f"no notebook {none_of(names, notebook.stem)}")
-    if output and is_ours(notebook) and is_ours(output) and output.resolve() != notebook.resolve():
+    if output is None:
+        return
+    if output.is_dir():
+        raise SystemExit(f"{output} is a folder: name a file, {output / notebook.name} say")
+    if is_ours(output) and output.resolve() != notebook.resolve():
         raise SystemExit(f"{output} is a notebook itself, and would be written over: name one file")
 
 
@@ -147,6 +151,8 @@ def one_line(error: Exception) -> str | None:
     """Return the line in which a notebook tells an error, or for a file that cannot be written;
     None for any other, which has a traceback."""
     if isinstance(error, OSError):
+        if error.strerror is None:  # papermill's own, of a folder that is not there
+            return str(error)
         return f"{error.filename or 'the executed notebook or a file of Jupyter'}: {error.strerror}"
     line = f"{getattr(error, 'ename', '')}: {getattr(error, 'evalue', '')}"
     return line if list(getattr(error, "traceback", ())) == [line] else None

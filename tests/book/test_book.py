@@ -188,6 +188,20 @@ def test_mathjax_comes_with_equations_alone_and_the_search_with_its_page(book):
     assert icons.stat().st_size == 0  # 1.5 MB on every page, for what web fonts draw
 
 
+def test_other_books_can_link_to_every_public_function_and_page(book):
+    from sphinx.util.inventory import InventoryFile
+
+    with open(book.html / "objects.inv", "rb") as file:
+        found = InventoryFile.load(file, "", lambda *parts: "".join(parts))
+    functions = {*found["py:function"], *found["py:class"]}
+    assert {"a2lib.attention.flash_attention", "a2lib.parallel.BucketedDDP"} <= functions
+    assert {"flash", "ddp", "glossary"} <= found["std:doc"].keys()
+    assert len(found["std:term"]) > 20
+    head = soup(book.html / "flash.html").head
+    icon = head.find("link", rel="icon") or head.find("link", rel="shortcut icon")
+    assert (book.html / icon["href"].split("?")[0]).is_file()
+
+
 LOOKED_UP = {"questions", "profile-kernels", "flash-shapes"}
 HIDDEN = {"details", "svg", "script", "style", "pre"}
 CLASSES = {"math", "headerlink", "a2-source", "sd-dropdown"}  # hidden too

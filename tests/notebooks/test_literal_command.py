@@ -195,8 +195,19 @@ def test_another_notebook_of_the_repository_is_never_written_over(repository):
     other = repository / "notebooks" / "other.ipynb"
     write_tiny(other)
     before = other.read_bytes()
-    done = run(repository, [*LITERAL[:2], "notebooks/other.ipynb"], ends=1)
-    assert "would be written over" in done.stderr and other.read_bytes() == before
+    write_tiny(repository / "elsewhere" / "mine.ipynb")
+    for notebook in ("notebooks/tiny.ipynb", "elsewhere/mine.ipynb"):
+        done = run(repository, [PAPERMILL, notebook, "notebooks/other.ipynb"], ends=1)
+        assert "would be written over" in done.stderr and other.read_bytes() == before
+
+
+def test_an_output_that_is_a_folder_or_lies_in_none_is_one_clear_line(repository):
+    (repository / "results").mkdir()
+    done = run(repository, [*LITERAL, "results"], ends=1)
+    assert done.stderr == "results is a folder: name a file, results/tiny.ipynb say\n"
+    done = run(repository, [*LITERAL, "nowhere/mine.ipynb"], ends=1)
+    assert done.stderr.splitlines()[-1] == "output folder nowhere doesn't exist."
+    assert "Traceback" not in done.stderr
 
 
 def test_a_misspelt_notebook_names_the_nearest(repository):

@@ -31,7 +31,7 @@ def with_gradients(*lists, missing=()):
             p.grad = None if i in missing else drawn.to(p.dtype).as_strided(p.shape, p.stride())
 
 
-@pytest.fixture(params=["kernel", "operators"])
+@pytest.fixture(params=[pytest.param("kernel", marks=pytest.mark.triton), "operators"])
 def by(request, monkeypatch):
     """Whether the kernel, interpreted, updates what it can, or PyTorch's operators everything."""
     used = []

@@ -132,6 +132,7 @@ def without_the_book():
 
 
 @pytest.mark.slow
+@pytest.mark.triton
 def test_the_library_needs_no_package_of_the_book_and_gpu_tests_few(without_the_book):
     done = without_the_book(IMPORT_ALL)
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]

@@ -1,10 +1,13 @@
 """Which torch dev/install.sh asks pip for, with a stand-in for the environment's Python and pip."""
 
 import os
+import pty
+import re
 import shutil
 import subprocess
 
 import pytest
+from notebook_runs import shown_on
 from programs import write_program
 
 from a2lib.paths import ROOT
@@ -19,7 +22,8 @@ case "$*" in
     *"config list"*) cat pip-config ;;
     *" uninstall "*) echo "uninstall" >>calls; rm -f torch-here ;;
     *" install "*)
-        echo "$*" | sed 's/.*pip-version-check install //; s/--no-compile //; s/-qq //' >>calls
+        echo "$*" | sed 's/.* install //; s/--no-compile --progress-bar off //' >>calls
+        [ ! -e pip-fails ] || { seq 100; echo "ERROR: no space left on device"; exit 1; }
         case "$*" in
             *download.pytorch.org* | *" -e "*) ;;
             *+cpu*) [ ! -e no-cpu-build ] || exit 1 ;;
@@ -71,7 +75,8 @@ def test_without_a_gpu_it_is_the_cpu_build_from_its_index(repository):
         f"-c .venv/a2lib-constraints.txt {CPU_INDEX} torch==2.13.0+cpu",
         "-c .venv/a2lib-constraints.txt -e .[dev] torch==2.13.0+cpu",
     ]
-    assert pins(repository) == (ROOT / "dev" / "constraints.txt").read_text()
+    text = (ROOT / "dev" / "constraints.txt").read_text()
+    assert pins(repository) == f"{text}triton==3.6.0\n" and "\n# triton==3.6.0\n" in text
 
 
 def test_a_source_of_ones_own_comes_first_and_is_no_dead_end(repository):
@@ -87,6 +92,7 @@ def test_a_source_of_ones_own_comes_first_and_is_no_dead_end(repository):
 def test_on_a_mac_there_is_one_build(repository):
     write_program(repository / "bin" / "uname", "#!/bin/sh\necho Darwin\n")
     assert asked(repository)[0].split()[-1] == "torch==2.13.0"
+    assert "\ntriton==" not in pins(repository)
 
 
 def test_with_a_gpu_it_is_the_cuda_build_and_the_triton_that_it_brings(repository):
@@ -110,6 +116,39 @@ def test_a_cuda_build_stays_where_no_gpu_is_seen(repository):
     (repository / "torch-here").write_text("2.14.0\n")
     assert "uninstall" not in asked(repository)
     assert (repository / "torch-here").read_text() == "2.14.0\n"
+
+
+def test_each_step_is_a_line_and_pip_is_in_the_log(repository):
+    done = install(repository)
+    lines = done.stderr.splitlines()
+    assert done.stdout == "" and len(lines) < 8
+    assert all(line.startswith("install: ") for line in lines)
+    for words in ("torch==2.13.0+cpu", "what it needs", "compiling"):
+        assert any(words in line for line in lines)
+    assert re.fullmatch(r"install: done in \d+ s: torch 2.13.0\+cpu in .venv", lines[-1])
+
+
+def test_what_fails_shows_the_end_of_its_reason(repository):
+    (repository / "pip-fails").touch()
+    done = install(repository)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[-2] == "ERROR: no space left on device" and "1" not in lines
+    assert lines[-1].endswith("are the end of build/install.log")
+    assert "no torch==2.13.0+cpu in pip's sources nor at https://" in lines[-1]
+
+
+def test_a_terminal_shows_the_seconds_and_one_line_a_step(repository):
+    write_program(repository / ".venv" / "bin" / "python", PYTHON.replace("seq 100", "sleep 3"))
+    (repository / "pip-fails").touch()
+    leader, follower = pty.openpty()
+    env = {**os.environ, "PATH": f"{repository / 'bin'}:{os.environ['PATH']}"}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": follower, "stderr": follower}
+    process = subprocess.Popen(["dev/install.sh"], cwd=repository, env=env, **streams)
+    os.close(follower)
+    shown = shown_on(leader)
+    assert process.wait() == 1
+    assert ": 1 s " in shown and "ERROR: no space left" in shown
 
 
 def test_another_torch_and_no_pins_can_be_asked_for(repository):

@@ -187,6 +187,18 @@ def test_parameters_become_options_of_papermill():
     assert options == ["-p", "seq_len", "65536", "-y", "{head_dim: [64,128]}", "-p", "note", "a=b"]
 
 
+def test_what_is_no_target_names_the_nearest(repository):
+    shutil.rmtree(repository / ".venv")  # nothing is installed for it
+    for word, hint in (
+        ("flsh", " (did you mean flash?)"),
+        ("bok", " (did you mean book?)"),
+        ("x", ""),
+    ):
+        done = make(repository, word, "SEQ_LEN=65536", ends=2)
+        line = f"make: no target {word}{hint}; make help lists them"
+        assert (done.stdout, done.stderr.splitlines()[0]) == ("", line)
+
+
 def test_a_stamp_older_than_the_pins_installs_again(repository):
     write_program(repository / "dev" / "install.sh", "#!/bin/sh\necho install $* >>calls\n")
     age(repository)
@@ -240,7 +252,7 @@ def test_input_closed(repository):
 
 def test_every_make_command_in_the_documents_is_a_target():
     text = (ROOT / "Makefile").read_text()
-    targets = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
+    targets = set(re.search(r"^TARGETS := (.*)$", text, re.MULTILINE)[1].split())
     targets |= {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
     for name in ("README.md", "CONTRIBUTING.md"):
         named = re.findall(r"(?:^|`|&& )make ([a-z_]+)", (ROOT / name).read_text(), re.MULTILINE)

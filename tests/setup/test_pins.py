@@ -13,18 +13,17 @@ from packaging.specifiers import SpecifierSet
 import a2lib
 from a2lib.paths import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CONDA_NAMES = {"pytorch": "torch"}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 
 
 def parsed(lines):
-    """Name -> (specifiers, marker) of requirement lines, with conda's names turned into PyPI's."""
+    """Name -> (specifiers, marker) of requirement lines."""
     found = {}
     for line in lines:
         need = Requirement(line)
-        name = CONDA_NAMES.get(need.name, need.name)
-        assert name not in found, f"{name} stands twice"
-        found[name] = (need.specifier, need.marker)
+        assert need.name not in found, f"{need.name} stands twice"
+        found[need.name] = (need.specifier, need.marker)
     return found
 
 
@@ -34,19 +33,36 @@ def declared():
     return parsed([*PROJECT["dependencies"], *book, *dev[1:]])
 
 
+def constraints():
+    return (ROOT / "dev" / "constraints.txt").read_text().splitlines()
+
+
 def pinned():
-    lines = (ROOT / "dev" / "constraints.txt").read_text().splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    """Name -> version, those of the CPU build as well."""
+    lines = [line.removeprefix("# ") for line in constraints()]
+    return dict(line.split("==") for line in lines if "==" in line)
 
 
-def test_environment_yml_is_the_conda_form_of_pyproject():
+def test_conda_has_the_pins_and_a_torch_of_its_own():
     lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     [from_pip] = [entry["pip"] for entry in lines if isinstance(entry, dict)]
+    assert from_pip == ["--constraint dev/constraints.txt", "--editable .[dev]"]
     conda = [entry for entry in lines if isinstance(entry, str)]
-    conda.remove("pip")
-    conda.remove("python" + PROJECT["requires-python"])
-    from_pip.remove("--editable .")
-    assert parsed([*conda, *from_pip]) == declared()
+    torch = f"pytorch{declared()['torch'][0]}"
+    python = f"python{PROJECT['requires-python']}"
+    # PyTorch brings numpy: in the version of the pins, or pip would put another over it.
+    assert set(conda) == {python, "pip", torch, f"numpy={pinned()['numpy']}"}
+    names = {line.split("==")[0] for line in constraints()}
+    assert names.isdisjoint({"torch", "triton"}) and {"# torch", "# triton"} <= names
+
+
+def test_a_wheel_takes_every_file_that_the_package_reads():
+    parts = SETUPTOOLS["package-data"].items()
+    taken = {f"{part.replace('.', '/')}/{name}" for part, names in parts for name in names}
+    package = ROOT / "src" / "a2lib"
+    files = [path for path in package.rglob("*") if path.is_file()]
+    read = [path for path in files if path.suffix not in (".py", ".pyc", ".md")]
+    assert taken == {str(path.relative_to(package.parent)) for path in read}
 
 
 @pytest.mark.parametrize("name", sorted(declared()))

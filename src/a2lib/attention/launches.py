@@ -91,7 +91,10 @@ def _interpreted() -> bool:
     try:
         from a2lib.attention.operands import INTERPRETED
     except ImportError as error:
-        raise UnsupportedError(f"flash_attention needs Triton, which is missing: {error}") from None
+        raise UnsupportedError(
+            f"flash_attention needs Triton, which is missing: {error}; FlashAttentionPyTorch and "
+            "attention_reference need none"
+        ) from None
     return bool(INTERPRETED.value)
 
 

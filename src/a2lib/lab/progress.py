@@ -32,7 +32,7 @@ class Progress:
         self._started = self._shown = time.monotonic()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._terminal = _open_terminal()
+        self._terminal = open_terminal()
         self._output = _display(self._line())
         if self._output or self._terminal:
             threading.Thread(target=self._tick, daemon=True).start()
@@ -79,7 +79,8 @@ class Progress:
                 self._output.update({"text/plain": line}, raw=True)
             if self._terminal:
                 with contextlib.suppress(OSError):  # the terminal may have gone
-                    self._terminal.write(f"\r{line:{WIDTH}}"[: WIDTH + 1])
+                    width = _columns(self._terminal)
+                    self._terminal.write(f"\r{line:{width}}"[: width + 1])
                     self._terminal.flush()
 
     def _line(self) -> str:
@@ -98,7 +99,16 @@ class Progress:
         return f"{bar} {self._text}".rstrip()
 
 
-def _open_terminal():
+def say(text: str) -> None:
+    """Print a line in the running cell, and on the terminal of the command that runs it."""
+    print(text)
+    terminal = open_terminal()
+    if terminal:
+        with terminal, contextlib.suppress(OSError):
+            terminal.write(f"{text}\n")
+
+
+def open_terminal():
     """Return the terminal of the command that runs this notebook, or None."""
     path = os.environ.get(TERMINAL)
     if not path:
@@ -107,6 +117,13 @@ def _open_terminal():
         descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
         return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
     return None
+
+
+def _columns(terminal) -> int:
+    """Return the columns of a line that is replaced in place: one that reaches the edge moves on to
+    the next, and stays."""
+    columns = os.get_terminal_size(terminal.fileno()).columns
+    return min(WIDTH, columns - 1) if columns else WIDTH
 
 
 def _display(text: str):

@@ -1,0 +1,51 @@
+"""What a terminal shows of a sweep: rows, the time they took, the time that is left."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+
+import pytest
+from notebook_runs import shown_on
+
+from a2lib.lab import progress
+from a2lib.paths import TERMINAL
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """``terminal(columns)``: one of that width; called again it gives what was shown."""
+    leader, follower = pty.openpty()
+    monkeypatch.setenv(TERMINAL, os.ttyname(follower))
+
+    def shown(columns=None):
+        if columns is None:
+            os.close(follower)
+            return shown_on(leader)
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    return shown
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_rows_and_time_in_one_line_that_is_replaced_in_place(terminal, columns, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY_S", 0)
+    terminal(columns)
+    bar = progress.Progress(4, "flash")
+    for _ in range(4):
+        bar.say("eager fp32 1 1 65536 64 True forward, " * 4)
+        bar.advance()
+    bar.close()
+    states = terminal().strip().split("\r")
+    assert len(states) > 4
+    assert max(map(len, states)) < min(columns, 101)  # at the edge it would go on in the next
+    if columns > 40:
+        assert re.search(r"4/4 rows \[\d\d:\d\d<00:00\]", states[-1])
+
+
+def test_what_is_said_is_in_the_cell_and_on_the_terminal(terminal, capsys):
+    progress.say("about 6 minutes")
+    assert capsys.readouterr().out == "about 6 minutes\n"
+    assert terminal().strip() == "about 6 minutes"

@@ -14,11 +14,11 @@ _USABLE = 0.8
 
 
 def peak_bytes(fn: Callable[[], object], *, device: str = "cuda") -> int | None:
-    """Peak CUDA memory of ``fn()`` above what was allocated when it was entered, in bytes.
+    """Return the peak CUDA memory of ``fn()`` in bytes, above what was allocated before the call.
 
-    Counts what tensors occupy, not what the caching allocator keeps in reserve. None, without
-    calling ``fn``, for ``device="cpu"`` or where there is no CUDA device. An exception of ``fn``
-    passes through.
+    It counts what tensors occupy, not what the caching allocator keeps in reserve. For
+    ``device="cpu"``, or without a CUDA device, returns None and does not call ``fn``. An exception
+    of ``fn`` passes through.
     """
     import torch
 

@@ -41,13 +41,13 @@ HOST_REPETITIONS = (3, 9)
 
 @dataclass(frozen=True)
 class Timing:
-    """Median and 20 % and 80 % quantiles of ``n`` samples, in milliseconds.
+    """Hold what ``n`` timed calls of one function took, under the names of the result store.
 
-    ``ms_host`` is the median time that the host takes to issue one call, without waiting for the
-    GPU; ``sm_mhz`` the median clock of the multiprocessors while timing. None where there is none:
-    on the CPU, or where the driver does not tell. ``ms_mean``, ``ms_std`` and ``ms_min`` are of the
-    same samples; there is no deviation of one, and the store holds no time of zero. The field names
-    are those of the result store.
+    - ``ms``, ``ms_p20``, ``ms_p80``: their median and their 20 % and 80 % quantiles, in ms.
+    - ``ms_mean``, ``ms_std``, ``ms_min``: their mean, standard deviation and minimum, in ms; None
+      where there is no such number, such as the deviation of one sample.
+    - ``ms_host``: the median time that the CPU needs to launch one call, in ms; None on the CPU.
+    - ``sm_mhz``: the median clock of the SMs while timing; None where the driver does not tell.
     """
 
     ms: float
@@ -87,8 +87,10 @@ class Timing:
 
 
 def time_call(fn: Callable[[], object], **options: object) -> Timing:
-    """Time ``fn()``; ``options`` are those of ``time_many``. An exception of ``fn`` passes
-    through."""
+    """Return the Timing of ``fn()``; ``options`` are those of ``time_many``.
+
+    An exception of ``fn`` passes through.
+    """
     result = time_many({"fn": fn}, **options)["fn"]
     if isinstance(result, Exception):
         raise result
@@ -123,17 +125,24 @@ def time_many(
     max_n: int = 500,
     clock: Clock | None = None,
 ) -> dict[str, Timing | Exception]:
-    """Time several functions in turns, so that a drift of the clocks reaches all of them alike.
+    """Time several functions in alternation, so that a drift of the clock reaches all alike.
 
-    Each function is called once untimed (compilation, autotuning), then for about ``warmup_ms``
-    milliseconds, then sampled for about ``rep_ms``, at least ``min_n`` and at most ``max_n`` times;
-    one that takes a second or more is only called once before its first sample. On a GPU the host's
-    time to issue a call follows, in turns as well. ``device`` is "cuda" or "cpu". A function's
-    result is dropped at once; gradients that it accumulates are its own concern.
+    Arguments:
 
-    Returns each name's Timing, or the exception that its function raised (out of memory included):
-    that one is left out from there on and the rest go on. The exception carries its traceback as a
-    note, since the traceback itself would keep the failed call's tensors alive.
+    - ``functions``: a dict of names and functions without arguments. Their results are dropped.
+    - ``device``: "cuda" or "cpu".
+    - ``warmup_ms``: for how long each function is called before its first sample, after a first
+      call that compiles. A function that takes a second or more is called only once.
+    - ``rep_ms``, ``min_n``, ``max_n``: for about how long each function is sampled, and at least
+      and at most how often.
+    - ``clock``: what reads the time (default: CUDA events on a GPU, the CPU's clock without).
+
+    On a GPU, the CPU's time to launch a call is measured after that, in alternation as well.
+
+    Returns a dict from each name to its Timing, or to the exception that the function raised (out
+    of memory included). Such a function is left out from there on, and the others go on. The
+    exception has its traceback as a note, since the traceback itself would keep the failed call's
+    tensors alive.
     """
     clock = clock or Clock(device)
     samples: dict[str, list[float]] = {}

@@ -79,25 +79,27 @@ ATTENTIONS: dict[str, CausalAttention] = {
 
 
 def causal_attention(name: str) -> CausalAttention:
-    """``attention(q, k, v) -> o``, each ``(B, H, T, d)``, of one name of ``ATTENTIONS``.
+    """Return the function ``attention(q, k, v) -> o`` of a name of ``ATTENTIONS``.
 
-    Raises ValueError naming those there are. A call raises where the implementation cannot run its
-    inputs: UnsupportedError from flash and flex, RuntimeError from a backend of PyTorch.
+    Each tensor is ``(B, H, T, d)``. Raises ValueError for an unknown name. A call of the function
+    raises where the implementation cannot run its inputs: UnsupportedError from flash and flex,
+    RuntimeError from a backend of PyTorch.
     """
     check_name("attention", name, ATTENTIONS)
     return ATTENTIONS[name]
 
 
 class CausalMultiHeadSelfAttention(nn.Module):
-    """Attention of every token over itself and those before it, in num_heads heads.
+    """Attention of every token to itself and the tokens before it, in ``num_heads`` heads.
 
-    ``rope`` turns queries and keys, None leaves them; a model's blocks share one. ``attention`` is
-    a name of ``ATTENTIONS``, whose function the attribute ``attention`` holds.
+    ``rope`` rotates queries and keys; with None they stay as they are. The blocks of a model share
+    one. ``attention`` is a name of ``ATTENTIONS``; the attribute of the same name is its function.
 
-    Under autocast the projections give 16-bit q, k and v; RoPE turns q and k in float32 and rounds
-    them back, so attention gets one dtype. CUDA's autocast runs softmax in float32, so ``eager``
-    keeps float32 probabilities and a 16-bit copy of them. Raises ValueError for heads that do not
-    divide d_model and for a rope of another head_dim.
+    Under autocast the projections give 16-bit q, k and v. RoPE rotates q and k in float32 and
+    rounds them back, so that attention gets one dtype. CUDA's autocast runs softmax in float32, so
+    ``eager`` saves float32 probabilities and a 16-bit copy of them.
+
+    Raises ValueError for heads that do not divide d_model and for a rope of another head size.
     """
 
     def __init__(

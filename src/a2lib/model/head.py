@@ -36,14 +36,18 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int 
     - ``targets`` is ``(...)``, int64, from 0 to V - 1. A token with the target -100 is left out of
       the mean (PyTorch's ``ignore_index``); without any token left, the loss is NaN.
 
-    Returns a scalar in float32 (float64 for float64). The logits of all tokens are never in memory
-    together. They are rounded to x's dtype; the softmax and the sum of the weight's gradient are in
-    float32 at least. The forward makes both gradients, which cannot be differentiated again.
+    - ``chunk`` is the number of tokens whose logits are in memory at a time.
 
-    Raises ValueError for shapes or dtypes that do not fit, for no token and for a chunk below 1;
-    RuntimeError in a backward with ``create_graph=True``. A target outside of the vocabulary is an
-    IndexError on a CPU. On a GPU, where a look at the targets would wait for the device, it makes
-    the loss and the gradients NaN.
+    Returns a scalar in float32 (float64 for float64). The logits are rounded to x's dtype. The
+    softmax and the sum of the weight's gradient are in float32 at least. The forward computes both
+    gradients already; they cannot be differentiated again.
+
+    Raises:
+
+    - ValueError for shapes or dtypes that do not fit, for no token and for a chunk below 1;
+    - RuntimeError in a backward with ``create_graph=True``;
+    - IndexError for a target outside of the vocabulary, on a CPU. On a GPU, where a look at the
+      targets would wait for the device, such a target makes the loss and the gradients NaN.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):

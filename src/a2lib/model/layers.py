@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 class Linear(nn.Module):
-    """``x @ weight.T`` without a bias; weight ``(out_features, in_features)``."""
+    """Compute ``x @ weight.T`` without a bias; the weight is ``(out_features, in_features)``."""
 
     def __init__(self, in_features: int, out_features: int, device=None, dtype=None):
         super().__init__()
@@ -37,7 +37,7 @@ class Linear(nn.Module):
         _truncated_normal_(self.weight, std, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x ``(..., in_features)`` to ``(..., out_features)``."""
+        """Return ``(..., out_features)`` of x ``(..., in_features)``."""
         if _casts_while_compiling(x, self.weight):
             return _sixteen_bit_product(x, self.weight)
         return F.linear(x, self.weight)
@@ -134,7 +134,7 @@ def _narrow_weights(x: Tensor, *weights: Tensor) -> bool:
 
 
 class Embedding(nn.Module):
-    """Rows of weight ``(num_embeddings, embedding_dim)`` by token id."""
+    """Look up rows of the weight ``(num_embeddings, embedding_dim)`` by token id."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, device=None, dtype=None):
         super().__init__()
@@ -149,7 +149,7 @@ class Embedding(nn.Module):
         _truncated_normal_(self.weight, 1.0, generator)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids ``(...)``, int64 or int32, to ``(..., embedding_dim)``.
+        """Return ``(..., embedding_dim)`` of token_ids ``(...)``, int64 or int32.
 
         Raises ValueError for another dtype. An id outside the table is PyTorch's IndexError on the
         CPU and a device-side assertion on a GPU, where looking first would wait for the device.
@@ -163,13 +163,11 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension (Zhang and Sennrich, 2019).
+    """Compute ``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension.
 
-    Computed in float32 whatever the dtype of x (float64 stays), since the squares of a 16-bit x
-    overflow float16 and lose bits in both; the result has x's dtype again. Autocast changes nothing
-    of it: x is cast here, and CUDA's autocast would run ``pow`` and ``rsqrt`` in float32 as well.
-    Under autocast x is the residual stream, which an embedding and the additions to it keep in
-    float32, so the result is float32 and each Linear behind it casts it for itself.
+    Source: Zhang and Sennrich, 2019. It is computed in float32 (float64 for float64), because the
+    squares of a 16-bit x overflow in float16 and lose bits in both 16-bit formats. The result has
+    x's dtype. Autocast changes nothing of this.
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5, device=None, dtype=None):
@@ -183,7 +181,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x ``(..., d_model)`` to the same shape and dtype."""
+        """Return the normalized x ``(..., d_model)``, in the same shape and dtype."""
         wide = _at_least_float32(x)
         normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (normalised * self.weight).to(x.dtype)
@@ -193,7 +191,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """``w2(silu(w1 x) * w3 x)`` (Shazeer, 2020), three matrices of d_model x d_ff."""
+    """Compute ``w2(silu(w1 x) * w3 x)`` (Shazeer, 2020), with three matrices of d_model x d_ff."""
 
     def __init__(self, d_model: int, d_ff: int, device=None, dtype=None):
         super().__init__()
@@ -208,13 +206,12 @@ class SwiGLU(nn.Module):
 
 
 class RotaryPositionalEmbedding(nn.Module):
-    """Turn the pair ``(x[2i], x[2i + 1])`` at position p by the angle ``p * theta**(-2i / d_k)``.
+    """Rotate the pair ``(x[2i], x[2i + 1])`` at position p by ``p * theta**(-2i / d_k)``.
 
-    Source: RoFormer (Su et al., 2021, equation 34). The angles' cosines and sines are two tables
-    ``(max_seq_len, d_k / 2)`` in float32, or float64 in a float64 model, computed in float64. They
-    are buffers outside the state dict; moving or casting the module makes them anew where it must
-    and never converts them: a model in bfloat16 keeps float32 angles, and ``to_empty`` leaves no
-    garbage.
+    Source: RoFormer (Su et al., 2021, equation 34). The cosines and sines of the angles are two
+    tables ``(max_seq_len, d_k / 2)`` in float32 (float64 in a float64 model). They are buffers
+    outside the state dict. Moving or casting the module computes them anew where needed, and never
+    casts them: a model in bfloat16 keeps float32 angles, and ``to_empty`` leaves no garbage.
     """
 
     def __init__(self, theta: float, d_k: int, max_seq_len: int, device=None, dtype=None):
@@ -284,17 +281,19 @@ class RotaryPositionalEmbedding(nn.Module):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Mean of ``-log softmax(logits)[target]``, a scalar: PyTorch's, for any leading dimensions.
+    """Return the mean of ``-log softmax(logits)[target]``, a scalar, by PyTorch's function.
 
-    logits ``(..., V)``, targets ``(...)`` int64, each from 0 to V - 1, or -100 for a token that is
-    left out of the mean (where all are, the loss is NaN). ``reduction`` "sum" gives the sum.
-    16-bit logits are cast to float32 first, as autocast would, because PyTorch alone would round
-    the logarithms to 16 bits.
+    Arguments:
 
-    Raises ValueError where the shapes do not fit or there is no token, and IndexError for a target
-    outside the vocabulary on the CPU. In a compiled graph and on a GPU, where looking first would
-    wait for the device, such a target makes the loss and its gradients NaN; PyTorch's own kernel
-    would end the process's use of the GPU.
+    - ``logits`` is ``(..., V)``, with any leading dimensions. 16-bit logits are cast to float32
+      first, as autocast would; PyTorch alone would round the logarithms to 16 bits.
+    - ``targets`` is ``(...)``, int64, from 0 to V - 1. A token with the target -100 is left out of
+      the mean; without any token left, the loss is NaN.
+    - ``reduction`` is "mean", or "sum" for the sum.
+
+    Raises ValueError where the shapes do not fit or there is no token, and on the CPU IndexError
+    for a target outside the vocabulary. In a compiled graph and on a GPU, where a look at the
+    targets would wait for the device, such a target makes the loss and its gradients NaN.
     """
     if logits.dim() < 1 or logits.shape[:-1] != targets.shape or targets.numel() == 0:
         raise ValueError(

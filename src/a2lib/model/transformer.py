@@ -24,7 +24,10 @@ ROPE_THETA = 10_000.0
 
 
 class TransformerBlock(nn.Module):
-    """``x + attn(ln1(x))``, then ``x + ffn(ln2(x))``: pre-norm. Arguments as the parts' own."""
+    """Compute ``x + attn(ln1(x))`` and then, of the result, ``x + ffn(ln2(x))`` (pre-norm).
+
+    The arguments are those of CausalMultiHeadSelfAttention and SwiGLU.
+    """
 
     def __init__(
         self,
@@ -44,9 +47,11 @@ class TransformerBlock(nn.Module):
         self.ffn = SwiGLU(d_model, d_ff, **place)
 
     def forward(self, x: Tensor, each: tuple[Callable, Callable] | None = None) -> Tensor:
-        """x ``(B, T, d_model)`` to the same shape. ``each``, if given, calls the two halves,
-        attention and FFN with their residuals, as ``each[i](half, x)``: a checkpoint can stand
-        there."""
+        """Return x ``(B, T, d_model)`` after both halves, in the same shape.
+
+        ``each``, if given, calls the two halves, attention and FFN with their residuals, as
+        ``each[i](half, x)``: a checkpoint can stand there.
+        """
         for i, half in enumerate((self._attention, self._ffn)):
             x = half(x) if each is None else each[i](half, x)
         return x
@@ -59,22 +64,29 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """Token ids to the logits of each next token.
+    """A decoder-only Transformer: token ids to the logits of each next token.
 
-    ``attention`` is a name of ``a2lib.model.ATTENTIONS``, ``checkpointing`` one of
-    ``a2lib.model.checkpointing``; neither changes the weights or their names. Weights are made on
-    ``device`` in ``dtype`` (PyTorch's defaults otherwise) and nowhere else before that; on "meta"
-    they take no memory, and ``model.to_empty(device=...)`` with ``model.reset_parameters(seed)``
-    gives what building it there with ``seed`` gives. One seed means the same weights for every
-    dtype on one type of device; without it they come from PyTorch's global generator.
+    Arguments:
 
-    The state dict, each name followed by ``.weight``: token_embeddings ``(V, D)``; for block i,
-    after ``layers.{i}.``, ln1 ``(D,)``, attn.q_proj, attn.k_proj, attn.v_proj and attn.output_proj
-    ``(D, D)``, ln2 ``(D,)``, ffn.w1 ``(F, D)``, ffn.w2 ``(D, F)`` and ffn.w3 ``(F, D)``; then
-    ln_final ``(D,)`` and lm_head ``(V, D)``.
+    - ``vocab_size`` V, ``context_length`` (the most tokens of a sequence), ``d_model`` D,
+      ``num_layers``, ``num_heads`` and ``d_ff`` F are the sizes.
+    - ``attention`` is a name of ``a2lib.model.ATTENTIONS``.
+    - ``checkpointing`` is a strategy of ``a2lib.model.checkpointing``. Neither this nor
+      ``attention`` changes the weights or their names.
+    - ``device`` and ``dtype`` are those of the weights (default: PyTorch's). On "meta" the weights
+      take no memory; ``model.to_empty(device=...)`` and ``model.reset_parameters(seed)`` make them.
+    - ``seed`` gives the same weights for every dtype on one type of device. Without it, the weights
+      come from PyTorch's global generator.
 
-    Raises ValueError, in one line, for sizes that are not positive integers or do not fit each
-    other, and for unknown names.
+    Names and shapes of the state dict, each name followed by ``.weight``:
+
+    - ``token_embeddings`` (V, D), ``ln_final`` (D,) and ``lm_head`` (V, D);
+    - of block i, after ``layers.{i}.``: ``ln1`` (D,), ``ln2`` (D,), ``attn.q_proj``,
+      ``attn.k_proj``, ``attn.v_proj`` and ``attn.output_proj`` (D, D), ``ffn.w1`` (F, D),
+      ``ffn.w2`` (D, F) and ``ffn.w3`` (F, D).
+
+    Raises ValueError for sizes that are not positive integers or do not fit each other, and for
+    unknown names.
     """
 
     def __init__(
@@ -114,8 +126,10 @@ class TransformerLM(nn.Module):
 
     @classmethod
     def from_size(cls, size: str | Shape, context_length: int, **options) -> Self:
-        """The model of a shape, or of a named size of ``a2lib.model.SIZES``; options as the
-        constructor's last."""
+        """Return the model of a shape, or of a named size of ``a2lib.model.SIZES``.
+
+        ``options`` are the constructor's arguments from ``rope_theta`` on.
+        """
         shape = size if isinstance(size, Shape) else named_size(size)
         return cls(
             shape.vocab_size,
@@ -128,14 +142,16 @@ class TransformerLM(nn.Module):
         )
 
     def use_checkpointing(self, name: str | Run) -> None:
-        """From now on keep what this strategy keeps, given by its name or as the function that it
-        is; raises ValueError as the constructor does."""
+        """Change the strategy of activation checkpointing, from the next forward on.
+
+        It is given by its name or as a function. Raises ValueError for an unknown name.
+        """
         self._run_blocks = name if callable(name) else strategy(name, self.shape.num_layers)
         self.checkpointing = name
 
     @torch.no_grad()
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw every weight anew, in the order of the state dict; nothing on "meta"."""
+        """Draw every weight anew, in the order of the state dict. Does nothing on "meta"."""
         device = self.lm_head.weight.device
         generator = None
         if seed is not None and device.type != "meta":
@@ -145,10 +161,11 @@ class TransformerLM(nn.Module):
                 module.reset_parameters(generator)
 
     def forward(self, token_ids: Tensor, targets: Tensor | None = None) -> Tensor:
-        """token_ids ``(B, T)``, int64 or int32, to logits ``(B, T, vocab_size)``; with ``targets``
-        ``(B, T)``, int64, to the mean loss instead, by ``linear_cross_entropy``.
+        """Return the logits ``(B, T, V)`` of token_ids ``(B, T)``, which are int64 or int32.
 
-        Raises ValueError for another shape or dtype and for T outside 1 to context_length.
+        With ``targets`` ``(B, T)``, int64, return the mean loss instead, a scalar, computed by
+        ``linear_cross_entropy``. Raises ValueError for another shape or dtype and for T outside 1
+        to context_length.
         """
         if token_ids.dim() != 2:
             raise ValueError(f"token ids must be (batch, tokens); got {tuple(token_ids.shape)}")

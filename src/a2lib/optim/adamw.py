@@ -29,28 +29,30 @@ OF_PYTORCH = {
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """Update bfloat16 weights by AdamW, with a float32 master of each.
+    """Update weights by AdamW; each bfloat16 weight has a float32 master.
 
-    AdamW is algorithm 2 of Loshchilov and Hutter (2019). A bfloat16 parameter has a float32 master,
-    which is updated; the same kernel rounds it into the parameter, and reads the gradient in
-    bfloat16. Under bf16 autocast a float32 weight is cast in every step, and its gradient is cast
-    back. The numbers are the same here, for 28 bytes of memory traffic a parameter instead of 40. A
-    float32 parameter is its own master.
+    Source: algorithm 2 of Loshchilov and Hutter (2019). On a GPU, one Triton kernel reads the
+    gradient in bfloat16, updates the master, and rounds it into the parameter; for a parameter that
+    is not contiguous, PyTorch's operators do so. The numbers are those of float32 weights under
+    bf16 autocast, which casts each weight and its gradient in every step. So a step moves 28 bytes
+    per parameter instead of 40. A float32 parameter is its own master.
 
-    ``working_dtype``, of the call or of a group, is torch.bfloat16, torch.float32 or None, which
-    leaves each parameter as it is. float32 parameters of the group are rounded to it at once,
-    before the first backward, and their masters keep what they were. The model's state dict then
-    has rounded weights; ``masters()`` and this optimizer's state dict have the exact ones. Load a
-    model's weights before making the optimizer: the next step sets every parameter to its master.
+    Arguments:
 
-    A parameter without a gradient is left out of a step. Steps are counted on the parameter's
-    device, so that a step can be captured in a CUDA graph, after one that was not; ``lr`` and the
-    other numbers are captured as they are. On a GPU a contiguous parameter takes one Triton kernel,
-    any other PyTorch's operators.
+    - ``params`` are parameters or groups of them. They may be shards of ``a2lib.parallel.FSDP``, or
+      DTensors of PyTorch's ``fully_shard``; then each rank updates its part.
+    - ``lr``, ``betas``, ``eps`` and ``weight_decay`` are numbers, as in torch.optim.AdamW.
+    - ``working_dtype``, which a group may have too, is torch.bfloat16, torch.float32 or None. With
+      bfloat16, float32 parameters are rounded at once, and their masters keep the exact weights.
+      With None, each parameter stays as it is. Shards need None.
 
-    The state has torch.optim.AdamW's names, so either loads the other's state dict; PyTorch's has
-    no masters. Parameters may be shards of ``a2lib.parallel.FSDP`` or PyTorch's DTensors, as
-    ``fully_shard`` makes them: each rank updates its part, without a ``working_dtype``.
+    Load a model's weights before making the optimizer, because a step sets every parameter to its
+    master. The model's state dict has the rounded weights; ``masters()`` and the optimizer's state
+    dict have the exact ones. This optimizer and torch.optim.AdamW load each other's state dict;
+    that of PyTorch has no masters.
+
+    A parameter without a gradient is left out of a step. A step can be captured in a CUDA graph
+    after one that was not captured; ``lr`` and the other numbers are captured as they are.
 
     Not offered: amsgrad, maximize, a learning rate that is a tensor, loss scaling inside the step,
     sparse gradients.
@@ -102,7 +104,7 @@ class MasterAdamW(torch.optim.Optimizer):
             p.data = p.data.to(working)
 
     def masters(self) -> dict[Tensor, Tensor]:
-        """Return the float32 tensor that is updated for each parameter, which may be itself."""
+        """Return a dict from each parameter to its float32 master, which may be itself."""
         masters = {}
         for group in self.param_groups:
             for p in group["params"]:
@@ -112,21 +114,25 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def overlapping(self, wrapper: Any = None) -> Iterator[None]:
-        """Within it a backward updates each parameter as soon as its gradient is complete, on a
-        stream of priority 0 beside the backward's own; ``step`` then does what is left.
+        """Update each parameter during the backward, as soon as its gradient is complete.
 
-        ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients,
-        None where one process trains. With it a bucket is updated once it is the mean, while later
-        ones are on their way; ``finish_gradient_synchronization`` comes after the context, and
-        ``step`` after that. On the CPU its updates are in the finish. NaiveDDP, FlatDDP and FSDP,
-        whose gradients are the means after backward alone, are refused.
+        Use this context for the last backward before a step, and call ``step`` after it, which
+        updates what is left. The updates run on a stream of their own, beside the backward.
 
-        For the last backward before a step. A parameter must not be read after its gradient is
-        there: one that is used outside the graph, or again by a second backward, would be the next
-        step's already; and no gradient can be clipped. If backward raises, some parameters have
-        been updated and some not. Raises RuntimeError where without ``wrapper`` a hook waits for a
-        parameter's gradient, or a parameter is FSDP's; TypeError for a wrapper that averages after
-        backward.
+        ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients, or
+        None where one process trains. With a wrapper, a bucket is updated once it has the mean,
+        while later buckets are on their way. Then call ``finish_gradient_synchronization`` after
+        the context, and ``step`` after that. On the CPU the updates happen in the finish.
+
+        Limits: gradients cannot be clipped. A parameter must not be read after its gradient is
+        there, outside the graph or by a second backward, since it may have the next step's value.
+        If the backward raises, some parameters have been updated and some not.
+
+        Raises:
+
+        - TypeError for NaiveDDP, FlatDDP and FSDP as ``wrapper``, which average after the backward;
+        - RuntimeError, without a ``wrapper``, where a hook waits for a parameter's gradient or a
+          parameter is FSDP's.
         """
         group_of = {}
         for group in self.param_groups:
@@ -187,8 +193,10 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update what has a gradient and is not updated yet; the closure's loss, if there is
-        one."""
+        """Update each parameter that has a gradient and is not updated yet.
+
+        Returns the loss of ``closure``, which is called first, if there is one.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

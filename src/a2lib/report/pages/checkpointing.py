@@ -132,7 +132,7 @@ def block_tensors() -> pd.DataFrame:
     case = SETTINGS["bf16, Flash"]
     saved = case.saved
     ends = {name: re.split("[/.]", name)[-1] for name in saved}
-    either = "saved or offloaded"
+    either = "either"  # saved or offloaded
     plan = {
         "block's input": (SAVE, SAVE, SAVE, either),
         "Q, K, V": (AGAIN, SAVE, AGAIN, either),

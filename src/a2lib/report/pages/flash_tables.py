@@ -57,18 +57,18 @@ def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def grouped(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return GPU times in ms of grouped-query attention, by shape: a2lib, FlashAttention-4
-    and cuDNN, the fastest of PyTorch's."""
+    """Return GPU times in ms of grouped-query attention, by pass and shape: a2lib,
+    FlashAttention-4 and cuDNN, the fastest of PyTorch's."""
     key = ["heads", "kv_heads", "seq_len", "batch"]
-    wide = rows.pivot(index=key, columns=["pass", "implementation"], values="ms")
-    names = []
-    for heads, kv_heads, n, batch in wide.index:
-        names.append(f"{heads} : {kv_heads}, {batch} × {count(n)}")
-    columns = {"heads, tokens": names}
-    for pass_ in OWN:
-        for name in (OURS, flash.FA4, "sdpa_cudnn"):
-            columns[f"{pass_}: {LOOKS.label(name)}"] = cells(wide[pass_, name])
-    return pd.DataFrame(columns)
+    wide = rows[rows["pass"].isin(OWN)].copy()
+    wide["pass"] = pd.Categorical(wide["pass"], OWN)  # forward first
+    wide = wide.pivot(index=["pass", *key], columns="implementation", values="ms").sort_index()
+    lines = []
+    for pass_, heads, kv_heads, n, batch in wide.index:
+        shape = f"{heads} : {kv_heads}, {batch} × {count(n)}"
+        lines.append({"pass": pass_, "heads, tokens": shape})
+    columns = {LOOKS.label(name): cells(wide[name]) for name in (OURS, flash.FA4, "sdpa_cudnn")}
+    return pd.DataFrame(lines).assign(**{name: list(c) for name, c in columns.items()})
 
 
 def accuracy(rows: pd.DataFrame) -> pd.DataFrame:

@@ -273,7 +273,7 @@ def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
     columns = {
         "configuration": rows["way"].map(CONFIGURATIONS),
         "peak": cells(rows["allocated_bytes"] / 1e9),
-        "prediction": [percent(share, 1) for share in above],
+        "error": [percent(share, 1) for share in above],
         "saved": cells(rows["kept_bytes"] / 1e9),
         "offloaded": cells(rows["host_bytes"] / 1e9),
         "recomputed": rows["products_again"].map(count, na_action="ignore").fillna("all"),

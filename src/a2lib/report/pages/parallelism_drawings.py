@@ -9,6 +9,7 @@ from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.plots import HEAT, label
 from a2lib.report.style import COLOURS, DIM, chart
 from a2lib.theory import parallelism, schedules
+from a2lib.theory.other_axes import bubble_share
 from a2lib.theory.parallelism import EXAMPLE
 from a2lib.theory.schedules import COMPUTE, LINKS, Task, Timeline
 
@@ -188,6 +189,58 @@ def sequence_parallel() -> Drawing:
     out: list[str] = []
     meanings = {HELD: "saved for the backward", SENT: "there for one matmul"}
     return Drawing(out, _legend(out, meanings, _holdings(out, rows)))
+
+
+def one_forward_one_backward(stages: int, microbatches: int) -> list[tuple[int, int, str, float]]:
+    """Return (stage, micro-batch, "forward" or "backward", start) of each task of the schedule
+    1F1B, where a forward takes a unit of time and a backward two."""
+    waiting = []  # the tasks of each stage in their order
+    for stage in range(stages):
+        ahead = min(stages - stage, microbatches)  # forwards before the first backward
+        order = [("forward", i) for i in range(ahead)]
+        for i in range(microbatches):
+            order.append(("backward", i))
+            if ahead + i < microbatches:
+                order.append(("forward", ahead + i))
+        waiting.append(order)
+
+    ends, free, tasks = {}, [0.0] * stages, []
+    while any(waiting):
+        for stage, order in enumerate(waiting):
+            if not order:
+                continue
+            kind, i = order[0]
+            before = stage - 1 if kind == "forward" else stage + 1
+            at_the_end = before < 0 or before == stages  # nothing to receive there
+            if not at_the_end and (kind, before, i) not in ends:
+                continue
+            start = free[stage] if at_the_end else max(free[stage], ends[kind, before, i])
+            free[stage] = ends[kind, stage, i] = start + (1 if kind == "forward" else 2)
+            tasks.append((stage, i, kind, start))
+            order.pop(0)
+    return tasks
+
+
+def pipelines() -> Drawing:
+    """Draw 1F1B with as many micro-batches as stages, and with twice as many, on one scale."""
+    stages, out, y = DEVICES, [], 0.0
+    unit = (WIDTH - LEFT - 6) / (3 * (2 * stages + stages - 1))
+    for microbatches in (stages, 2 * stages):
+        bubble = bubble_share("1f1b", stages, microbatches)
+        length = 3 * (microbatches + stages - 1) * unit
+        title = f"{microbatches} micro-batches: idle for {100 * bubble:.0f} %"
+        out.append(text(LEFT, y + 12, title, bold=True))
+        y += 20
+        for stage in range(stages):
+            out.append(text(LEFT - 6, y + 24 * stage + 15, f"stage {stage}", anchor="end"))
+            out.append(box(LEFT, y + 24 * stage, length, 20, "fill: #eeeeee"))
+        for stage, i, kind, start in one_forward_one_backward(stages, microbatches):
+            wide, style = (unit, HELD) if kind == "forward" else (2 * unit, PALE)
+            place = (LEFT + start * unit + 0.5, y + 24 * stage, wide - 1, 20)
+            out.append(box(*place, style, str(i)))
+        y += 24 * stages + 8
+    meanings = {HELD: "forward of a micro-batch", PALE: "its backward", "fill: #eeeeee": "idle"}
+    return Drawing(out, _legend(out, meanings, y))
 
 
 def experts_and_contexts() -> Drawing:

@@ -89,7 +89,8 @@ def rows_of(measured, **ms):
                 order = list(RUNGS)[::-1]
                 own = key["rung"] in order
                 time = base ** order.index(key["rung"]) if own else 4.0
-                found.append({**key, "gpu": gpu, "status": "ok", "ms": ms.get(key["rung"], time)})
+                row = {**key, "gpu": gpu, "status": "ok", "run": ladder.SINCE}
+                found.append({**row, "ms": ms.get(key["rung"], time)})
     return ladder.columns(pd.DataFrame(found), None)
 
 

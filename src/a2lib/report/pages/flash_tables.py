@@ -39,19 +39,20 @@ def limits(measured: dict) -> pd.DataFrame:
 
 def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a2lib's time over FlashAttention-4's with many heads, by length and mask, head size
-    and pass; the longest is the leaderboard shape."""
-    ratios = pd.concat([flash.over_fa4(rows, kind=kind) for kind in ("paper", "board")])
-    ratios = pick(ratios.rename("ratio").reset_index(), pass_=OWN)
+    and pass; last the leaderboard shape."""
+    kinds = {"paper": "", "board": " (leaderboard)"}
+    ratios = pd.concat([flash.over_fa4(rows, kind=kind) for kind in kinds], keys=kinds)
+    ratios = pick(ratios.rename_axis(index={None: "kind"}).rename("ratio").reset_index(), pass_=OWN)
     ratios["cell"] = ratios["ratio"].map("{:.2f}".format)
     wide = ratios.pivot(
-        index=["seq_len", "causal"], columns=["head_dim", "pass"], values="cell"
-    ).sort_index(ascending=[True, False])
+        index=["kind", "seq_len", "causal"], columns=["head_dim", "pass"], values="cell"
+    ).sort_index(ascending=[False, True, False])
     lines = []
-    for n, causal in wide.index:
-        line = {"tokens": f"{count(n)}, {'causal' if causal else 'no mask'}"}
+    for kind, n, causal in wide.index:
+        line = {"tokens": f"{count(n)}, {'causal' if causal else 'no mask'}{kinds[kind]}"}
         for d in (64, 128):
             for pass_ in OWN:
-                line[f"{pass_}, {d}"] = wide.loc[(n, causal)].get((d, pass_))
+                line[f"{pass_}, {d}"] = wide.loc[(kind, n, causal)].get((d, pass_))
         lines.append(line)
     return pd.DataFrame(lines)
 

@@ -161,31 +161,26 @@ def gluon_calls(every):
             one = pass_of(d, causal, ragged)
             one._forward_hopper()
             calls += calls_of(one, how | {"kernel": "forward", "form": form})
+        how |= {"kernel": "backward"}
+        stay = dispatch.hopper_backward_stays
+        for stays in {stay(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
+            dispatch.hopper_backward_stays = lambda *_, found=stays: found
+            one = pass_of(d, causal, ragged)
+            one._backward_one_sweep()
+            calls += calls_of(one, how | {"stays": stays})
+        dispatch.hopper_backward_stays = stay
+        if ragged == causal:  # each with and without, once: they are apart in the kernel
+            one = pass_of(d, causal, ragged)
+            rows, sums = one._rows_and_sums(d > 64)
+            one._make(rows=rows, sums=sums, dk_sums=sums, dv_sums=sums)
+            one._sweep(("sums", "dk_sums", "dv_sums"), 256)
+            calls += calls_of(one, how | {"chunk": 256})
         if every or causal:
-            calls += gluon_backward_calls(d, causal, ragged, how | {"kernel": "backward"})
-    return calls
-
-
-def gluon_backward_calls(d, causal, ragged, how):
-    calls = []
-    stay = dispatch.hopper_backward_stays
-    for stays in {stay(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
-        dispatch.hopper_backward_stays = lambda *_, found=stays: found
-        one = pass_of(d, causal, ragged)
-        one._backward_one_sweep()
-        calls += calls_of(one, how | {"stays": stays})
-    dispatch.hopper_backward_stays = stay
-    if ragged == causal:  # each with and without, once: they are apart in the kernel
-        one = pass_of(d, causal, ragged)
-        rows, sums = one._rows_and_sums(d > 64)
-        one._make(rows=rows, sums=sums, dk_sums=sums, dv_sums=sums)
-        one._sweep(("sums", "dk_sums", "dv_sums"), 256)
-        calls += calls_of(one, how | {"chunk": 256})
-    # In a fixed order, and of heads of keys that two query heads share.
-    for heads, ordered in ((1, True), (2, False)):
-        one = pass_of(d, causal, ragged, heads, ordered)
-        one._backward_one_sweep()
-        calls += calls_of(one, how | {"ordered": ordered, "group": heads})
+            # In a fixed order, and of heads of keys that two query heads share.
+            for heads, ordered in ((1, True), (2, False)):
+                one = pass_of(d, causal, ragged, heads, ordered)
+                one._backward_one_sweep()
+                calls += calls_of(one, how | {"ordered": ordered, "group": heads})
     return calls
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from attention_compare import drawn, filled_with_nan, near_float64, off_by, problems, random_inputs
 from attention_standins import use_tile
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from a2lib.attention import (
@@ -50,7 +50,11 @@ HEAD_DIMS = st.integers(16, 128) | st.sampled_from([16, 32, 64, 128])
 
 
 @pytest.mark.slow
-@settings(max_examples=settings.default.max_examples // 4)  # of some seconds each
+# A quarter of the examples, since each takes seconds; and each sets the tile itself.
+@settings(
+    max_examples=settings.default.max_examples // 4,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(problems(LENGTHS, HEAD_DIMS, TOLERANCE, tile=st.sampled_from(SHAPES)))
 def test_matches_float64(chunked, p):
     q, k, v, _ = drawn(p)

@@ -28,7 +28,7 @@ from pathlib import Path
 from a2lib.errors import OneLine
 from a2lib.lab import guard
 from a2lib.lab.failures import note as one_line
-from a2lib.lab.forecast import forecast
+from a2lib.lab.forecast import forecast, say_if_busy
 from a2lib.lab.lock import device_lock
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
@@ -93,6 +93,7 @@ def sweep(
     total = sum(map(len, waiting))
     if not total:
         return 0
+    say_if_busy(device)
     forecast(waiting, device)
     with (
         device_lock(device, f"run of {run.notebook}"),

@@ -120,7 +120,7 @@ def test_a_cpu_is_given_no_command_of_a_gpu(page):
         return level(*pick(t, size=2048)["ms"])
 
     text = str(made.your_machine("make x"))
-    assert text.startswith("This page's claims are about GPUs.") and "Rows of CPU: " in text
+    assert text.startswith("This page's claims are about GPUs; ") and "Rows of CPU: " in text
     assert "make x" not in text
 
 

@@ -253,7 +253,7 @@ class Page:
         answers = [(claim.words, claim.answer(tables)) for claim in self.claims]
         answered = [line for line in answers if line[1] != "not measured"]
         if not answered and device == "cpu":
-            return "This page's claims are about GPUs."
+            return "This page's claims are about GPUs; a CPU's rows answer none of them."
         if not answered:
             return f"Of what this page says nothing is measured on {name}."
         lines = pd.DataFrame(answered, columns=["claim about the published GPU", name])

@@ -52,7 +52,7 @@ help:
 	@echo 'make test                 every test            (ARGS="tests/setup -x" to choose, WORKERS=n)'
 	@echo 'make fuzz                 the property tests with other examples each time, for FUZZ_S=600 seconds'
 	@echo 'make lint                 ruff, and the direction of imports'
-	@echo 'make lab                  JupyterLab'
+	@echo 'make lab                  JupyterLab for the notebooks      (as root: ARGS=--allow-root)'
 	@echo 'make flash SEQ_LEN=65536  measure into data/ (no GPU: build/data/): any parameter of the notebook, in capitals'
 	@echo '                          (notebooks: $(NOTEBOOKS))'
 	@echo 'make install              the environment alone (PYTHON=python3.12, TORCH=torch==2.11.0, PINS= for the newest)'

@@ -34,6 +34,7 @@ from a2lib.paths import ROOT, TERMINAL, runs_dir
 PARENT = "A2LIB_PARENT"
 PARENT_POLL_S = 0.5
 SHOWN_LINES = 24  # of a table in the terminal
+OTHERS = "; shown are "  # what a cell prints before rows that nobody asked for, as Table.shown does
 _stopped: list[int] = []  # the signals that stopped this process
 _terminal: list[int] = []  # where this process can still write behind a stop
 _main = click.Command.main
@@ -230,18 +231,23 @@ def modified(path: Path | None) -> int | None:
 def results(notebook: dict) -> str:
     """The tables of an executed notebook as text, and what its last code cell printed: papermill
     shows neither, and a notebook ends by saying where its rows are. Of a long table only the first
-    lines."""
+    lines; of rows that this run did not ask for none."""
     outputs = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     said = []
-    for data in (output.get("data", {}) for of_cell in outputs for output in of_cell):
+    asked = [of_cell for of_cell in outputs if OTHERS not in printed(of_cell)]
+    for data in (output.get("data", {}) for of_cell in asked for output in of_cell):
         if "text/html" in data:
             lines = "".join(data["text/plain"]).splitlines()
             more = len(lines) - SHOWN_LINES
             rest = [f"... {more} more lines in the notebook"] if more > 0 else []
             said.append("\n".join([*lines[:SHOWN_LINES], *rest]))
-    last = outputs[-1] if outputs else []
-    said += ["".join(output["text"]) for output in last if output.get("name") == "stdout"]
+    said.append(printed(outputs[-1] if outputs else []))
     return "\n\n".join(part.strip() for part in said)
+
+
+def printed(outputs: list[dict]) -> str:
+    """What a cell of these outputs printed."""
+    return "".join("".join(output["text"]) for output in outputs if output.get("name") == "stdout")
 
 
 # papermill wants a handler from its entry point, and never calls it: no path has that prefix.

@@ -1,8 +1,10 @@
 """A page's cells run where the book is built: what they show, and that what they raise is heard."""
 
 import os
+import re
 
 import pytest
+import yaml
 from nbformat.v4 import new_code_cell, new_notebook
 
 from a2lib.paths import ROOT
@@ -21,8 +23,9 @@ def page(monkeypatch, tmp_path):
     file = tmp_path / "page.md"
     file.touch()
 
-    def make(*cells):
-        notebook, config = new_notebook(cells=[*map(new_code_cell, cells)]), NbParserConfig
+    def make(*cells, **metadata):
+        notebook = new_notebook(cells=[new_code_cell(cell, metadata=metadata) for cell in cells])
+        config = NbParserConfig
         client = execute.create_client(notebook, file, config(execution_mode="inline"), None)
         client.start_client()
         return client
@@ -53,3 +56,27 @@ def test_a_cell_shows_its_last_line_and_an_expression_knows_its_names(page):
 def test_what_a_cell_raises_is_raised(page):
     with pytest.raises(AssertionError, match="no"):
         page("assert False, 'no'").code_cell_outputs(0)
+
+
+@pytest.mark.parametrize("last", ["figure", "axes", "pandas.Series([1, 2]).plot()"])
+def test_a_figure_of_matplotlib_is_a_chart(page, last):
+    drawn = "import matplotlib.pyplot as plt, pandas\nfigure, axes = plt.subplots()\n"
+    [output] = page(drawn + last, mystnb={"figure": {}}).code_cell_outputs(0)[1]
+    assert "<svg" in output.data["image/svg+xml"] and len(output.data) == 1
+
+
+@pytest.mark.parametrize("last", ["1", "None", "figure.savefig('x.svg')"])
+def test_a_cell_of_a_figure_without_an_image_ends_the_build(page, last):
+    drawn = "import matplotlib.pyplot as plt\nfigure = plt.figure()\n"
+    client = page(drawn + last, mystnb={"figure": {"name": "fig-mine"}})
+    with pytest.raises(ValueError, match="page.md: the cell of the figure fig-mine shows no image"):
+        client.code_cell_outputs(0)
+
+
+def test_the_readers_figure_of_the_readme_is_shown(page):
+    text = (ROOT / "src" / "a2lib" / "lab" / "README.md").read_text(encoding="utf-8")
+    [(options, cell)] = re.findall(r"```{code-cell} ipython3\n---\n(.*?)---\n(.*?)```", text, re.S)
+    options = yaml.safe_load(options)
+    [output] = page(cell, **options).code_cell_outputs(0)[1]
+    bars = re.findall('<g id="patch_', output.data["image/svg+xml"])
+    assert len(bars) >= 4 and options["mystnb"]["image"]["alt"]

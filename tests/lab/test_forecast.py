@@ -31,7 +31,7 @@ def attention(seq_len, pass_="forward"):
 def test_a_long_attention_names_the_length_that_takes_less_than_a_minute(said):
     passes = ("forward", "backward", "end_to_end")
     line = said([[attention(65536, pass_) for pass_ in passes]])
-    flops = 3 * (2 + 5 + 7) * 65536**2 * 64
+    flops = 7 * (2 + 5 + 7) * 65536**2 * 64
     assert f"about {flops / 1e11 / 60:.0f} minutes or more" in line
     shorter = int(re.search(r"Smaller: -p seq_len (\d+)$", line)[1])
     assert said([[attention(shorter, pass_) for pass_ in passes]]) == ""
@@ -54,6 +54,16 @@ def test_what_is_short_or_unknown_or_a_gpus_is_not_spoken_of(said, monkeypatch):
     for key in (attention(128), {**STEP, "model": "tiny"}, {"sort": "mine", "size": 10**9}):
         assert said([[key]]) == ""
     assert said([[{**STEP, "model": "10B"}]], "cuda") == ""
+
+
+@pytest.mark.parametrize("load", [7.9, 8.6])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cpu_that_others_work_on_is_said(monkeypatch, capsys, load, device):
+    monkeypatch.setattr(forecast.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(forecast.os, "cpu_count", lambda: 8)
+    forecast.say_if_busy(device)
+    is_said = capsys.readouterr().out.startswith("The machine is busy (load 9 on 8 cores)")
+    assert is_said == (device == "cpu" and load > 8)
 
 
 def test_a_length_of_time_has_its_unit():

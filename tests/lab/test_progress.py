@@ -45,6 +45,33 @@ def test_rows_and_time_in_one_line_that_is_replaced_in_place(terminal, columns, 
         assert re.search(r"4/4 rows \[\d\d:\d\d<00:00\]", states[-1])
 
 
+@pytest.fixture
+def at(monkeypatch):
+    """``at(seconds)``: the time is so much behind the bar's begin."""
+
+    def set_time(seconds):
+        monkeypatch.setattr(progress.time, "monotonic", lambda: 1000.0 + seconds)
+
+    set_time(0)
+    return set_time
+
+
+def test_what_failed_is_named_and_says_nothing_of_the_time_left(at):
+    bar = progress.Progress(6, "flash")
+    assert "[00:00<?]" in bar._line()
+    bar.advance(2, "oom")
+    assert "<?] 2 oom" in bar._line()
+    at(30)
+    bar.advance()
+    assert "3/6 rows [00:30<01:30] 2 oom" in bar._line()
+    at(60)
+    assert "[01:00<01:00]" in bar._line()
+    at(130)  # longer than all the rest was to take
+    assert "[02:10<?]" in bar._line()
+    bar.advance(3, "error")
+    assert "6/6 rows [02:10<00:00] 2 oom 3 error" in bar._line()
+
+
 def test_what_is_said_is_in_the_cell_and_on_the_terminal(terminal, capsys):
     progress.say("about 6 minutes")
     assert capsys.readouterr().out == "about 6 minutes\n"

@@ -13,6 +13,7 @@ from waiting import until
 
 from a2lib.lab import Table, guard, read_runs, sweep
 from a2lib.lab.notebook import Run
+from a2lib.lab.progress import Progress
 from a2lib.lab.sweep import Interrupted, WorkerError, _Group
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -89,6 +90,19 @@ def test_rows_are_stored_by_one_process_and_name_their_run(table, run):
     [recorded] = read_runs(table.data)
     assert {row["run"] for row in table.rows()} == {recorded["run"]}
     assert recorded["command"] == "papermill notebooks/toy.ipynb" and len(recorded["source"]) == 12
+
+
+def test_the_bar_says_what_is_at_work_and_what_failed(table, run, monkeypatch):
+    said, came = [], {}
+
+    def advance(bar, steps=1, status="ok"):
+        came[status] = came.get(status, 0) + steps
+
+    monkeypatch.setattr(Progress, "say", lambda bar, text: said.append(text))
+    monkeypatch.setattr(Progress, "advance", advance)
+    sweep(table, [keys("slow"), keys("slow", "no memory", sizes=(3,))], measure, run)
+    assert (came["ok"], came["oom"]) == (3, 1)
+    assert {"slow", "3"} <= set(said)  # what the rows of a task have in common
 
 
 def measure_and_raise(asked):
@@ -311,7 +325,8 @@ def test_a_sweep_that_is_ended_keeps_its_rows_and_leaves_no_process(
     assert workers
     child.send_signal(number)
     said, _ = child.communicate(timeout=60)
-    assert said == (f"{Interrupted.__name__}\n" if number == signal.SIGINT else "")
+    # A machine that is busy is said before.
+    assert said.splitlines()[-1:] == [Interrupted.__name__] or number == signal.SIGKILL
     assert until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), 20)
     kept = table.rows()
     assert 2 <= len(kept) < 59 and {row["status"] for row in kept} == {"ok"}

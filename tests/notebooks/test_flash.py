@@ -2,11 +2,12 @@
 stand-in for a GPU."""
 
 import math
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
-from notebook_cells import load_cells
+from notebook_cells import load_cells, run_cells
 
 from a2lib import lab
 from a2lib.attention import attention_reference, dispatch
@@ -51,6 +52,16 @@ def on_a_gpu(cells, monkeypatch):
     """``on_a_gpu(**parameters)``: the notebook's names where there is a GPU."""
     monkeypatch.setattr(lab, "device_kind", lambda: "cuda")
     return cells
+
+
+def test_the_line_for_ones_own_attention_runs_as_it_stands(tmp_path, monkeypatch, forked_workers):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
+    text = (ROOT / "notebooks" / "flash.ipynb").read_text(encoding="utf-8").replace('\\"', '"')
+    [line] = re.findall(r'`(MAKE\["mine"\] = .+?)`', text)
+    rows = run_cells("flash", {"make": line}, **TINY).rows
+    rows = rows[rows["implementation"] == "mine"]
+    assert list(rows["pass"]) == [*PASSES] and set(rows["status"]) == {"ok"}
+    assert (rows["n"] >= 5).all()
 
 
 def by_name(rows):

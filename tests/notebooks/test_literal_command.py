@@ -17,6 +17,7 @@ import pytest
 from notebook_runs import PAPERMILL, copy_package, environment, run, shown_on, write_notebook
 
 from a2lib import papermill_default
+from a2lib.lab import Table
 from a2lib.paths import ROOT
 
 LITERAL = [PAPERMILL, "notebooks/tiny.ipynb", "-p", "seq_len", "65536"]
@@ -175,6 +176,17 @@ def test_the_terminal_has_the_tables_and_what_the_last_cell_printed():
     assert said.startswith("ms\n3\n\n0\n1\n") and "\n... 16 more lines in the notebook\n" in said
     assert said.endswith("\n\n3 rows measured") and said.count("rows measured") == 1
     assert papermill_default.results(nbformat.v4.new_notebook()) == ""
+
+
+def test_the_terminal_has_no_rows_that_nobody_asked_for(capsys, tmp_path):
+    output = nbformat.v4.new_output
+    Table("flash", "no-device", tmp_path).shown([])  # the published ones
+    said = output("stream", text=capsys.readouterr().out)
+    table = output("display_data", {"text/html": "<p>", "text/plain": "ms\n3"})
+    last = nbformat.v4.new_code_cell(outputs=[output("stream", text="rows are there")])
+    cells = [nbformat.v4.new_code_cell(outputs=[said, table]), last]
+    shown = papermill_default.results(nbformat.v4.new_notebook(cells=cells))
+    assert said["text"] and shown == "rows are there"
 
 
 @pytest.mark.parametrize(("args", "expected"), [

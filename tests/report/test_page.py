@@ -18,8 +18,9 @@ TIMES["quick", 4096] = None
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """``page(here=1.0)``: the section's page, with rows of a reader's GPU that are so many times as
-    slow, of sizes ``below`` one, or without any; each with the column ``twice``."""
+    """``page(here=1.0)``: the section's page, with rows of a reader's GPU or other device that are
+    so many times as slow, of sizes ``below`` one, or without any; each with the column ``twice``.
+    """
     monkeypatch.setitem(SECTIONS, SORTING.name, SORTING)
     monkeypatch.chdir(tmp_path)
 
@@ -34,10 +35,10 @@ def page(tmp_path, monkeypatch):
                 rows.append({"operation": operation, "size": size, **row})
         return invented_rows.write(tmp_path / folder, device=device, sorting=rows)
 
-    def make(here=None, below=math.inf):
+    def make(here=None, below=math.inf, device="nvidia-b200"):
         roots = [write("data", data.PUBLISHED, 1, math.inf)]
         if here is not None:
-            roots.append(write("here", "nvidia-b200", here, below))
+            roots.append(write("here", device, here, below))
         return Page("sorting", lambda rows, of: rows.assign(twice=2 * rows["ms"]), roots=roots)
 
     return make
@@ -109,6 +110,18 @@ def test_the_claims_are_answered_on_the_readers_rows(page):
     assert "Claims whose rows are not measured on NVIDIA B200: 1." in text
     assert "Rows of NVIDIA B200: {download}`" in text and "```\nmake x\nmake html\n```" in text
     assert "Nothing is measured on another machine yet" in str(page().your_machine("make x"))
+
+
+def test_a_cpu_is_given_no_command_of_a_gpu(page):
+    made = page(here=3.0, below=2048, device="cpu")
+
+    @made.claim("the same at 2,048")
+    def the_same_at_2048(t):
+        return level(*pick(t, size=2048)["ms"])
+
+    text = str(made.your_machine("make x"))
+    assert text.startswith("This page's claims are about GPUs; ") and "Rows of CPU: " in text
+    assert "make x" not in text
 
 
 @pytest.mark.parametrize(("written", "text"), [

@@ -44,7 +44,31 @@ def test_two_processes_go_on_from_their_checkpoint(run):
     options = ["--wrapper", "fsdp", "--folder", "run", "--steps"]
     run(example("train.py"), *options, "1", ranks=2)
     printed = run(example("train.py"), *options, "2", "--resume", ranks=2)
-    assert "step 2, loss" in printed and printed.count("loss") == 1
+    assert "step 2, loss" in printed and printed.count("loss ") == 1
+
+
+@pytest.mark.parametrize(("wrapper", "ranks"), [("none", 1), ("ddp", 2), ("fsdp", 2)])
+def test_a_ctrl_c_keeps_the_steps_so_far(run, tmp_path, wrapper, ranks):
+    """Here of the last rank alone, in its third step; all end at the same one."""
+    text = example("train.py").read_text()
+    sent = f"if step == 3 and RANK == {ranks - 1}:\n        signal.raise_signal(signal.SIGINT)"
+    script = tmp_path / "interrupted.py"
+    script.write_text(text.replace("    began =", f"    {sent}\n    began =", 1))
+    options = ["--steps", "5", "--wrapper", wrapper]
+    whole = losses(run(example("train.py"), *options, "--folder", "whole", ranks=ranks))
+    stopped = run(script, *options, ranks=ranks).splitlines()[-1]
+    assert stopped == "stopped at step 3; go on with --resume"
+    again = run(example("train.py"), *options, "--resume", ranks=ranks)
+    assert losses(again) == whole
+    assert again.splitlines()[-1] == "stopped at step 5; go on with --resume --steps 10"
+    table = (tmp_path / "build" / f"train-{wrapper}" / "losses.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in table[1:]] == list("12345")
+
+
+def test_of_several_processes_one_says_what_cannot_be_trained(run):
+    for options in (["--wrapper", "none"], ["--wrapper", "ddp", "--resume"], ["--stepps", "3"]):
+        printed = run(example("train.py"), *options, ranks=2, code=2)
+        assert printed.count("error: ") == 1 and "Traceback" not in printed
 
 
 def test_what_cannot_be_trained_is_one_line_before_a_step(run, tmp_path):

@@ -6,6 +6,7 @@ the rate of a matrix product on this CPU. Once rows are there the progress bar k
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ LONG_S = 60
 QUICK_FLOPS = 1e11
 # Each is called to be checked or compiled, to warm up, and to be timed.
 CALLS = 3
+# Of an attention as many times as notebooks/flash.ipynb has it at least.
+ATTENTION_CALLS = 7
 # A step is one measurement, whichever of its rows are asked for.
 PARTS_OF_A_STEP = ("phase", "step_number", "moment", "part", "repeat")
 
@@ -45,22 +48,30 @@ def forecast(tasks: Iterable[Sequence[Key]], device: str) -> None:
         )
 
 
+def say_if_busy(device: str) -> None:
+    """Say before a sweep on the CPU that others work on it: of the last minute more than it has
+    cores. Their share is in the times then."""
+    load, total = os.getloadavg()[0], os.cpu_count() or 1
+    if device == "cpu" and round(load) > total:
+        say(f"The machine is busy (load {load:.0f} on {total} cores): times will be of that.")
+
+
 def _case(key: Key) -> tuple:
     return tuple((name, value) for name, value in key.items() if name not in PARTS_OF_A_STEP)
 
 
 def flops_of(key: Key) -> float:
     """Return the floating-point operations of measuring a row, 0 where its key does not tell."""
-    calls = CALLS + key.get("warmup", 0)
     if {"seq_len", "head_dim", "batch"} <= key.keys():
         sizes = key["batch"], key.get("heads", 1), key["seq_len"], key["seq_len"], key["head_dim"]
         pass_ = key.get("pass", "end_to_end")
-        return calls * attention_flops(*sizes, key.get("causal", False), pass_)
+        return ATTENTION_CALLS * attention_flops(*sizes, key.get("causal", False), pass_)
     if {"model", "context", "batch"} <= key.keys() and key["model"] in MODELS:
         shape = MODELS[key["model"]]
         if key.get("layers"):
             shape = replace(shape, num_layers=key["layers"])
         # The batch is one rank's, and the ranks share the cores.
+        calls = CALLS + key.get("warmup", 0)
         step = step_flops(shape, key["batch"], key["context"])
         return calls * key.get("world_size", 1) * step
     return 0

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 
 from a2lib.paths import TERMINAL
 
@@ -16,11 +17,12 @@ WIDTH = 100
 EVERY_S = 0.5
 TICK_S = 1.0
 # Without a rate, which says little where one step takes a hundred times as long as another.
-FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}]"
+FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}<"
 
 
 class Progress:
-    """Show how many of `total` steps are done, the time they took and what is left of it.
+    """Show how many of `total` steps are done, the time they took and what is left of it, by those
+    that did not fail: a failure takes no time, or another one.
 
     In a notebook the bar is one output, replaced in place (tqdm's own would leave every state in
     the file). Elsewhere it is a line on standard error for each tenth.
@@ -29,7 +31,8 @@ class Progress:
     def __init__(self, total: int, what: str, unit: str = "rows") -> None:
         self.total, self.what, self.unit, self.done = total, what, unit, 0
         self._text = ""
-        self._started = self._shown = time.monotonic()
+        self._failed: Counter[str] = Counter()
+        self._started = self._shown = self._came = time.monotonic()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._terminal = open_terminal()
@@ -37,10 +40,12 @@ class Progress:
         if self._output or self._terminal:
             threading.Thread(target=self._tick, daemon=True).start()
 
-    def advance(self, steps: int = 1) -> None:
-        """Count `steps` more as done."""
+    def advance(self, steps: int = 1, status: str = "ok") -> None:
+        """Count `steps` more as done; with another `status` than "ok" they failed."""
         tenths = self._tenths()
         self.done += steps
+        self._failed[status] += 0 if status == "ok" else steps
+        self._came = time.monotonic()
         if not (self._output or self._terminal) and self._tenths() > tenths:
             print(self._line(), file=sys.stderr)
         self._show()
@@ -86,17 +91,33 @@ class Progress:
     def _line(self) -> str:
         from tqdm import tqdm
 
+        now = time.monotonic()
+        seconds = self._left_s(now)
+        left = "?" if seconds is None else tqdm.format_interval(seconds)
         bar = tqdm.format_meter(
             self.done,
             self.total,
-            time.monotonic() - self._started,
+            now - self._started,
             prefix=self.what,
             unit=self.unit,
-            bar_format=FORMAT,
+            bar_format=f"{FORMAT}{left}]",
             ncols=WIDTH - 30,
             ascii=False,
         )
-        return f"{bar} {self._text}".rstrip()
+        failed = [f"{number} {status}" for status, number in self._failed.items() if number]
+        return " ".join([bar, *failed, self._text]).rstrip()
+
+    def _left_s(self, now: float) -> float | None:
+        """Return the seconds that are left; None where nothing is measured yet, or nothing came for
+        longer than was left at the last row."""
+        measured = self.done - self._failed.total()
+        if self.done >= self.total:
+            return 0
+        if measured == 0:
+            return None
+        a_row = (self._came - self._started) / measured
+        left = a_row * (self.total - self.done) - (now - self._came)
+        return left if left >= 0 else None
 
 
 def say(text: str) -> None:

@@ -21,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from a2lib.errors import OneLine
 from a2lib.lab import guard
 from a2lib.lab.failures import note as one_line
-from a2lib.lab.forecast import forecast
+from a2lib.lab.forecast import forecast, say_if_busy
 from a2lib.lab.lock import device_lock
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
@@ -93,6 +93,7 @@ def sweep(
     total = sum(map(len, waiting))
     if not total:
         return 0
+    say_if_busy(device)
     forecast(waiting, device)
     with (
         device_lock(device, f"run of {run.notebook}"),
@@ -152,7 +153,6 @@ def _measure(
     """Have processes do what is waiting, until the time limit; return how many rows are left."""
     ended_before: set[tuple[str, ...]] = set()  # by somebody, when these were next
     while waiting and time.time() < run.until:
-        group.bar.say(_describe(waiting[0]))
         end = group.work([waiting[0]] if fresh else list(waiting))
         for _ in range(end.reached):
             _blame_missing(group, table, waiting.popleft(), end.stored, run_id)
@@ -175,7 +175,7 @@ def _measure(
             if end.from_outside:
                 note = one_line(f"{FROM_OUTSIDE}, twice: {note}")
             table.put(*({**key, "status": end.status, "note": note, "run": run_id} for key in left))
-            group.bar.advance(len(left))
+            group.bar.advance(len(left), end.status)
     return sum(map(len, waiting))
 
 
@@ -184,7 +184,7 @@ def _blame_missing(group: _Group, table: Table, task: list[Key], stored: set, ru
     missing = [key for key in task if table.identify(key) not in stored]
     note = "measure yielded no row for this key"
     table.put(*({**key, "status": "error", "note": note, "run": run_id} for key in missing))
-    group.bar.advance(len(missing))
+    group.bar.advance(len(missing), "error")
 
 
 class _End:
@@ -220,7 +220,7 @@ class _Group:
             if path.name != "job":
                 path.unlink()
         keys = list(itertools.chain(*tasks))
-        self.asked = set(map(self.table.identify, keys))
+        self.tasks, self.asked = tasks, set(map(self.table.identify, keys))
         (self.folder / "tasks.json").write_text(json.dumps(tasks))
         _drop_half_compiled()
         with open(self.folder / "log", "w") as log:
@@ -238,7 +238,7 @@ class _Group:
                 self._end(process)
         if process.returncode in (0, 1):  # no signal ended it in mid-compilation
             _compiler_mark().unlink(missing_ok=True)
-        end = _End(self._reached(), self._rows())
+        end = _End(self._reached(), set(self._rows()))
         if silent:
             return end.blame("error", silent)
         return end if process.returncode == 0 else self._explain(end, process.returncode)
@@ -270,19 +270,28 @@ class _Group:
 
     def _wait(self, process: subprocess.Popen) -> str:
         """Wait for the end of the processes; where they are silent for too long, say so."""
-        counted, began, heard = 0, False, time.monotonic()
+        counted, began, heard = Counter(), False, time.monotonic()
+        said = None
         while process.poll() is None:
+            task = self.tasks[min(self._reached(), len(self.tasks) - 1)]
+            if task is not said:
+                self.bar.say(_describe(task))
+                said = task
             time.sleep(POLL_S)
-            rows = self._asked_rows()
-            if rows > counted:
-                self.bar.advance(rows - counted)
-                counted, heard = rows, time.monotonic()
+            new = self._asked_rows() - counted
+            if new:
+                self._count(new)
+                counted, heard = counted + new, time.monotonic()
             if not began and (self.folder / "reached").exists():
                 began, heard = True, time.monotonic()
             if time.monotonic() > heard + (self.silence_s if began else START_S):
                 return f"no row within {self.silence_s:g} s: {self._where()}"
-        self.bar.advance(self._asked_rows() - counted)
+        self._count(self._asked_rows() - counted)
         return ""
+
+    def _count(self, rows: Counter[str]) -> None:
+        for status, number in rows.items():
+            self.bar.advance(number, status)
 
     def _end(self, process: subprocess.Popen) -> None:
         """End the processes and everything that they started."""
@@ -335,16 +344,20 @@ class _Group:
         path = self.folder / "reached"
         return int(path.read_text()) if path.exists() else 0
 
-    def _asked_rows(self) -> int:
-        """Return how many of the rows asked for are stored; others may come with them."""
-        return len(self._rows() & self.asked)
+    def _asked_rows(self) -> Counter[str]:
+        """Return how many of the rows asked for are stored, by status; others may come with
+        them."""
+        rows = self._rows()
+        return Counter(rows[key] for key in rows.keys() & self.asked)
 
-    def _rows(self) -> set[tuple[str, ...]]:
+    def _rows(self) -> dict[tuple[str, ...], str]:
+        """Return the status of each row that these processes have stored."""
         path = self.folder / "rows.jsonl"
         if not path.exists():
-            return set()
+            return {}
         whole = path.read_text().rpartition("\n")[0]
-        return {tuple(json.loads(line)) for line in whole.splitlines()}
+        lines = [json.loads(line) for line in whole.splitlines()]
+        return {tuple(key): status for *key, status in lines}
 
 
 def _signals(code: int, log: str, ranks: int) -> list[tuple[str, int]]:
@@ -415,5 +428,9 @@ def _compiler_mark() -> Path:
 
 
 def _describe(task: list[Key]) -> str:
-    words = (str(value) for value in task[0].values() if value not in ("", None, False))
-    return " ".join(words)[:60]
+    """Return what all keys of a task have in common, in words."""
+    first, *others = task
+    shared = first.items()
+    for key in others:
+        shared = [item for item in shared if item in key.items()]
+    return " ".join(str(value) for _, value in shared if value not in ("", None, False))[:60]

@@ -5,7 +5,7 @@
         means = training.mean_gradients()            # over the ranks, nothing wrapped yet
         with training.wrapped(BucketedDDP(training.model, 25)):
             training.error(means)                    # of the gradients that the wrapper leaves
-            times = time_in_turns({"sent": training.step}, device)
+            times = time_in_turns({"sent": training}, device)
             slowest(times["sent"].by_rank).ms        # of each step the slowest rank, the median
 
 With a learning rate of 0 the weights stay what they are, at the work of any other step: all

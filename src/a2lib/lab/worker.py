@@ -77,7 +77,9 @@ def work(job: dict, tasks: list[list[dict]], folder: Path, rank: int, ranks: int
         if rank == 0:
             table.put(*({"status": "ok", **row, "run": job["run"]} for row in rows))
             with open(folder / "rows.jsonl", "a") as file:
-                file.writelines(json.dumps(table.identify(row)) + "\n" for row in rows)
+                for row in rows:
+                    line = [*table.identify(row), row.get("status", "ok")]
+                    file.write(json.dumps(line) + "\n")
 
     if rank == 0:
         _write_whole(folder / "reached", "0")  # from here on the sweep counts how long it is silent
@@ -143,7 +145,7 @@ def _is_late(until: float, ranks: int) -> bool:
 def _stored(folder: Path) -> set[tuple[str, ...]]:
     path = folder / "rows.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return {tuple(json.loads(line)) for line in lines}
+    return {tuple(json.loads(line)[:-1]) for line in lines}
 
 
 if __name__ == "__main__":

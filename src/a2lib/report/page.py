@@ -230,10 +230,10 @@ class Page:
         return Markdown(f":::::{{dropdown}} Where these numbers come from\n{line.text}\n:::::\n")
 
     def your_machine(self, command: str) -> Markdown:
-        """Return what of this page holds on each other device: the claims that its rows answer, and
-        links to the rows."""
-        text = []
-        for device, tables in self.local().items():
+        """Return what of this page holds on each other device: the claims that its rows answer,
+        links to the rows, and the command for a GPU, which a CPU might refuse."""
+        text, local = [], self.local()
+        for device, tables in local.items():
             text.append(self._answers(device, tables))
             if len(tables[self.section]):
                 text.append(_links(device, tables[self.section]))
@@ -242,7 +242,9 @@ class Page:
                 "Nothing is measured on another machine yet. To see which of this page's "
                 "claims hold on yours:"
             )
-        return Markdown("\n\n".join([*text, f"```\n{command}\nmake html\n```"]))
+        if [*local] != ["cpu"]:
+            text.append(f"```\n{command}\nmake html\n```")
+        return Markdown("\n\n".join(text))
 
     def _answers(self, device: str, tables: dict[str, pd.DataFrame]) -> str:
         """Return the page's claims that rows of a device answer, as a table, and how many others
@@ -250,6 +252,8 @@ class Page:
         name = style.device_name(device)
         answers = [(claim.words, claim.answer(tables)) for claim in self.claims]
         answered = [line for line in answers if line[1] != "not measured"]
+        if not answered and device == "cpu":
+            return "This page's claims are about GPUs; a CPU's rows answer none of them."
         if not answered:
             return f"Of what this page says nothing is measured on {name}."
         lines = pd.DataFrame(answered, columns=["claim about the published GPU", name])

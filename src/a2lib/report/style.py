@@ -103,18 +103,23 @@ class Chart:
             self.figure.savefig(file, **options)
 
     def _repr_svg_(self) -> str:
-        buffer, canvas = io.StringIO(), FigureCanvasSVG(self.figure)
-        with rc_context(RC):
-            self.figure.dpi = 72  # an SVG's, which savefig sets too
-            engine = self.figure.get_layout_engine()
-            if engine:  # else matplotlib draws it twice
-                engine.execute(self.figure)
-                self.figure.set_layout_engine(None)
-            canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
-        return buffer.getvalue()
+        return svg(self.figure)
 
     def __repr__(self) -> str:
         return "Chart"
+
+
+def svg(figure: Figure) -> str:
+    """Return a figure as a reproducible SVG; its layout is fixed by that."""
+    buffer, canvas = io.StringIO(), FigureCanvasSVG(figure)
+    with rc_context(RC):
+        figure.dpi = 72  # an SVG's, which savefig sets too
+        engine = figure.get_layout_engine()
+        if engine:  # else matplotlib draws it twice
+            engine.execute(figure)
+            figure.set_layout_engine(None)
+        canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 def chart(**options: float) -> Callable:

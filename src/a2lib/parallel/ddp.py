@@ -421,8 +421,8 @@ class DDP(_Overlapped):
 class BucketedDDP(_Overlapped):
     """One asynchronous all-reduce for each bucket, as soon as backward has its last gradient.
 
-    ``bucket_size_mb``, in MB of 2**20 bytes, is the most that a bucket holds, but for a parameter
-    that is larger, which is a bucket by itself. A bucket has one dtype.
+    ``bucket_size_mb``, in MB of 2**20 bytes, is the most that a bucket holds. A parameter that
+    is larger is a bucket by itself. A bucket has one dtype.
 
     ``communication`` is how a bucket travels; the attribute of that name is the one taken.
 

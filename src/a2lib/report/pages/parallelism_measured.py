@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from a2lib.report.metrics import ceilings
 from a2lib.report.page import one, pick
 from a2lib.report.plots import reference
 from a2lib.report.style import chart
@@ -259,17 +258,12 @@ def widths(figure, rows: pd.DataFrame):
     ax.set(xlabel="width d_ff of the layer", ylabel="ms", ylim=(0, 5.6), xlim=(200, 2100))
 
 
-def estimate(model: str, ceiling: pd.DataFrame, ranks: int = 2) -> Estimate:
+def estimate(model: str, ranks: int = 2) -> Estimate:
     """Return the estimate of the FSDP chapter's step, four sequences of 512 tokens on each GPU: on
     two GPUs, or on one without communication."""
     sizes = SIZES[model], 4 * ranks, 512
     layout = Layout(data=ranks, sharding="fsdp" if ranks > 1 else "none")
-    return evaluate(Training(*sizes, efficiency=reached(ceiling)), layout, H200)
-
-
-def reached(ceiling: pd.DataFrame) -> float:
-    """Return the share of the data sheet's peak that large matmuls reach on one GPU."""
-    return ceilings(ceiling)["bf16"] * 1e12 / H200.flops
+    return evaluate(Training(*sizes), layout, H200)
 
 
 def fsdp_step(fsdp: pd.DataFrame, model: str):

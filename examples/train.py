@@ -20,6 +20,7 @@ import torch.distributed as dist
 from a2lib.model import TransformerLM
 from a2lib.parallel import DDP, FSDP, load_sharded, save_sharded
 from a2lib.shapes import Shape
+from a2lib.theory.transformer import step_flops
 
 SHAPE = Shape(d_model=128, d_ff=512, num_layers=4, num_heads=2, vocab_size=256)
 BATCH, CONTEXT = 8, 128  # sequences of a process, and bytes of a sequence
@@ -33,8 +34,6 @@ parser.add_argument("--wrapper", choices=WRAPPERS, default="none", help="ddp, fs
 parser.add_argument("--steps", type=int, default=100, help="in all, resumed ones included (100)")
 parser.add_argument("--folder", type=Path, help="of losses and weights (build/train-WRAPPER)")
 parser.add_argument("--resume", action="store_true", help="go on where the folder's run ended")
-if RANK > 0:  # rank 0 says what is wrong, and torchrun ends the others
-    parser.error = lambda message: parser.exit(2, time.sleep(10))
 options = parser.parse_args()
 if (WORLD > 1) != (options.wrapper != "none"):
     parser.error(f"--wrapper {options.wrapper} with {WORLD} process(es): torchrun with ddp or fsdp")
@@ -77,7 +76,9 @@ for step in range(len(lines) + 1, options.steps + 1):
     optimizer.step()
     optimizer.zero_grad()
     lines.append({"step": step, "loss": loss.item()})  # of this rank; .item() waits for the GPU
-    lines[-1]["tokens/s"] = WORLD * BATCH * CONTEXT / (time.perf_counter() - began)
+    seconds, flops = time.perf_counter() - began, step_flops(SHAPE, BATCH, CONTEXT, causal=True)
+    lines[-1]["tokens/s"] = WORLD * BATCH * CONTEXT / seconds
+    lines[-1]["MFU of an H100"] = flops / seconds / 989e12  # bf16, by the data sheet; an H200's too
     if RANK == 0 and (step % 10 == 0 or step == options.steps):
         print(", ".join(f"{name} {x:,.4g}" for name, x in lines[-1].items()), flush=True)
     if stop:
@@ -93,7 +94,6 @@ if RANK == 0:
     pd.DataFrame(lines).to_csv(losses, index=False)
     pd.DataFrame(lines).plot("step", "loss", ylabel="loss").figure.savefig(folder / "losses.png")
     print(f"the losses are in {losses} and losses.png, weights and moments in {checkpoint}")
-    more = "" if step < options.steps else f" --steps {2 * step}"
-    print(f"stopped at step {step}; go on with --resume{more}")
+    print(f"stopped at step {step}; --resume goes on, behind the last one with more --steps")
 if WORLD > 1:
     dist.destroy_process_group()

@@ -233,7 +233,8 @@ def backward_over_forward(rows: pd.DataFrame) -> pd.DataFrame:
 def answers(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the answers to nsys_profile in eager fp32 for each size and context, as texts.
 
-    The forward is that of a trace of forwards, or of a training step where there is none.
+    The forward is that of a trace of forwards, or of a training step where there is none; its
+    top kernel is that of ``tops``.
     """
     key = ["model", "context"]
     plain = {"way": "fp32", "profiler": "nsys"}
@@ -241,14 +242,17 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
     in_step = traced[traced["mode"] == "train-step"].set_index(key)
     forwards = by_size(traced.sort_values("mode").drop_duplicates(key)).set_index(key)
     steps = pick(rows, mode="train-step", phase="step", **plain).set_index(key)
+    # Two kernels can share a name that was cut short, so full names win.
+    top = forwards[["top_calls", "top_share"]].astype(float)
+    top.update(tops(rows).query("phase == 'forward'").set_index(key)[list(top)].astype(float))
     flops = in_step["multiply_flops"] / in_step["softmax_flops"]
     cases = forwards.index
     table = pd.DataFrame(
         {
             "(a) timer, ms": cells(forwards["ms_timer"]),
             "trace, ms": cells(forwards["ms"]),
-            "(b) calls": forwards["top_calls"].map("{:.0f}".format),
-            "share": forwards["top_share"].map(percent),
+            "(b) calls": top["top_calls"].map("{:.0f}".format),
+            "share": top["top_share"].map(percent),
             "(c) forward": forwards["share"].map(percent),
             "(d) step": steps["share"][cases].map(percent),
             "(e) time": in_step["softmax_ratio"][cases].map(digits),

@@ -86,6 +86,7 @@ def flash_attention(
         q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
     except TypeError:  # of what is no tensor: refused below
         pass
+    # PyTorch's public ways to ask either take the host longer, or refuse what is no tensor.
     wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v)
     if wanted or forward_ad._current_level >= 0:
         return _apply(q, k, v, is_causal, scale)

@@ -21,6 +21,7 @@ MEET = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss 0.0")
+dist.barrier()  # a rank that leaves while another still connects fails it
 dist.destroy_process_group()
 """
 OPTION = re.compile(r"--[a-z-]+")

@@ -127,10 +127,9 @@ def _new_folder(folder: Path, part: Path) -> Iterator[None]:
             shutil.rmtree(other, ignore_errors=True)
     if part.exists():
         raise FileExistsError(f"{part} exists: another process writes to it, or made it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     # It has its name only once it is locked: another save would take it for one that was killed.
     unnamed = folder.with_name(f".{folder.name}-{os.getpid()}")
-    unnamed.mkdir()
+    unnamed.mkdir(parents=True)
     with open(unnamed / LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         unnamed.rename(part)

@@ -177,7 +177,7 @@ def hopper_forward(head_dim: int, n_queries: int, n_heads: int, causal: bool) ->
 
 
 def _pairs_pay(n_queries, rows, n_heads, at_once):
-    """Whether causal tiles are better done in pairs, one long and one short, by programs that stay.
+    """Return whether causal tiles are better done in pairs, long and short, by programs that stay.
 
     To end and begin is taken to cost a program a block and a half of 128 keys, which programs that
     stay save: a guess under which nearly all choices are those that were faster on an H200. Against

@@ -1,4 +1,4 @@
-"""What each form of a pass launches: kernels in order, on how many programs, with what.
+"""The launches of each form of a pass: kernels in order, their programs and arguments.
 
     steps = Pass(tensors, call, scale).forward()      # or backward()
 
@@ -408,7 +408,7 @@ class Pass:
         return 64 if self.call.head_dim <= 64 else 128
 
     def _is_ragged(self, Bk):
-        """Whether some block of Bk keys goes past the last key where no causal mask hides it."""
+        """Return whether a block of Bk keys passes the last key where no causal mask hides it."""
         call = self.call
         return call.n_keys % Bk != 0 and not (call.causal and call.n_queries <= call.n_keys)
 

@@ -35,15 +35,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
     """
     inputs = (q, k, v)
     key = _key_of(("forward", is_causal, scale, _settings(q)), inputs)
-    made = _replay(key, inputs)
-    if made is not None:
-        return made
+    results = _replay(key, inputs)
+    if results is not None:
+        return results
     check_inputs(q, k, v)
     for x in inputs:
         check_runs(x)
-    made = empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-    _run(key, dict(q=q, k=k, v=v), dict(o=made[0], lse=made[1]), is_causal, scale)
-    return made
+    results = empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    _run(key, dict(q=q, k=k, v=v), dict(o=results[0], lse=results[1]), is_causal, scale)
+    return results
 
 
 def backward(do, q, k, v, o, lse, is_causal, scale, needs):
@@ -51,14 +51,16 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     inputs = (do, q, k, v, o, lse)
     fixed_order = torch.are_deterministic_algorithms_enabled()
     key = _key_of(("backward", is_causal, scale, _settings(q), fixed_order, *needs), inputs)
-    made = _replay(key, inputs)
-    if made is not None:
-        return made
-    made = [empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)]
+    results = _replay(key, inputs)
+    if results is not None:
+        return results
+    results = [
+        empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)
+    ]
     names = ("do", "q", "k", "v", "o", "lse")
-    results = dict(zip(("dq", "dk", "dv"), made, strict=True))
-    _run(key, dict(zip(names, inputs, strict=True)), results, is_causal, scale)
-    return made
+    by_name = dict(zip(("dq", "dk", "dv"), results, strict=True))
+    _run(key, dict(zip(names, inputs, strict=True)), by_name, is_causal, scale)
+    return results
 
 
 def check_kind(q: Tensor) -> None:
@@ -108,7 +110,8 @@ def _settings(q: Tensor) -> tuple[bool, bool] | None:
 
 
 def _allow_tf32() -> bool:
-    """Whether PyTorch's own fp32 products on a GPU may be TF32, by its newer or older setting."""
+    """Return whether PyTorch's own fp32 products on a GPU may be TF32, by its newer or older
+    setting."""
     precision = torch.backends.cuda.matmul.fp32_precision
     if precision == "none":
         precision = torch.backends.fp32_precision
@@ -170,7 +173,8 @@ def _key_of(switches: tuple, inputs: Sequence[Tensor]) -> tuple | None:
 
 
 def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] | None:
-    """What the pass makes, if one of this key was kept and the inputs are aligned as its were."""
+    """Run a kept pass of this key and return what it makes; None where none was kept, or the inputs
+    are not aligned as its were."""
     kept = _kept.get(key)
     if kept is None:
         return None
@@ -183,8 +187,8 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
         with torch.cuda.device(gpu):
             return _replay(key, inputs)
     new = inputs[0].new_empty_strided
-    made = [form and new(form[0], form[1], dtype=form[2]) for form in results]
-    for x in made:
+    filled = [form and new(form[0], form[1], dtype=form[2]) for form in results]
+    for x in filled:
         addresses.append(0 if x is None else x.data_ptr())
     # What lies in `scratch` is held until the last launch.
     if block:
@@ -208,7 +212,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
             run(*chosen, *rest, stream=stream)
         else:
             unheard(stream, *head, *chosen, *rest)
-    return made
+    return filled
 
 
 @functools.cache
@@ -221,14 +225,14 @@ def _stream_of():
 
 @functools.cache
 def _hooks():
-    """What has the hooks that a profiler of Triton sets."""
+    """Return the object with the hooks that a profiler of Triton sets."""
     from triton import knobs
 
     return knobs.runtime
 
 
 def _is_set(hook) -> bool:
-    """Whether a hook of Triton, a chain of calls or one, has any."""
+    """Return whether a hook of Triton, a chain of calls or one call, has any."""
     return bool(getattr(hook, "calls", hook))
 
 
@@ -244,19 +248,19 @@ def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None)
     struck = _struck.setdefault(device, set())
     launched = None
     while launched is None:
-        made = Pass(tensors.copy(), call, scale, struck)
-        steps = made.backward() if "do" in inputs else made.forward()
+        pass_ = Pass(tensors.copy(), call, scale, struck)
+        steps = pass_.backward() if "do" in inputs else pass_.forward()
         with _current(device):
-            launched = _launch_steps(steps, made.tensors, struck)
+            launched = _launch_steps(steps, pass_.tensors, struck)
     if key is None or not launched or None in launched:
         return
     if any(tensors[name].data_ptr() != x.data_ptr() for name, x in inputs.items()):
         return  # the kernels were given copies
-    names = [*inputs, *results, *made.own]
+    names = [*inputs, *results, *pass_.own]
     launches = _bound(names, steps, launched)
     if len(_kept) >= CAPACITY:
         _kept.clear()
-    _kept[key] = _kept_pass(launches, list(results.values()), list(made.own.values()), device)
+    _kept[key] = _kept_pass(launches, list(results.values()), list(pass_.own.values()), device)
 
 
 def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call:
@@ -303,15 +307,15 @@ def _launch_steps(steps: list[Step], tensors, struck: set) -> list[tuple | None]
 
 
 def _compile_and_run(kernel, n_programs, tensors, numbers, constants, options, forms=()):
-    """Launch by Triton's own way, which compiles; the compiled kernel, and ``constants`` in its
-    order. None in the interpreter, and for tensors that are not aligned."""
-    given = (*described(tensors, forms), *numbers)
-    compiled = kernel[(n_programs,)](*given, **constants, **options)
+    """Launch by Triton's own way, which compiles; return the compiled kernel, and ``constants`` in
+    its order. None in the interpreter, and for tensors that are not aligned."""
+    arguments = (*described(tensors, forms), *numbers)
+    compiled = kernel[(n_programs,)](*arguments, **constants, **options)
     if not hasattr(compiled, "packed_metadata"):  # the interpreter returns nothing
         return None
     if not all(x.data_ptr() % 16 == 0 for x in tensors):
         return None
-    return compiled, tuple(constants[name] for name in kernel.arg_names[len(given) :])
+    return compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
 
 
 def _bound(names: list[str], steps: list[Step], launched: list[tuple]) -> tuple[_Launch, ...]:
@@ -367,7 +371,7 @@ def kernel_of(name: str):
 
 
 class _Address(int):
-    """What a launch asks a descriptor's base for, where that is an address."""
+    """An address that answers a launch as the base of a descriptor does."""
 
     def data_ptr(self):
         return self
@@ -396,11 +400,11 @@ def described(tensors, forms):
         return tensors
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    made = [
+    descriptors = [
         TensorDescriptor(x, form.shape, form.strides, form.block, form.layout)
         for x, form in zip(tensors, forms, strict=False)
     ]
-    return *made, *tensors[len(made) :]
+    return *descriptors, *tensors[len(descriptors) :]
 
 
 def _current(device):
@@ -421,14 +425,14 @@ def launch(kernel, key, n_programs, tensors, numbers, constants, options) -> Non
     the options, the device, and every number it may specialise on. Alignment is looked after here.
     """
     addresses = [x.data_ptr() for x in tensors]
-    known = _compiled.get(key)
+    kept = _compiled.get(key)
     with _current(tensors[0].device):
-        if known is not None and not any(address & 15 for address in addresses):
-            compiled, values = known
+        if kept is not None and not any(address & 15 for address in addresses):
+            compiled, values = kept
             compiled[n_programs, 1, 1](*addresses, *numbers, *values)
             return
-        known = _compile_and_run(kernel, n_programs, tensors, numbers, constants, options)
-    if known is not None:
+        kept = _compile_and_run(kernel, n_programs, tensors, numbers, constants, options)
+    if kept is not None:
         if len(_compiled) >= CAPACITY:
             _compiled.clear()
-        _compiled[key] = known
+        _compiled[key] = kept

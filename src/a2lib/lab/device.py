@@ -14,7 +14,7 @@ READ_EVERY_S = 0.2
 
 
 def has_driver() -> bool:
-    """Whether CUDA's driver is on this machine."""
+    """Return whether CUDA's driver is on this machine."""
     try:
         return Path("/dev/nvidiactl").exists() or bool(ctypes.CDLL("libcuda.so.1"))
     except OSError:
@@ -103,7 +103,7 @@ class Sensors:
         return self._of_whole("EnforcedPowerLimit")
 
     def capped(self) -> bool | None:
-        """Whether the clock is at present lower than it could be, to keep that limit."""
+        """Return whether the clock is lower now than it could be, to keep that limit."""
         reasons = self._read("CurrentClocksThrottleReasons")
         return None if reasons is None else bool(reasons & 4)  # ...ThrottleReasonSwPowerCap
 
@@ -148,7 +148,7 @@ class Watch:
         return statistics.median(self._watts) if self._watts else None
 
     def capped_percent(self) -> float | None:
-        """Of the readings, those at which the driver kept the clock low for the limit of power."""
+        """Return the readings at which the driver kept the clock low for the limit of power."""
         return 100 * statistics.fmean(self._capped) if self._capped else None
 
     def _read(self) -> None:

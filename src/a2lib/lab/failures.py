@@ -87,7 +87,7 @@ def trial() -> Iterator[dict[str, str]]:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether ``error`` leaves the CUDA context unusable: every later call would fail as well."""
+    """Return whether ``error`` leaves the CUDA context unusable: later calls would fail too."""
     if isinstance(error, LostContext):
         return True
     text = " ".join(str(link) for link in linked(error))

@@ -61,7 +61,7 @@ def clear(device: str) -> None:
 
 
 def requested_bytes(device: str) -> int:
-    """What tensors have asked of a GPU's allocator; 0 on the CPU."""
+    """Return the bytes that tensors have asked of a GPU's allocator; 0 on the CPU."""
     if device == "cpu":
         return 0
     import torch
@@ -70,7 +70,7 @@ def requested_bytes(device: str) -> int:
 
 
 def allocated_bytes(device: str) -> int:
-    """What a GPU's allocator has given to tensors; 0 on the CPU."""
+    """Return the bytes that a GPU's allocator has given to tensors; 0 on the CPU."""
     if device == "cpu":
         return 0
     import torch
@@ -159,7 +159,7 @@ def _free_on_host() -> int:
 
 
 def _free_in_container() -> int:
-    """What the control group still allows; a container's /proc/meminfo shows the whole host."""
+    """Return the bytes that the control group still allows: /proc/meminfo is the whole host's."""
     with contextlib.suppress(OSError, ValueError):  # no limit is the word "max"
         limit = int((_GROUP / "memory.max").read_text())
         used = int((_GROUP / "memory.current").read_text())

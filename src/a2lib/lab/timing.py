@@ -248,7 +248,7 @@ def from_rest(run: Callable[[], object], device: str) -> float:
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
-    """Of times that each rank took of the same calls: each call's longest."""
+    """Return each call's longest time, of those that the ranks took."""
     return Timing.from_samples([max(times) for times in zip(*by_rank, strict=True)])
 
 

@@ -441,7 +441,7 @@ def kernel_rows(kernels: Sequence[Kernel]) -> list[dict[str, object]]:
 
 @dataclass
 class _Piece:
-    """What a stream does for a while, in a strip."""
+    """A kernel or a copy of a stream, as a strip has it."""
 
     start_ns: int
     end_ns: int

@@ -76,7 +76,7 @@ def _sixteen_bit_product(x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def _casts_while_compiling(x: Tensor, *weights: Tensor) -> bool:
-    """Whether a graph is traced in which autocast makes 16-bit copies of these weights."""
+    """Return whether a graph is traced in which autocast makes 16-bit copies of these weights."""
     device = x.device.type
     return (
         torch.compiler.is_compiling()

@@ -197,7 +197,7 @@ class Mover:
 
 
 def _dense(x: Tensor) -> bool:
-    """Whether its elements fill a piece of memory, each once, in whatever order."""
+    """Return whether its elements fill a piece of memory, each once, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(x.stride(), x.size(), strict=True)):
         if size != 1 and stride != expected:

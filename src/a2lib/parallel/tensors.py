@@ -1,4 +1,4 @@
-"""What is done to many tensors at once.
+"""Operations on many tensors at once.
 
 ``torch._foreach_*`` are one kernel for a list of tensors on a GPU, where a loop would be one a
 tensor. They have no public name; PyTorch's own optimizers are made of them.

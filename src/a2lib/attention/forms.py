@@ -100,8 +100,8 @@ class Pass:
     def _forward_key_chunks(self):
         """By way of ``parts`` and ``part_lse``, those of each chunk of keys."""
         call, o = self.call, self.tensors["o"]
-        chunk_keys = dispatch.chunk_keys_of(call)
-        n_chunks = dispatch.n_chunks_of(chunk_keys, call.n_queries, call.n_keys, call.causal)
+        chunk_keys = dispatch.keys_per_chunk(call)
+        n_chunks = dispatch.n_chunks_of(chunk_keys, call)
         rows = n_chunks, call.n_heads, call.n_queries
         self._make(
             parts=o.new_empty(*rows, call.head_dim, dtype=torch.float32),
@@ -192,7 +192,7 @@ class Pass:
         programs = self._programs(call.n_keys, call.n_kv_heads, over_queries=False)
         of_keys = (call.kv_heads, call.n_kv_heads, call.group, call.n_queries, call.n_keys)
         wanted = {"backward_dkdv": (dk, dv)}
-        if not dispatch.has_tiles("backward_dkdv", call):
+        if dispatch.key_of("backward_dkdv", call) not in dispatch.TILES:
             wanted = {"backward_dk": (dk, False), "backward_dv": (False, dv)}
         for kernel, (needs_dk, needs_dv) in wanted.items():
             if needs_dk or needs_dv:
@@ -238,8 +238,7 @@ class Pass:
 
             def programs(tile):
                 chunk = dispatch.chunk_of(tile, call)
-                lengths = call.n_queries, call.n_keys
-                n = chunk_programs(tile, chunk, *lengths, call.causal) * call.n_heads
+                n = chunk_programs(tile, chunk, call) * call.n_heads
                 return n * (1 + wide), chunk
 
             loops = dispatch.chunk_loops(columns_of(call.head_dim), call.dtype)
@@ -282,8 +281,7 @@ class Pass:
         sums, *gradients = gradients
         n_heads = call.n_heads if chunk else call.n_kv_heads
         Bq, n_tiles = 128 if BD == 64 else 64, -(-call.n_keys // 128)
-        stay = not chunk and not call.fixed_order
-        stay = stay and dispatch.hopper_backward_stays(call.head_dim, n_tiles, n_heads, call.causal)
+        stay = not chunk and not call.fixed_order and dispatch.hopper_backward_stays(call)
         constants = {
             "d": call.head_dim,
             "BD": BD,
@@ -298,8 +296,7 @@ class Pass:
             "num_warps": 4,
         }
         if chunk:
-            tile, lengths = Tile(Bq, 128, 4, 2), (call.n_queries, call.n_keys)
-            n_tiles = chunk_programs(tile, chunk, *lengths, call.causal)
+            n_tiles = chunk_programs(Tile(Bq, 128, 4, 2), chunk, call)
         n_programs = n_tiles * n_heads
         if stay:
             n_programs = dispatch.staying(n_programs, call.multiprocessors, call.causal)

@@ -1,4 +1,4 @@
-"""Which kernels a call of attention runs, and with which tiles: tables, measured on an H200.
+"""Choose the kernels of a call of attention, and their tiles, by tables measured on an H200.
 
 A call's **form** says which kernels run. Of each pass the first form whose condition holds is
 taken (``forward_form``, ``backward_form``):

@@ -1,4 +1,4 @@
-"""The launches of each form of a pass: kernels in order, their programs and arguments.
+"""Make the launches of each form of a pass: kernels in order, their programs and arguments.
 
     steps = Pass(tensors, call, scale).forward()      # or backward()
 
@@ -98,7 +98,7 @@ class Pass:
         self._tiled("forward", ("q", "k", "v", "o"), ("lse",), self._sizes(), programs)
 
     def _forward_key_chunks(self):
-        """By way of ``parts`` and ``part_lse``, those of each chunk of keys."""
+        """Add the chunks of keys up from ``parts`` and ``part_lse``, a part each."""
         call, o = self.call, self.tensors["o"]
         chunk_keys = dispatch.keys_per_chunk(call)
         n_chunks = dispatch.n_chunks_of(chunk_keys, call)
@@ -200,7 +200,7 @@ class Pass:
                 self._tiled(kernel, tensors, rows, (self.scale, *of_keys), programs, needs)
 
     def _backward_chunks(self):
-        """By way of ``rows`` and of sums in fp32."""
+        """Add all gradients up in fp32 sums; ``rows`` has two numbers of each query."""
         call, k = self.call, self.tensors["k"]
         form = dispatch.backward_form(call)
         on_hopper, wide = form == "hopper_chunks", form == "two_terms"
@@ -256,8 +256,9 @@ class Pass:
         around("finish_chunks", call.n_queries, tensors, numbers, {})
 
     def _backward_one_sweep(self):
-        """By way of ``rows`` and ``sums``, both fp32, and in a fixed order of ``turns``: whose turn
-        it is to add to each 64 rows of dQ, and before them the programs begun."""
+        """Add dQ up in ``sums``; ``rows`` has two numbers of each query, both fp32. In a fixed
+        order ``turns`` says whose turn it is to add to each 64 rows of dQ, and before that how many
+        programs have begun."""
         call, BD = self.call, self._hopper_columns()
         rows, sums = self._rows_and_sums(BD == 128)
         self._make(rows=rows, sums=sums)
@@ -275,8 +276,8 @@ class Pass:
         self._add("finish", n_programs, ("sums", "dq"), numbers, constants, options)
 
     def _sweep(self, gradients, chunk=0):
-        """The kernel for Hopper: dQ is added up in the first of ``gradients``, dK times scale and
-        dV are stored in the others; with chunk, queries of a program, they are added up too."""
+        """Add the kernel for Hopper: dQ is added up in the first of ``gradients``, dK times scale
+        and dV are stored in the others; with chunk, queries of a program, they are added up too."""
         call, BD = self.call, self._hopper_columns()
         sums, *gradients = gradients
         n_heads = call.n_heads if chunk else call.n_kv_heads
@@ -319,7 +320,7 @@ class Pass:
         self.tensors |= tensors
 
     def _rows_and_sums(self, permuted):
-        """``rows`` and ``sums`` as ``prepare_kernel`` has them."""
+        """Return ``rows`` and ``sums`` as ``prepare_kernel`` has them."""
         call, q = self.call, self.tensors["q"]
         padded = -(-call.n_queries // ROWS) * ROWS
         rows = q.new_empty(call.n_heads, 2, padded, dtype=torch.float32)
@@ -338,7 +339,7 @@ class Pass:
         return lambda tile: (-(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads,)
 
     def _split(self, *names):
-        """The terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""
+        """Make the terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""
         call = self.call
         x = self.tensors[names[0]]
         if precision_of(call) not in SPLIT_ROWS or not x.numel():
@@ -359,8 +360,8 @@ class Pass:
         self._add(kernel, n_programs, tensors, numbers, constants, options)
 
     def _tiled(self, kernel, tensors, rest, sizes, programs, needs=None, keys=0):
-        """A kernel with the best tile for ``keys`` that is not struck; ``programs(tile)`` are how
-        many there are, and what more they are to know."""
+        """Add a kernel with the best tile for ``keys`` that is not struck; ``programs(tile)``
+        returns how many there are, and what more they are to know."""
         call = self.call
         tensors = [f"{name}_terms" if f"{name}_terms" in self.own else name for name in tensors]
         key = dispatch.key_of(kernel, call)
@@ -390,7 +391,7 @@ class Pass:
         self._add(kernel, n_programs, names, numbers, constants, options, tile=(key, tile))
 
     def _add_hopper(self, kernel, n_programs, blocks, rest, sizes, constants, options):
-        """A kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine
+        """Add a kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine
         moves or, for a tensor of three dimensions, its shape."""
         BD = self._hopper_columns()
         forms = tuple(form_of(self.tensors[name], block, BD) for name, block in blocks.items())

@@ -1,4 +1,4 @@
-"""The two passes on tensors that are there, and launches that are kept.
+"""Run the two passes on tensors that are there, and keep what was launched.
 
 Which kernels a pass launches, on how many programs, with which numbers, follows from the shapes,
 strides, dtypes and devices of its tensors and a few switches. To work that out, and Triton's own
@@ -101,8 +101,8 @@ def _interpreted() -> bool:
 
 
 def _settings(q: Tensor) -> tuple[bool, bool] | None:
-    """PyTorch's settings by which fp32 is multiplied, TF32 and a fixed order of additions; both
-    passes read them. None for other dtypes."""
+    """Return PyTorch's settings by which fp32 is multiplied, TF32 and a fixed order of additions;
+    both passes read them. None for other dtypes."""
     # Asked before the inputs are checked.
     if getattr(q, "dtype", None) is torch.float32:
         return _allow_tf32(), torch.are_deterministic_algorithms_enabled()
@@ -162,7 +162,7 @@ _struck: dict[torch.device, set] = {}
 
 
 def _key_of(switches: tuple, inputs: Sequence[Tensor]) -> tuple | None:
-    """All that a pass over ``inputs`` depends on but their contents; None for what has no
+    """Return all that a pass over ``inputs`` depends on but their contents; None for what has no
     strides."""
     try:
         for x in inputs:
@@ -217,7 +217,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
 
 @functools.cache
 def _stream_of():
-    """The function that says a GPU's current stream, for launches that would ask one by one."""
+    """Return the function that says a GPU's current stream; launches would ask one by one."""
     from triton.runtime import driver
 
     return driver.active.get_current_stream
@@ -288,8 +288,8 @@ def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call
 
 
 def _launch_steps(steps: list[Step], tensors, struck: set) -> list[tuple | None] | None:
-    """Each step's compiled kernel and its constants, None where it has none; None of all where a
-    tile does not fit the GPU, which is struck."""
+    """Launch each step and return its compiled kernel and constants, None where it has none; None
+    of all where a tile does not fit the GPU, which is struck."""
     from triton.runtime.errors import OutOfResources
 
     launched = []
@@ -307,8 +307,8 @@ def _launch_steps(steps: list[Step], tensors, struck: set) -> list[tuple | None]
 
 
 def _compile_and_run(kernel, n_programs, tensors, numbers, constants, options, forms=()):
-    """Launch by Triton's own way, which compiles; return the compiled kernel, and ``constants`` in
-    its order. None in the interpreter, and for tensors that are not aligned."""
+    """Launch by Triton's own way, which compiles, and return the compiled kernel and ``constants``
+    in its order; None in the interpreter, and for tensors that are not aligned."""
     arguments = (*described(tensors, forms), *numbers)
     compiled = kernel[(n_programs,)](*arguments, **constants, **options)
     if not hasattr(compiled, "packed_metadata"):  # the interpreter returns nothing
@@ -378,7 +378,7 @@ class _Address(int):
 
 
 def _descriptor_of(form):
-    """The function that makes an address a descriptor of this form. What a form says is of the
+    """Return a function that makes an address a descriptor of this form. What a form says is of the
     class: to set it at each call took the host longer than a launch."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -395,7 +395,7 @@ def _descriptor_of(form):
 
 
 def described(tensors, forms):
-    """``tensors``, the first of them as descriptors of ``forms``."""
+    """Return ``tensors``, the first of them as descriptors of ``forms``."""
     if not forms:
         return tensors
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor

@@ -1,4 +1,4 @@
-"""What the kernels of plain Triton multiply: operands, and how rows become such.
+"""Make and multiply the operands of the kernels of plain Triton.
 
 An operand is a tuple of tiles whose sum it is. One tile, but for fp32 as ``PRECISION`` bf16x6 has
 it: three terms of bf16, high, middle and low, of which six products are as exact as fp32's. They

@@ -1,4 +1,4 @@
-"""The two passes as operators that PyTorch's tools see: ``torch.ops.a2lib``.
+"""Define the two passes as operators that PyTorch's tools see: ``torch.ops.a2lib``.
 
     flash_forward(q, k, v, is_causal, scale) -> (o, lse)
     flash_backward(do, q, k, v, o, lse, is_causal, scale, needs) -> (dq, dk, dv)
@@ -212,4 +212,3 @@ _REAL = {torch._C.DispatchKeySet(device).raw_repr() for device in _DEVICES}
 _QUICK = _Quick(_forward), _Quick(_backward)
 torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=_QUICK[0])
 torch.library.register_autograd(BACKWARD, _refuse, lib=_QUICK[1])
-

@@ -32,13 +32,14 @@ from triton.runtime.jit import mangle_type  # noqa: E402
 from a2lib.attention import UnsupportedError, dispatch, flash, forms, launches  # noqa: E402
 from a2lib.optim import kernels as optim  # noqa: E402
 
-# What dispatch.hopper_forward chooses: consumers, and whether programs stay.
+# What dispatch.forward_consumers chooses: consumers, and whether programs stay.
 FORMS = {
     (64, True): [(1, False), (1, True), (3, True)],
     (64, False): [(1, True), (3, False), (3, True)],
     (128, True): [(1, False), (2, False), (2, True)],
     (128, False): [(1, False), (2, False), (2, True)],
 }
+SHORT_AND_LONG = (1, 128), (1024, 512)  # heads and tokens
 # The flags of a kernel that has any.
 FLAGS = {
     "forward_chunk": {"EARLY": True},
@@ -157,14 +158,15 @@ def gluon_calls(every):
             continue
         how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
         for form in FORMS[d, causal]:
-            dispatch.hopper_forward = lambda *_, found=form: found
+            dispatch.forward_consumers = lambda _, found=form: found
             one = pass_of(d, causal, ragged)
             one._forward_hopper()
             calls += calls_of(one, how | {"kernel": "forward", "form": form})
         how |= {"kernel": "backward"}
         stay = dispatch.hopper_backward_stays
-        for stays in {stay(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
-            dispatch.hopper_backward_stays = lambda *_, found=stays: found
+        short, long = (dispatch.Call("bf16", 1, h, h, n, n, d, causal) for h, n in SHORT_AND_LONG)
+        for stays in {stay(short), stay(long)}:
+            dispatch.hopper_backward_stays = lambda _, found=stays: found
             one = pass_of(d, causal, ragged)
             one._backward_one_sweep()
             calls += calls_of(one, how | {"stays": stays})

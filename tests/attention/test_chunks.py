@@ -22,7 +22,9 @@ def in_few_chunks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "in_one_launch", lambda *_: False)
         patch.setattr(dispatch, "in_chunks", lambda *_: True)
-        patch.setattr(dispatch, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
+        patch.setattr(
+            dispatch, "in_two_terms", lambda call: call.head_dim > 64 and call.dtype == "fp32"
+        )
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
         patch.setattr(launches, "_kept", {})
         with compare.filled_with_nan():
@@ -111,7 +113,7 @@ def test_programs_are_the_chunks_that_see_something(
         for n0 in range(0, n_keys, tile.Bk)
         for m0 in range(0, n_queries, chunk)
     )
-    assert chunk_programs(tile, chunk, n_queries, n_keys, causal) == seen
+    assert chunk_programs(tile, chunk, call) == seen
 
 
 def test_few_tokens_have_a_program_for_each_pair_of_tiles(in_few_chunks):

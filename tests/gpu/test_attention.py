@@ -80,7 +80,9 @@ def test_keys_in_chunks(width, dtype, is_causal, monkeypatch):
 def form(request, monkeypatch):
     """Every backward is of one form, where there is a kernel."""
     monkeypatch.setattr(dispatch, "in_chunks", lambda *_: request.param == "chunks")
-    monkeypatch.setattr(dispatch, "in_two_terms", lambda _, __, d, size: d > 64 and size == 4)
+    monkeypatch.setattr(
+        dispatch, "in_two_terms", lambda call: call.head_dim > 64 and call.dtype == "fp32"
+    )
     monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: request.param == "one launch")
     monkeypatch.setattr(launches, "_kept", {})
     return request.param

@@ -203,16 +203,6 @@ def test_checkpoint_compiled(monkeypatch, keep):
     blocks.assert_close(got, blocks.by_name(truth, truth, x, dy), 1e-5, "checkpoint")
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_keeps_one_operator(strict):
-    block, _ = blocks.pair(fused, ours, torch.float32)
-    x, _ = inputs(block, 33)
-    program = torch.export.export(block, (x,), strict=strict)
-    targets = [node.target for node in program.graph.nodes]
-    assert targets.count(torch.ops.a2lib.flash_forward.default) == 1
-    torch.testing.assert_close(program.module()(x), block(x))
-
-
 def test_an_operator_that_needs_no_gradient_is_its_body(monkeypatch):
     """Dispatched once: code that Inductor makes calls both operators so."""
     seen, excluded = [], torch._C._dispatch_tls_is_dispatch_key_excluded

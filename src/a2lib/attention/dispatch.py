@@ -57,7 +57,7 @@ KERNELS = {
 
 
 class Call(NamedTuple):
-    """All that the choice of kernels depends on.
+    """A call of attention: all that the choice of its kernels depends on.
 
     ``dtype`` is "bf16", "fp16" or "fp32"; ``hopper`` says whether the kernels for Hopper can run:
     the GPU is one, and its copy engine can address the tensors. ``multiprocessors`` is 0 without a

@@ -24,7 +24,7 @@ COMBINED = 1024  # elements of o that a program of combine_kernel makes
 
 
 class Form(NamedTuple):
-    """How a kernel of Gluon sees a tensor: as blocks that the copy engine moves.
+    """A tensor as a kernel of Gluon sees it: blocks that the copy engine moves.
 
     ``shape`` and ``strides`` in elements, the block's shape, and its layout in shared memory.
     """

@@ -30,10 +30,6 @@ def gqa(y, heads):
     return [x.unflatten(-1, (n, -1)).transpose(1, 2) for x, n in zip(parts, counts, strict=True)]
 
 
-def contiguous(y, heads):
-    return [x.contiguous() for x in chunk(y, heads)]
-
-
 def rope(y, heads):
     q, k, v = fused(y, heads)
     positions = torch.arange(y.shape[1], device=y.device)[:, None]
@@ -82,7 +78,7 @@ KINDS = {
 # percent.
 TRUTH = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 1e-2, "autocast": 5e-2}
 
-DISTINCT = (fused, chunk, gqa, contiguous, rope, rms_norm, three_dimensions, frozen)
+DISTINCT = (fused, chunk, gqa, rope, rms_norm, three_dimensions, frozen)
 FORMS = (*DISTINCT, q_is_k, all_one)
 
 

@@ -45,26 +45,28 @@ def _sdpa(backend: SDPBackend) -> CausalAttention:
 def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if not q.is_cuda:
         raise UnsupportedError(f"flex needs a CUDA GPU for its backward, and q is on {q.device}")
-    mask = _causal_block_mask(q.shape[-2], q.device)
-    return _compiled_flex_attention()(q, k, v, block_mask=mask)
+    mask = causal_mask(q.shape[-2], k.shape[-2], q.device)
+    return compiled_flex()(q, k, v, block_mask=mask)
 
 
 @functools.cache
-def _compiled_flex_attention():
-    # Uncompiled it computes the scores in full, with a warning.
+def compiled_flex() -> Callable:
+    """Return FlexAttention compiled; uncompiled it computes the scores in full, with a warning."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-@functools.lru_cache(maxsize=8)
-def _causal_block_mask(length: int, device: torch.device):
+@functools.lru_cache(maxsize=1)
+def causal_mask(n_queries: int, n_keys: int, device: torch.device):
+    """Return FlexAttention's description of the causal mask; the last one is kept."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    def sees(b, h, query, key):
-        return query >= key
+    return create_block_mask(_sees, None, None, n_queries, n_keys, device)
 
-    return create_block_mask(sees, None, None, length, length, device=device)
+
+def _sees(batch, head, query, key):
+    return query >= key
 
 
 ATTENTIONS: dict[str, CausalAttention] = {

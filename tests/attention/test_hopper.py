@@ -346,12 +346,6 @@ def test_a_kept_pass_describes_the_tensors_of_each_call(log):
     assert [x[0] for x in backward[6:8]] == ["dk", "dv"]
 
 
-@pytest.mark.parametrize("needs", [(True, True, False), (False, True, True)])
-def test_not_all_gradients_are_plain_tritons(log, needs):
-    run(*(tensor() for _ in range(3)), needs=needs)
-    assert {name for name, *_ in log[1:]} == {"backward_dq", "backward_dkdv"}
-
-
 @pytest.mark.parametrize("least", [1, 1000])
 def test_a_fixed_order_is_a_form_of_its_own_and_of_few_programs_plain_tritons(
     log, monkeypatch, least

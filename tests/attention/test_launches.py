@@ -79,7 +79,7 @@ def test_the_second_time_the_same_is_launched_on_new_tensors(
 
 def check_launches(log, kept, tensors):
     """They are the steps of a pass, on the tensors of this call and on own ones that lie apart."""
-    places, sizes = {}, {name: x.nbytes for name, x in kept.own.items()}
+    places, sizes = {}, {name: x.nbytes for name, x in kept.scratch.items()}
     assert [call[:2] for call in log] == [(step.kernel, step.n_programs) for step in kept.steps]
     for step, (_, _, args) in zip(kept.steps, log, strict=True):
         assert args[len(step.tensors) :] == step.numbers

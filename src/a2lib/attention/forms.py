@@ -57,13 +57,13 @@ class Pass:
     """The steps of one pass over ``tensors``, by name: q, k, v, o, lse and, backward, do, dq, dk,
     dv, of which a gradient that is not wanted is None.
 
-    They are (B, H, N, d), but lse, (..., N). ``own`` has what the steps need besides, made here.
+    They are (B, H, N, d), but lse, (..., N). ``scratch`` has what the kernels alone see, made here.
     Tiles of ``struck`` are passed over. ``scale`` is > 0.
     """
 
     def __init__(self, tensors: dict[str, Tensor | None], call: Call, scale: float, struck=()):
         self.tensors, self.call, self.scale, self.struck = tensors, call, scale, struck
-        self.own: dict[str, Tensor] = {}
+        self.scratch: dict[str, Tensor] = {}
         self.steps: list[Step] = []
         self.early = launches_early(tensors["q"].device)
 
@@ -316,7 +316,7 @@ class Pass:
     # What they share.
 
     def _make(self, **tensors):
-        self.own |= tensors
+        self.scratch |= tensors
         self.tensors |= tensors
 
     def _rows_and_sums(self, permuted):
@@ -333,7 +333,10 @@ class Pass:
         return (self.scale, *heads, call.n_queries, call.n_keys)
 
     def _strides(self, *names):
-        return tuple(stride for name in names for stride in self.tensors[name].stride()[:3])
+        strides = []
+        for name in names:
+            strides += self.tensors[name].stride()[:3]
+        return tuple(strides)
 
     def _programs(self, length, n_heads, over_queries):
         return lambda tile: (-(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads,)
@@ -363,7 +366,7 @@ class Pass:
         """Add a kernel with the best tile for ``keys`` that is not struck; ``programs(tile)``
         returns how many there are, and what more they are to know."""
         call = self.call
-        tensors = [f"{name}_terms" if f"{name}_terms" in self.own else name for name in tensors]
+        tensors = [self._terms_of(name) for name in tensors]
         key = dispatch.key_of(kernel, call)
         tiles = dispatch.tiles_of(kernel, call, lambda tile: programs(tile)[0], keys)
         tile = next((tile for tile in tiles if (key, tile) not in self.struck), None)
@@ -389,6 +392,9 @@ class Pass:
         numbers = (*self._strides(*tensors), *sizes, *more)
         names = (*tensors, *rest)
         self._add(kernel, n_programs, names, numbers, constants, options, tile=(key, tile))
+
+    def _terms_of(self, name):
+        return f"{name}_terms" if f"{name}_terms" in self.scratch else name
 
     def _add_hopper(self, kernel, n_programs, blocks, rest, sizes, constants, options):
         """Add a kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine

@@ -138,14 +138,16 @@ class _Launch(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A pass that ran. ``results`` and ``own`` are shapes, strides and dtypes of what it makes,
-    with None for what is not wanted; where ``own``, which the kernels alone see, is small it is one
-    block of so many bytes, in which it lies at ``offsets``. ``gpu`` is the index of the device, of
-    ``several`` or alone."""
+    """A pass that ran.
+
+    ``results`` and ``scratch``, which the kernels alone see, are shapes, strides and dtypes of what
+    it makes, with None for what is not wanted. Small scratch is one ``block`` of so many bytes, in
+    which it lies at ``offsets``. ``gpu`` is the index of the device, of ``several`` or alone.
+    """
 
     launches: tuple[_Launch, ...]
     results: tuple[tuple | None, ...]
-    own: tuple[tuple, ...]
+    scratch: tuple[tuple, ...]
     block: int
     offsets: tuple[int, ...]
     gpu: int | None
@@ -178,7 +180,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     kept = _kept.get(key)
     if kept is None:
         return None
-    launches, results, own, block, offsets, gpu, several = kept
+    launches, results, scratch, block, offsets, gpu, several = kept
     addresses = [x.data_ptr() for x in inputs]
     for address in addresses:
         if address & 15:
@@ -190,15 +192,15 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     filled = [form and new(form[0], form[1], dtype=form[2]) for form in results]
     for x in filled:
         addresses.append(0 if x is None else x.data_ptr())
-    # What lies in `scratch` is held until the last launch.
+    # Scratch is held until the last launch.
     if block:
-        scratch = new((block,), (1,), dtype=torch.uint8)
-        at = scratch.data_ptr()
+        held = new((block,), (1,), dtype=torch.uint8)
+        at = held.data_ptr()
         for offset in offsets:
             addresses.append(at + offset)
-    elif own:
-        scratch = [new(form[0], form[1], dtype=form[2]) for form in own]
-        for x in scratch:
+    elif scratch:
+        held = [new(form[0], form[1], dtype=form[2]) for form in scratch]
+        for x in held:
             addresses.append(x.data_ptr())
     stream = None if gpu is None else _stream_of()(gpu)
     hooks = _hooks()
@@ -238,10 +240,10 @@ def _is_set(hook) -> bool:
 
 def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None) -> None:
     """Fill ``results`` the long way, and keep what was launched."""
-    tensors = {
-        name: x if x is None or name == "lse" else as_batched_heads(x)
-        for name, x in (inputs | results).items()
-    }
+    tensors = inputs | results
+    for name, x in tensors.items():
+        if x is not None and name != "lse":
+            tensors[name] = as_batched_heads(x)
     device = tensors["q"].device
     call = call_of(tensors, is_causal)
     scale = 1 / math.sqrt(call.head_dim) if scale is None else scale
@@ -256,11 +258,11 @@ def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None)
         return
     if any(tensors[name].data_ptr() != x.data_ptr() for name, x in inputs.items()):
         return  # the kernels were given copies
-    names = [*inputs, *results, *pass_.own]
+    names = [*inputs, *results, *pass_.scratch]
     launches = _bound(names, steps, launched)
     if len(_kept) >= CAPACITY:
         _kept.clear()
-    _kept[key] = _kept_pass(launches, list(results.values()), list(pass_.own.values()), device)
+    _kept[key] = _kept_pass(launches, results.values(), list(pass_.scratch.values()), device)
 
 
 def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call:
@@ -335,15 +337,15 @@ def _bound(names: list[str], steps: list[Step], launched: list[tuple]) -> tuple[
     return tuple(launches)
 
 
-def _kept_pass(launches, results, own, device) -> _Kept:
+def _kept_pass(launches, results, scratch, device) -> _Kept:
     ends = [0]
-    for x in own:  # as far apart as the allocator has them
+    for x in scratch:  # as far apart as the allocator has them
         ends.append(ends[-1] + -(-x.numel() * x.element_size() // 512) * 512)
-    in_block = len(own) > 1 and ends[-1] <= BLOCK_BYTES
+    in_block = len(scratch) > 1 and ends[-1] <= BLOCK_BYTES
     return _Kept(
         launches,
         results=tuple(x if x is None else _form(x) for x in results),
-        own=tuple(_form(x) for x in own),
+        scratch=tuple(_form(x) for x in scratch),
         block=ends[-1] if in_block else 0,
         offsets=tuple(ends[:-1]) if in_block else (),
         gpu=device.index if device.type == "cuda" else None,

@@ -10,11 +10,12 @@ def update(weight: Tensor, grad: Tensor, master: Tensor, exp_avg: Tensor, *rest)
 
     The Triton kernel does it on a GPU if all tensors are contiguous, else PyTorch's operators.
     """
-    given = (weight, grad, master, exp_avg, *rest)
+    arguments = (weight, grad, master, exp_avg, *rest)
     if _by_kernel(weight) and master.is_contiguous() and exp_avg.is_contiguous():
-        _by_triton(given[:6], given[6:])
+        tensors, numbers = arguments[:6], arguments[6:]
+        _by_triton(tensors, numbers)
     else:
-        update_plain(*given)
+        update_plain(*arguments)
 
 
 def update_plain(

@@ -201,11 +201,3 @@ def check_given_twice(form, attention, length, device="cpu", **options):
     torch._dynamo.reset()
     got = by_name(torch.compile(block, **options), block, x, dy)
     assert_close(got, by_name(truth, truth, x, dy), TRUTH["fp32"], form.__name__)
-
-
-def of_sum(apply, tensors):
-    """Output, and gradients of its sum, of the causal ``apply(q, k, v, True)`` on new leaves."""
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    o = apply(*leaves, True)
-    o.sum().backward()
-    return dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *(x.grad for x in leaves)), strict=True))

@@ -4,6 +4,7 @@ import attention_blocks as blocks
 import pytest
 import torch
 from attention_blocks import fresh, fused, gqa, handout, named, ours  # noqa: F401
+from attention_compare import in_float64, with_gradients
 from torch._dynamo.utils import counters
 
 from a2lib.attention import FlashAttentionTriton, attention_reference
@@ -74,8 +75,9 @@ def test_the_function_itself_compiled(dynamic, kind):
     for length in (256, 512, 333):
         torch.manual_seed(0)
         tensors = torch.randn(3, 16, length, 64, device="cuda", dtype=blocks.KINDS[kind][0])
-        got = blocks.of_sum(call, tensors)
-        want = blocks.of_sum(attention_reference, tensors.double())
+        do = tensors.new_ones(()).expand_as(tensors[0])
+        got = with_gradients(call, *tensors, do, True)
+        want = in_float64(*tensors, do, True)
         cell = f"apply, {kind}, {length} tokens, dynamic={dynamic}"
         blocks.assert_close(got, want, EAGER[kind], cell)
 

@@ -428,8 +428,10 @@ def form_of(x: Tensor, block, BD: int) -> Form:
         layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
     else:
         layout = gl.NVMMASharedLayout.get_default_for(list(block), dtypes[x.dtype])
-    # The stride of a dimension of one is arbitrary, and TMA wants multiples of 16 bytes.
-    strides = (s if n > 1 else BD for n, s in zip(x.shape[:-1], x.stride(), strict=False))
+    strides = list(x.stride()[:-1])
+    for axis, n in enumerate(x.shape[:-1]):
+        if n <= 1:  # any stride is right, and TMA wants multiples of 16 bytes
+            strides[axis] = BD
     return Form(tuple(x.shape), (*strides, 1), list(block), layout)
 
 

@@ -143,13 +143,15 @@ class CausalMultiHeadSelfAttention(nn.Module):
         ``token_positions``, ``(T,)`` or ``(B, T)``, are for RoPE alone: the mask goes by place in
         the sequence.
         """
-        q, k, v = (
-            projected.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)  # (B, H, T, d)
-            for projected in side_by_side(x, self.q_proj, self.k_proj, self.v_proj)
-        )
+        # No name holds the projections: rotated queries and keys take their memory's place.
+        q, k, v = map(self._by_head, side_by_side(x, self.q_proj, self.k_proj, self.v_proj))
         if self.rope is not None:
             if token_positions is not None and token_positions.dim() > 1:
                 token_positions = token_positions.unsqueeze(-2)  # (B, 1, T), one for all heads
             q, k = self.rope(q, token_positions), self.rope(k, token_positions)
         o = self.attention(q, k, v)
         return self.output_proj(o.transpose(-3, -2).flatten(-2))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Return ``(B, H, T, d)`` of x ``(B, T, d_model)``."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)

@@ -80,10 +80,10 @@ $(RAN): build/data/.ran-%: notebooks/%.ipynb $(EXPERIMENT_INPUTS) $(STAMP)
 html: $(BOOK)
 	@echo "The book: $$PWD/$(INDEX)"
 
-# About a sixth of the book's time. What a lone page says of other pages is missing in it, hence -qq: no warnings.
+# About a sixth of the book's time. What a lone page says of other pages is missing in it, and warned of.
 page: $(STAMP)
 	@[ -f 'book/$(PAGE).md' ] || { echo 'make: no page book/$(PAGE).md; for example: make page PAGE=flash' >&2; exit 1; }
-	@env -u A2LIB_DATA $(BIN)/jupyter-book build book/$(PAGE).md --config book/_config.yml -qq </dev/null
+	@env -u A2LIB_DATA $(BIN)/jupyter-book build book/$(PAGE).md --config book/_config.yml -q </dev/null
 
 pdf: $(BOOK)
 	@$(BIN)/python dev/print_book.py

@@ -102,7 +102,7 @@ def test_book_measures_into_build_data_and_builds_without_it(repository):
 def test_one_page_is_built_alone_and_a_wrong_name_is_refused(repository):
     make(repository, "page", "PAGE=index", env={"A2LIB_DATA": "/elsewhere"})
     assert calls(repository) == [
-        "jupyter-book build book/index.md --config book/_config.yml -qq data=unset in=/dev/null"
+        "jupyter-book build book/index.md --config book/_config.yml -q data=unset in=/dev/null"
     ]
     done = make(repository, "page", "PAGE=indx", ends=2)
     assert "no page book/indx.md" in done.stderr

@@ -62,6 +62,33 @@ def test_forms_of_what_is_asked_and_of_another_gpu():
     assert backward_form(few._replace(n_queries=0)) == "two_sweeps", "with no sums to add up"
 
 
+HEADS = {16: 0, 32: 0, 36: 0, 40: 1, 64: 1, 68: 0, 80: 1, 128: 1}
+
+
+@pytest.mark.parametrize("dtype, heads", [("bf16", HEADS), ("fp16", {64: 1}), ("fp32", {64: 0})])
+def test_hopper_runs_heads_of_40_to_128_in_steps_of_8_and_of_16_bits(dtype, heads):
+    for d, yes in heads.items():
+        one = call(dtype, n=4096, d=d)
+        found = forward_form(one) == "hopper", backward_form(one) == "one_sweep"
+        assert found == (yes, yes), d
+
+
+def test_few_programs_of_grouped_keys_are_plain_tritons_backward():
+    few, many = call(kv_heads=8), call(kv_heads=16, heads=32)
+    assert (backward_form(few), backward_form(many)) == ("two_sweeps", "one_sweep")
+
+
+def test_long_rows_of_few_heads_are_cut_in_eight():
+    def queries(d, n, **options):
+        return dispatch.chunk_queries_of(call(heads=1, n=n, d=d)._replace(**options))
+
+    cut = {(64, 8191): 0, (64, 8192): 1024, (64, 16384): 2048, (80, 4095): 0, (128, 4096): 512,
+           (128, 8193): 1152, (128, 16384): 2048, (32, 16384): 0, (68, 8192): 0}  # fmt: skip
+    assert {cell: queries(*cell) for cell in cut} == cut
+    assert queries(64, 8192, n_queries=100) == 512
+    assert queries(64, 8192, dtype="fp32") == queries(64, 8192, hopper=False) == 0
+
+
 def test_every_kernel_is_one_and_every_form_and_row_has_its_kernels():
     for module, function in dispatch.KERNELS.values():
         source = (dispatch.__file__.rsplit("/", 1)[0]) + f"/{module}.py"

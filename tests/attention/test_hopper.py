@@ -145,32 +145,6 @@ def test_not_on_a_cpu():
     assert served(tensor()) == (False, False)
 
 
-def test_heads_of_40_to_128_in_steps_of_8_and_of_16_bits(on_hopper):
-    for d, yes in {16: 0, 32: 0, 36: 0, 40: 1, 64: 1, 68: 0, 80: 1, 128: 1}.items():
-        assert served(tensor(d=d)) == (yes, yes), d
-    assert served(tensor(dtype=torch.float16)) == (True, True)
-    assert served(tensor(dtype=torch.float32)) == (False, False)
-    assert served(tensor(length=0)) == (False, False)
-    # Few programs of grouped keys and short rows are plain Triton's backward.
-    assert served(tensor(), tensor(heads=1), tensor(heads=1)) == (True, False)
-    grouped = tensor(4096, heads=2)
-    assert served(tensor(4096, heads=4), grouped, grouped) == (True, True)
-    assert served(tensor(length=256, heads=8)) == (True, False)
-
-
-def test_long_rows_of_few_heads_are_cut_in_eight(on_hopper):
-    def queries(*given, **options):
-        return dispatch.chunk_queries_of(problem(*given).call._replace(**options))
-
-    cut = {(64, 8191): 0, (64, 8192): 1024, (64, 16384): 2048, (80, 4095): 0, (128, 4096): 512,
-           (128, 8193): 1152, (128, 16384): 2048, (32, 16384): 0, (68, 8192): 0}  # fmt: skip
-    assert {(d, n): queries(tensor(n, 1, d)) for d, n in cut} == cut
-    assert queries(tensor(100, 1), tensor(8192, 1), tensor(8192, 1)) == 512
-    assert queries(tensor(4096, 2, 128), *[tensor(4096, 1, 128)] * 2) == 512
-    assert queries(tensor(8192, 1, dtype=torch.float32)) == 0
-    assert queries(tensor(8192, 1), hopper=False) == 0
-
-
 def test_not_what_the_copy_engine_cannot_address(on_hopper):
     q = tensor()
     odd = torch.zeros(3, 2, 1024, 68, dtype=q.dtype)[..., :64]

@@ -1,5 +1,5 @@
-"""How a bucket of gradients becomes the mean over the ranks: by the group's backend, or by copy
-engines; the choice between them."""
+"""The choice between the group's backend and copy engines; how a bucket of gradients becomes the
+mean over the ranks by the backend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from a2lib.parallel.copy_engines import CopyEngines, Then, why_not
+from a2lib.parallel.copy_engines import Then, why_not
 from a2lib.parallel.group import Mean
 from a2lib.parallel.lane import Lane
 
@@ -35,8 +35,6 @@ class _Message:
 class Backend:
     """Asynchronous all-reduces of NCCL or gloo, one call a bucket, on the gradients themselves or,
     in another dtype, on copies."""
-
-    name = "backend"
 
     def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
         self.group, self._dtype = group, dtype
@@ -87,20 +85,17 @@ def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def choose(
-    communication: str,
-    dtype: torch.dtype | None,
-    group: dist.ProcessGroup | None,
-    device: torch.device,
-) -> tuple[Backend | CopyEngines, str | None]:
-    """Return the carrier, and why "auto" took the backend, None where it did not; collective.
-    Raises ValueError for "copy_engines" where they cannot, and for another word."""
+    communication: str, group: dist.ProcessGroup | None, device: torch.device
+) -> tuple[str, str | None]:
+    """Return "backend" or "copy_engines", and why "auto" took the backend, None where it did not;
+    collective. Raises ValueError for "copy_engines" where they cannot, and for another word."""
     if communication not in COMMUNICATIONS:
         raise ValueError(f"communication must be one of {COMMUNICATIONS}; got {communication!r}")
     if communication == "backend":
-        return Backend(group, dtype), None
+        return "backend", None
     reason = why_not(group, device)
     if reason is None:
-        return CopyEngines(group, device, dtype), None
+        return "copy_engines", None
     if communication == "copy_engines":
         raise ValueError(f"copy engines cannot do it here: {reason}; 'backend' or 'auto' can")
-    return Backend(group, dtype), reason
+    return "backend", reason

@@ -25,6 +25,7 @@ bits, with more those of one process that adds in that order.
 """
 
 import itertools
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ KERNEL_ALIGN = 16
 # A rank that is gone leaves the others' barrier kernels waiting, which NCCL's watchdog does not
 # see. Past this they fail; it is NCCL's own limit.
 BARRIER_LIMIT_MS = 600_000
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None:
@@ -65,7 +67,8 @@ def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None
         return _first(reasons)
     if len(set(hosts)) > 1:
         return "the ranks are on several hosts"
-    if len(set(gpus)) < size:
+    # PyTorch refuses it too, but for this variable: a trial on one GPU.
+    if len(set(gpus)) < size and os.environ.get(OVERLAPPING) != "1":
         return "several ranks have one GPU"
     return _first(everyone(_unreachable(device, gpus), group))
 
@@ -121,13 +124,14 @@ def shared_memory(
     return mine, symmetric_memory.rendezvous(mine, whole)
 
 
-class _Shared:
-    """As many bytes of every rank, that all of them write to."""
+class SharedMemory:
+    """As many bytes of every rank, that all of them read and write. Collective."""
 
     def __init__(self, size: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self.rank, self.world_size = member(group)
         self.mine, self._handle = shared_memory(max(size, ALIGN), group, device)
         # Where this allocation begins in what the handle counts from.
-        first = self._handle.get_buffer(member(group)[0], (1,), torch.uint8)
+        first = self._handle.get_buffer(self.rank, (1,), torch.uint8)
         self._shift = self.mine.data_ptr() - first.data_ptr()
 
     def view(self, rank: int, begin: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -136,6 +140,7 @@ class _Shared:
         return self._handle.get_buffer(rank, (count,), dtype, at)
 
     def barrier(self) -> None:
+        """Let the current stream wait for that of every rank, and so for what these had queued."""
         self._handle.barrier(channel=0, timeout_ms=BARRIER_LIMIT_MS)
 
 
@@ -211,8 +216,6 @@ def _part(flat: Tensor, owner: int, there: Tensor, rooms: Sequence[int]) -> _Par
 class CopyEngines:
     """Means of buckets of gradients over the ranks of ``group``, in ``dtype``, None their own."""
 
-    name = "copy_engines"
-
     def __init__(
         self,
         group: dist.ProcessGroup | None,
@@ -222,8 +225,8 @@ class CopyEngines:
         self.group, self._device, self._dtype = group, device, dtype
         self._rank, self._world_size = member(group)
         self._lane = Lane(device)
-        self._memory: _Shared | None = None
-        self._slots: _Shared | None = None
+        self._memory: SharedMemory | None = None
+        self._slots: SharedMemory | None = None
         self._under_way: torch.cuda.Event | None = None  # where the lane is through with all of it
         # The gradients that the lane reads. Their memory, of backward's stream, would else be that
         # of a later kernel there before it has read them.
@@ -239,13 +242,13 @@ class CopyEngines:
             for p in every:
                 # Whatever the buckets are later, each parameter is padded at most once.
                 total += self._padded([p])
-            self._memory = _Shared(total, self.group, self._device)
+            self._memory = SharedMemory(total, self.group, self._device)
         for p in every:
             if p.grad is not None and self._has(p.grad):
                 p.grad = p.grad.clone()  # it lies where another one's is going to be
         needed = max(sizes, default=0) // self._world_size * (self._world_size - 1)
         if self._slots is None or self._slots.mine.numel() < needed:
-            self._slots = _Shared(needed, self.group, self._device)
+            self._slots = SharedMemory(needed, self.group, self._device)
         self._buckets, begin = [], 0
         for params, size in zip(buckets, sizes, strict=True):
             self._buckets.append(self._bucket(params, begin, size))
@@ -370,9 +373,9 @@ def _lies_alike(grad: Tensor, place: _Place) -> bool:
 
 def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
     """Write the mean of ``own``, of ``rank``, and of ``others``, a row for each other rank in rank
-    order, to ``mean``: added in rank order in float32 and rounded once.
+    order, to ``mean``: added in rank order in float32 (float64 for float64), rounded once.
 
-    ``mean`` may be ``own``. Where ``own`` has another dtype it is rounded to that of the others
+    ``mean`` may be ``own``. Where ``own`` has another dtype than the others it is rounded to theirs
     first, and overwritten with the mean.
     """
     if own.device.type != "cuda":
@@ -386,11 +389,11 @@ def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
 def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
     """Do the same in plain operations, which read and write everything once an addition."""
     wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
-    parts = [*others[:rank], own.to(mean.dtype), *others[rank:]]
+    parts = [*others[:rank], own.to(others.dtype), *others[rank:]]
     total = parts[0].to(wide)
     for part in parts[1:]:
         total = total + part.to(wide)
     # By a tensor: a GPU would multiply by the reciprocal of a number.
     mean.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))
-    if own.dtype != mean.dtype:
+    if own.dtype != others.dtype:
         own.copy_(mean)

@@ -460,10 +460,12 @@ class BucketedDDP(_Overlapped):
             raise ValueError(
                 f"communication_dtype must be a floating dtype or None; got {communication_dtype}"
             )
-        carrier, self.why_backend = choose(
-            communication, communication_dtype, group, one_device(module)
-        )
-        self.communication = carrier.name
+        device = one_device(module)
+        self.communication, self.why_backend = choose(communication, group, device)
+        if self.communication == "copy_engines":
+            carrier = CopyEngines(group, device, communication_dtype)
+        else:
+            carrier = Backend(group, communication_dtype)
         super().__init__(module, bucket_size_mb * MB, carrier)
 
     def extra_repr(self) -> str:

@@ -20,7 +20,7 @@ def launch_mean_kernel(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> 
         RANK=rank,
         WORLD=len(others) + 1,
         WIDE=tl.float64 if mean.dtype == torch.float64 else tl.float32,
-        CAST=own.dtype != mean.dtype,
+        CAST=own.dtype != others.dtype,
         BLOCK=BLOCK,
     )
 
@@ -46,7 +46,7 @@ def _mean_kernel(
             part = tl.load(own_ptr + at, mask=inside, other=0.0)
             if CAST:
                 # From float64 to 16 bits PyTorch goes by float32 as well, and Triton has no other.
-                part = tl.cast(tl.cast(part, tl.float32), mean_ptr.dtype.element_ty)
+                part = tl.cast(tl.cast(part, tl.float32), others_ptr.dtype.element_ty)
         elif r < RANK:
             part = tl.load(others_ptr + tl.cast(r, tl.int64) * row + at, mask=inside, other=0.0)
         else:

@@ -129,14 +129,19 @@ class Sharded:
     def lie_in(self, buffer: Tensor) -> None:
         """Have the whole in ``buffer``, of ``size`` elements."""
         self.buffer = buffer
-        # By data, which counts no change: who writes here writes the same values as before.
-        self.own_slot = buffer.data[self.rank * self.slot :][: self.slot]
-        self.own_rows = self.own_slot[: self.master.numel()].view(self.master.shape)
-        # Behind this rank's rows in its slot; it is sent too.
-        self.padding = self.own_slot[self.master.numel() :]
         self.shown = nn.Parameter(
             buffer[: self.shape.numel()].view(self.shape), requires_grad=self.master.requires_grad
         )
+
+    def slot_of(self, rank: int) -> Tensor:
+        """Return a rank's slot of the whole, flat."""
+        # By data, which counts no change: who writes here writes the same values as before.
+        return self.buffer.data[rank * self.slot :][: self.slot]
+
+    def elements_of(self, rank: int) -> slice:
+        """Return which elements of the whole, flat and not padded, are a rank's."""
+        count = self.shape.numel()
+        return slice(min(rank * self.slot, count), min((rank + 1) * self.slot, count))
 
     def take_whole_gradient(self) -> Tensor | None:
         """Return the gradient of the whole, flat, and drop it here; None where there is none."""

@@ -14,12 +14,15 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
 from a2lib.parallel.agreement import Agreement, Meeting, Members
+from a2lib.parallel.carriers import choose
+from a2lib.parallel.copy_engines import SharedMemory
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.division import divide
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.state_dicts import Optimizers, hook_modules
+from a2lib.parallel.fsdp.transfers import BackendTransfer, CopiedTransfer, shared_bytes
 from a2lib.parallel.fsdp.units import Unit
 from a2lib.parallel.group import Mean, capturing, make_alike, member
 from a2lib.parallel.lane import Lane
@@ -47,6 +50,14 @@ class FSDP(nn.Module):
     of those modules. Other parameters, such as a norm's, keep their dtype; the inputs of torch.nn's
     LayerNorm, RMSNorm and GroupNorm are cast to it. With None each parameter computes in its own
     dtype. Gradients are reduced in the masters' dtype.
+
+    ``communication`` is how units travel; the attribute of that name is the one taken.
+
+    - "backend": all-gathers and reduce-scatters of the group's backend, NCCL or gloo.
+    - "copy_engines": see ``fsdp.transfers``; on CUDA, between GPUs of one host that reach each
+      other's memory. Gradients travel in the dtype that backward makes them in, and are added in
+      float32, in rank order. Each rank keeps memory for (W - 1) / W of its largest unit.
+    - "auto": copy engines where they can, else the backend; ``why_backend`` says why.
 
     A unit is gathered as a whole: each element of an outermost ModuleList or Sequential that owns a
     matrix. All else, the root, stays gathered from its forward to the end of the backward.
@@ -77,8 +88,8 @@ class FSDP(nn.Module):
     which is over all ranks, is finite.
 
     Raises RuntimeError without a process group; ValueError for modules that differ between ranks,
-    have an FSDP in them, are on several devices or on meta, and for a compute_dtype that is not
-    floating.
+    have an FSDP in them, are on several devices or on meta, for a compute_dtype that is not
+    floating, and for "copy_engines" where they cannot.
     """
 
     def __init__(
@@ -86,6 +97,8 @@ class FSDP(nn.Module):
         module: nn.Module,
         compute_dtype: torch.dtype | None = None,
         group: dist.ProcessGroup | None = None,
+        *,
+        communication: str = "backend",
     ) -> None:
         super().__init__()
         if compute_dtype is not None and not compute_dtype.is_floating_point:
@@ -93,6 +106,7 @@ class FSDP(nn.Module):
         self.rank, self.world_size = member(group)
         self.device = make_alike(module, group)
         self.module, self.group = module, group
+        self.communication, self.why_backend = choose(communication, group, self.device)
         division = divide(module, compute_dtype, self.rank, self.world_size)
         self._parameters_in_order = division.parameters
         self._sharded: list[Sharded] = []
@@ -104,9 +118,15 @@ class FSDP(nn.Module):
                 self._replicated.append(p)
         self._trained = [p for p in division.parameters if p.master.requires_grad]
         lane = Lane(self.device)
+        self._shared: SharedMemory | None = None
+        if self.communication == "copy_engines":
+            needed = []
+            for parts in division.units.values():
+                needed.append(shared_bytes(parts.sharded, self.world_size))
+            self._shared = SharedMemory(max(needed), group, self.device)
         self._units = []
         for name, parts in division.units.items():
-            self._units.append(Unit(name, parts, lane, group))
+            self._units.append(Unit(name, parts, lane, self._transfer_of))
         self._schedule = Schedule(self._units, self._trained, lane)
         self._held_whole = False  # within gathered()
         # What is asked of the module, of optimizers and of the other ranks.
@@ -125,6 +145,11 @@ class FSDP(nn.Module):
         watch_steps(self)
         if self.world_size > 1:
             refuse_norms_of(self._sharded)
+
+    def _transfer_of(self, sharded: list[Sharded]) -> BackendTransfer | CopiedTransfer:
+        if self._shared is None:
+            return BackendTransfer(sharded, self.group)
+        return CopiedTransfer(sharded, self._shared)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -234,9 +259,11 @@ class FSDP(nn.Module):
 
     def held_bytes(self) -> dict[str, int]:
         """Return the bytes that this rank holds: its "parameters", their "gradients", what is
-        "gathered", and "travelling", the gradients of whole units before their reduce-scatters have
-        ended."""
-        held = dict.fromkeys(("parameters", "gradients", "gathered", "travelling"), 0)
+        "gathered", "travelling", the gradients of whole units before their reduce-scatters have
+        ended, and "shared", what copy engines have for the life of the wrapper, which is not of
+        PyTorch's caching allocator."""
+        held = dict.fromkeys(("parameters", "gradients", "gathered", "travelling", "shared"), 0)
+        held["shared"] = 0 if self._shared is None else self._shared.mine.nbytes
         for p in self._parameters_in_order:
             held["parameters"] += p.master.nbytes
             held["gradients"] += _bytes(p.master.grad)

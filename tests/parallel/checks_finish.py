@@ -10,7 +10,17 @@ from unittest.mock import patch
 import checking
 import torch
 import torch.distributed as dist
-from checking import Tied, backward_of_each, check, loss_on, raises, same, token_batches, world
+from checking import (
+    Tied,
+    backward_of_each,
+    check,
+    copied,
+    loss_on,
+    raises,
+    same,
+    token_batches,
+    world,
+)
 from checks_ddp import KINDS
 from checks_fsdp import Ways, check_freed, check_gradients, mine_of
 from torch import nn
@@ -21,7 +31,7 @@ from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer, agree
 
 STILL_OWN = "are still each rank's own: call finish_gradient_synchronization"
 
-EVERY = {**KINDS, "FSDP": FSDP}
+EVERY = {**KINDS, "FSDP": FSDP, "FSDP, copied": functools.partial(copied, FSDP)}
 
 
 def same_whole(wrapper, reference, what):
@@ -33,7 +43,7 @@ def same_whole(wrapper, reference, what):
 
 def part_of(kind, group=None):
     """What a rank has of a gradient."""
-    return (lambda whole: mine_of(whole, group)) if kind == "FSDP" else lambda whole: whole
+    return (lambda whole: mine_of(whole, group)) if "FSDP" in kind else lambda whole: whole
 
 
 @check(2)
@@ -43,7 +53,7 @@ def wrappers_train_as_one_process_to_the_bit():
     rank, size = world()
     first, tokens = Tied(width=5), token_batches(1)[0]
     for kind, make in EVERY.items():
-        micros = 1 if kind == "FSDP" else 3
+        micros = 1 if "FSDP" in kind else 3
         module, reference = checking.moved(first, rank), copy.deepcopy(first)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (module, reference)]
         wrapper = make(module)
@@ -72,7 +82,7 @@ def wrappers_train_as_one_process_to_the_bit():
             with torch.no_grad():
                 same(wrapper(tokens), reference(tokens))
                 same(module(tokens, extra=True), reference(tokens, extra=True))
-            if kind == "FSDP":
+            if "FSDP" in kind:
                 check_freed(wrapper)
 
 
@@ -107,7 +117,7 @@ def a_step_before_the_finish_is_refused():
             torch.optim.AdamW(wrapper.parameters()),
             torch.optim.SGD([*bystander.parameters(), *wrapper.parameters()], lr=0.1),
         ]
-        if kind != "FSDP":
+        if "FSDP" not in kind:
             optimizers.append(ShardedOptimizer(wrapper.parameters(), torch.optim.SGD, lr=0.1))
         other = torch.optim.SGD(bystander.parameters(), lr=0.1)
         for optimizer in optimizers:
@@ -128,7 +138,7 @@ def a_step_before_the_finish_is_refused():
             optimizer.step()
             wrapper.reset()
             optimizer.zero_grad()
-        if kind != "FSDP":
+        if "FSDP" not in kind:
             with wrapper.no_sync():
                 loss_on(tokens)(wrapper).backward()
             with raises(RuntimeError, STILL_OWN):
@@ -147,7 +157,7 @@ def a_step_before_the_finish_is_refused():
             optimizers[0].step()
         wrapper.finish_gradient_synchronization()
         checking.take_step(optimizers[0])
-        if kind != "FSDP":
+        if "FSDP" not in kind:
             wrapper.module.head.weight.square().sum().backward()
             with raises(RuntimeError, STILL_OWN):
                 optimizers[0].step()
@@ -185,7 +195,7 @@ def parameters_that_came_later_are_refused():
             wrapper = make(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
             change(wrapper.module)
             line = f"^{name} came or was replaced after the module was wrapped"
-            if kind.startswith("FSDP"):
+            if "FSDP" in kind:
                 with raises(RuntimeError, line):
                     wrapper(x)
             else:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import warnings
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -9,7 +10,17 @@ from unittest.mock import patch
 import checking
 import torch
 import torch.distributed as dist
-from checking import backward_of_each, check, loss_on, raises, same, take_step, token_batches, world
+from checking import (
+    backward_of_each,
+    check,
+    copied,
+    loss_on,
+    raises,
+    same,
+    take_step,
+    token_batches,
+    world,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -93,15 +104,16 @@ class Block(checking.Residual):
 
 
 WAYS = "plain around reentrant inside segments twice dict opaque view".split()
+BOTH = FSDP, functools.partial(copied, FSDP)  # by the backend, and by copy engines
 
 
 @check(2)
 def fsdp_trains_as_one_process_to_the_bit():
     """Each way to run blocks, odd row counts, AdamW, two steps of two backwards."""
     rank, size = world()
-    for way in WAYS:
+    for way, make in itertools.product(WAYS, BOTH):
         first = Ways(way)
-        fsdp, reference = FSDP(checking.moved(first, rank)), copy.deepcopy(first)
+        fsdp, reference = make(checking.moved(first, rank)), copy.deepcopy(first)
         check_weights(fsdp, reference, way)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (fsdp, reference)]
         batches = iter(token_batches(2 * size * 2))
@@ -130,6 +142,11 @@ def fsdp_trains_as_one_process_to_the_bit():
 @check(4)
 def fsdp_shards_for_more_ranks_than_rows():
     """Fewer rows than ranks, rows that the world does not divide, no ModuleList; exact sums."""
+    for make in BOTH:
+        shard_for_more_ranks_than_rows(make)
+
+
+def shard_for_more_ranks_than_rows(make):
     rank, size = world()
 
     class Plain(nn.Module):
@@ -142,7 +159,7 @@ def fsdp_shards_for_more_ranks_than_rows():
             return self.wide(self.thin(x)).sum() + (self.deep * x[0, 0]).sum()
 
     reference = checking.exact(Plain())
-    fsdp = FSDP(checking.moved(reference, rank))
+    fsdp = make(checking.moved(reference, rank))
     check_weights(fsdp, reference, "wrapped")
     shapes = [(1, 5), (1, 5), (1, 5), (0, 5)]
     assert fsdp.module.thin.weight.shape == shapes[rank]
@@ -193,13 +210,10 @@ def in_low_precision(module, dtype):
 def fsdp_computes_in_low_precision():
     """To the bit as one process that casts; masters, gradients and their mean are float32."""
     rank, size = world()
-    for dtype in (torch.bfloat16, torch.float16):
-        for make in (
-            lambda: Ways("plain"),
-            lambda: TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0),
-        ):
-            first = make()
-            fsdp = FSDP(copy.deepcopy(first), compute_dtype=dtype)
+    models = Ways("plain"), TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0)
+    for make in BOTH:
+        for dtype, first in itertools.product((torch.bfloat16, torch.float16), models):
+            fsdp = make(copy.deepcopy(first), compute_dtype=dtype)
             reference = copy.deepcopy(first)
             computing = in_low_precision(reference, dtype)
             optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (fsdp, reference)]

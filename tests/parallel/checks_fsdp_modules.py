@@ -1,11 +1,12 @@
 """FSDP of modules that others wrote and of uses that are easily forgotten, against one process."""
 
 import copy
+import itertools
 import warnings
 
 import torch
 from checking import check, mean_gradients, seeded, take_step, world
-from checks_fsdp import mine_of
+from checks_fsdp import BOTH, mine_of
 from torch import nn
 
 from a2lib.parallel import FSDP
@@ -146,9 +147,9 @@ def fsdp_trains_other_peoples_modules():
     rank, size = world()
     # cuDNN's, of sharded weights: it copies them at each call.
     warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous")
-    for what, make in MAKES.items():
+    for (what, make), wrap in itertools.product(MAKES.items(), BOTH):
         torch.manual_seed(0)
-        fsdp = FSDP(make())
+        fsdp = wrap(make())
         torch.manual_seed(0)
         reference = make()
         steps = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]

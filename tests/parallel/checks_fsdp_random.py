@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 from checking import check, seeded, world
+from checks_fsdp import BOTH
 from checks_fsdp_modules import check_alike
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -221,11 +222,11 @@ def random_use(draw, blocks):
     return Use(draw.choice(WAYS), order, checkpoints, draw.random() < 0.5)
 
 
-def steps_are_those_of_one_process(kinds, uses, draw, what):
+def steps_are_those_of_one_process(make, kinds, uses, draw, what):
     rank, size = world()
     torch.manual_seed(0)
     module = Net(kinds)
-    reference, fsdp = copy.deepcopy(module), FSDP(module)
+    reference, fsdp = copy.deepcopy(module), make(module)
     optimizers = [torch.optim.AdamW(m.parameters(), eps=1e-3) for m in (reference, fsdp)]
     for number, use in enumerate(uses):
         parts = []
@@ -257,7 +258,8 @@ def fsdp_trains_random_modules_as_one_process():
         kinds = draw.choices(BLOCKS, k=draw.randint(1, 4))
         uses = [random_use(draw, len(kinds)) for _ in range(STEPS)]
         names = " ".join(kind.__name__ for kind in kinds)
-        steps_are_those_of_one_process(kinds, uses, draw, f"case {case}: {names},")
+        make = BOTH[case % 2]
+        steps_are_those_of_one_process(make, kinds, uses, draw, f"case {case}: {names},")
 
 
 @check(2)
@@ -274,4 +276,5 @@ def fsdp_sends_every_gradient_once():
     }
     for what, (kinds, use) in cases.items():
         use.order = use.order or list(range(len(kinds)))
-        steps_are_those_of_one_process(kinds, [use], random.Random(0), what)
+        for make in BOTH:
+            steps_are_those_of_one_process(make, kinds, [use], random.Random(0), what)

@@ -1,11 +1,12 @@
 """FSDP under PyTorch's own names: state dicts, calls and weights are whole, or refused."""
 
 import copy
+import itertools
 
 import checking
 import torch
 from checking import Tied, check, loss_on, raises, same, take_step, token_batches, world
-from checks_fsdp import Ways, check_freed, check_weights
+from checks_fsdp import BOTH, Ways, check_freed, check_weights
 from torch import nn
 from torch.optim import SGD, Adafactor, AdamW
 
@@ -244,9 +245,9 @@ def fsdp_takes_frozen_weights_of_any_dtype():
 
     dtypes = (torch.int16, torch.uint16, torch.uint8, torch.int64, torch.bool, torch.float64)
     eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
-    for dtype in (*dtypes, *eight_bits):
+    for dtype, make in itertools.product((*dtypes, *eight_bits), BOTH):
         first, x = Scaled(dtype), torch.randn(2, 3)
-        fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
+        fsdp, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
         checking.backward_of_each(fsdp, reference, [lambda m, x=x: m(x).sum()] * 2)
         same(fsdp(x), reference(x), str(dtype))
         whole = fsdp.module.state_dict()["weight"]

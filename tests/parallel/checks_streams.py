@@ -13,7 +13,7 @@ from checks_capture import WRAPPERS
 from torch.nn import functional as F
 
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import BucketedDDP, ShardedOptimizer
+from a2lib.parallel import FSDP, BucketedDDP, ShardedOptimizer
 from a2lib.parallel.copy_engines import mean_of_parts, mean_of_parts_plain
 from a2lib.parallel.lane import Lane
 
@@ -81,7 +81,10 @@ def the_same_whoever_is_late(kind):
     checking.same_by_name(trained(make, first, updating), expected, "nobody late")
 
 
-LATE = "fsdp", "fsdp_bf16", "copy_engines", "copy_engines_bf16", "updating", "updating_copies"
+LATE = (
+    "fsdp", "fsdp_bf16", "fsdp_copies", "fsdp_copies_bf16",
+    "copy_engines", "copy_engines_bf16", "updating", "updating_copies",
+)  # fmt: skip
 for kind in LATE:
     function = functools.partial(the_same_whoever_is_late, kind)
     function.__name__, function.__module__ = f"{kind}_waits_where_it_must", __name__
@@ -110,8 +113,10 @@ def the_mean_is_that_of_plain_operations():
 
 @check(2)
 def auto_takes_copy_engines_between_gpus():
-    ddp = BucketedDDP(Tied(), 25, communication="auto")
-    assert ddp.communication == "copy_engines" and ddp.why_backend is None, ddp.why_backend
+    for make in (FSDP, functools.partial(BucketedDDP, bucket_size_mb=25)):
+        wrapper = make(Tied(), communication="auto")
+        assert wrapper.communication == "copy_engines", wrapper.why_backend
+        assert wrapper.why_backend is None
 
 
 @check(2)

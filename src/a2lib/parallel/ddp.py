@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from a2lib.parallel.agreement import Agreement, Members
-from a2lib.parallel.carriers import Backend, choose
+from a2lib.parallel.carriers import Backend, choose, told
 from a2lib.parallel.copy_engines import CopyEngines, Then
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.group import capturing, make_alike, mean_operator, member, one_device
@@ -469,8 +469,7 @@ class BucketedDDP(_Overlapped):
         super().__init__(module, bucket_size_mb * MB, carrier)
 
     def extra_repr(self) -> str:
-        why = f" ({self.why_backend})" if self.why_backend else ""
-        return f"communication={self.communication}{why}"
+        return told(self.communication, self.why_backend)
 
 
 def _hook(me: weakref.ref[_Replica], i: int):

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
 from a2lib.parallel.agreement import Agreement, Meeting, Members
-from a2lib.parallel.carriers import choose
+from a2lib.parallel.carriers import choose, told
 from a2lib.parallel.copy_engines import SharedMemory
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
@@ -153,6 +153,9 @@ class FSDP(nn.Module):
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return told(self.communication, self.why_backend)
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:

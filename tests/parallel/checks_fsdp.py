@@ -109,34 +109,39 @@ BOTH = FSDP, functools.partial(copied, FSDP)  # by the backend, and by copy engi
 
 @check(2)
 def fsdp_trains_as_one_process_to_the_bit():
-    """Each way to run blocks, odd row counts, AdamW, two steps of two backwards."""
-    rank, size = world()
+    """Each way to run blocks."""
     for way, make in itertools.product(WAYS, BOTH):
-        first = Ways(way)
-        fsdp, reference = make(checking.moved(first, rank)), copy.deepcopy(first)
-        check_weights(fsdp, reference, way)
-        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (fsdp, reference)]
-        batches = iter(token_batches(2 * size * 2))
-        for step in range(2):
-            # The second micro-batch of each rank adds to the mean of the first.
-            gradients = []
-            for _ in range(2):
-                losses = [loss_on(next(batches)) for _ in range(size)]
-                losses[rank](fsdp).backward()
-                checking.mean_gradients(reference, [[loss] for loss in losses])
-                gradients.append([p.grad.clone() for p in reference.parameters()])
-            fsdp.finish_gradient_synchronization()
-            for p, *both in zip(reference.parameters(), *gradients, strict=True):
-                p.grad = both[0] + both[1]
-            for name, p in fsdp.module.named_parameters():
-                if p.dim() < 2:  # these are added first and averaged then: another rounding
-                    whole = dict(reference.named_parameters())[name]
-                    assert torch.allclose(p.grad, whole.grad, rtol=1e-5, atol=1e-7), (way, name)
-                    whole.grad = p.grad.clone()
-            check_gradients(fsdp, reference, f"{way}, step {step}")
-            check_freed(fsdp)
-            take_step(*optimizers)
-            check_weights(fsdp, reference, f"{way}, step {step}")
+        trains_as_one_process(way, make)
+
+
+def trains_as_one_process(way, make):
+    """Odd row counts, AdamW, two steps of two backwards."""
+    rank, size = world()
+    first = Ways(way)
+    fsdp, reference = make(checking.moved(first, rank)), copy.deepcopy(first)
+    check_weights(fsdp, reference, way)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (fsdp, reference)]
+    batches = iter(token_batches(2 * size * 2))
+    for step in range(2):
+        # The second micro-batch of each rank adds to the mean of the first.
+        gradients = []
+        for _ in range(2):
+            losses = [loss_on(next(batches)) for _ in range(size)]
+            losses[rank](fsdp).backward()
+            checking.mean_gradients(reference, [[loss] for loss in losses])
+            gradients.append([p.grad.clone() for p in reference.parameters()])
+        fsdp.finish_gradient_synchronization()
+        for p, *both in zip(reference.parameters(), *gradients, strict=True):
+            p.grad = both[0] + both[1]
+        for name, p in fsdp.module.named_parameters():
+            if p.dim() < 2:  # these are added first and averaged then: another rounding
+                whole = dict(reference.named_parameters())[name]
+                assert torch.allclose(p.grad, whole.grad, rtol=1e-5, atol=1e-7), (way, name)
+                whole.grad = p.grad.clone()
+        check_gradients(fsdp, reference, f"{way}, step {step}")
+        check_freed(fsdp)
+        take_step(*optimizers)
+        check_weights(fsdp, reference, f"{way}, step {step}")
 
 
 @check(4)
@@ -206,26 +211,28 @@ def in_low_precision(module, dtype):
     return module
 
 
+def computes_in_low_precision(make, dtype, first):
+    rank, size = world()
+    fsdp, reference = make(copy.deepcopy(first), compute_dtype=dtype), copy.deepcopy(first)
+    computing = in_low_precision(reference, dtype)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (fsdp, reference)]
+    batches = iter(token_batches(3 * size))
+    for step in range(3):
+        tokens = [next(batches) for _ in range(size)]
+        assert fsdp(tokens[rank]).dtype == dtype
+        backward_of_each(fsdp, computing, [loss_on(t) for t in tokens])
+        assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
+        check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
+        take_step(*optimizers)
+        check_weights(fsdp, reference, f"{dtype}, {step}")
+
+
 @check(2)
 def fsdp_computes_in_low_precision():
     """To the bit as one process that casts; masters, gradients and their mean are float32."""
-    rank, size = world()
     models = Ways("plain"), TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0)
-    for make in BOTH:
-        for dtype, first in itertools.product((torch.bfloat16, torch.float16), models):
-            fsdp = make(copy.deepcopy(first), compute_dtype=dtype)
-            reference = copy.deepcopy(first)
-            computing = in_low_precision(reference, dtype)
-            optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (fsdp, reference)]
-            batches = iter(token_batches(3 * size))
-            for step in range(3):
-                tokens = [next(batches) for _ in range(size)]
-                assert fsdp(tokens[rank]).dtype == dtype
-                backward_of_each(fsdp, computing, [loss_on(t) for t in tokens])
-                assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
-                check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
-                take_step(*optimizers)
-                check_weights(fsdp, reference, f"{dtype}, {step}")
+    for make, dtype, first in itertools.product(BOTH, (torch.bfloat16, torch.float16), models):
+        computes_in_low_precision(make, dtype, first)
     low = FSDP(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).bfloat16())
     assert {p.dtype for p in low.parameters()} == {torch.float32}
     output = low(torch.randn(2, 4).bfloat16())

@@ -48,7 +48,7 @@ def reduce_scatter_coalesced(
     """Fill each part with this rank's slot of the mean of the ranks' wholes, all of one dtype."""
     group = group or dist.group.WORLD
     operator = mean_operator(wholes, group)
-    parts, wholes = real(parts), real(wholes)
+    parts, wholes = _real(parts), _real(wholes)
     if _checks_each_call():
         for part, whole in zip(parts, wholes, strict=True):
             reduce_scatter_single(part, whole, operator, group=group)
@@ -78,14 +78,14 @@ class Mean:
 
     def __call__(self, tensors: list[Tensor]) -> list[dist.Work]:
         operator = mean_operator(tensors, self._group)
-        tensors = real(tensors)
+        tensors = _real(tensors)
         self._one.reduceOp = self._several.reduceOp = operator
         if len(tensors) > 1 and not _checks_each_call():
             return [self._group.allreduce_coalesced(tensors, self._several)]
         return [self._group.allreduce([tensor], self._one) for tensor in tensors]
 
 
-def real(tensors: list[Tensor]) -> list[Tensor]:
+def _real(tensors: list[Tensor]) -> list[Tensor]:
     """Return complex ones as pairs, since backends know no complex numbers."""
     return [torch.view_as_real(x) if x.is_complex() else x for x in tensors]
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from a2lib.parallel.group import all_gather_single
+from a2lib.parallel.tensors import cut
 
 Place = tuple[nn.Module, str]
 
@@ -138,10 +139,9 @@ class Sharded:
         # By data, which counts no change: who writes here writes the same values as before.
         return self.buffer.data[rank * self.slot :][: self.slot]
 
-    def elements_of(self, rank: int) -> slice:
-        """Return which elements of the whole, flat and not padded, are a rank's."""
-        count = self.shape.numel()
-        return slice(min(rank * self.slot, count), min((rank + 1) * self.slot, count))
+    def parts(self) -> list[slice]:
+        """Return which elements of the whole, flat and not padded, are each rank's."""
+        return cut(self.shape.numel(), self.slot, self.world_size)
 
     def take_whole_gradient(self) -> Tensor | None:
         """Return the gradient of the whole, flat, and drop it here; None where there is none."""

@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from a2lib.parallel.copy_engines import SharedMemory, mean_of_parts
+from a2lib.parallel.copy_engines import SharedMemory, Slots, reduce_scatter, slot_bytes, slots
 from a2lib.parallel.fsdp.shards import Sharded
-from a2lib.parallel.group import all_gather_coalesced, member, real, reduce_scatter_coalesced
+from a2lib.parallel.group import all_gather_coalesced, member, reduce_scatter_coalesced
 from a2lib.parallel.tensors import copy_all, round_up
 
 # Kernels read sixteen bytes at a time, and a line of the cache has 128.
@@ -97,59 +97,28 @@ class BackendTransfer:
         reduce_scatter_coalesced(prepared.rooms, prepared.wholes, self._group)
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """How the gradient of one parameter travels, flat and real: the elements that other ranks own,
-    each with the owner's slot for this rank; this rank's own; and the slots that it has of the
-    others, a row each, in rank order."""
-
-    others: list[tuple[slice, Tensor]]
-    own: slice
-    received: Tensor
-
-
 class CopiedTransfer:
     """The same by copy engines; ``own_slots`` are in the memory that all ranks reach."""
 
     def __init__(self, sharded: list[Sharded], shared: SharedMemory) -> None:
-        self._shared, self._rank = shared, shared.rank
-        self._sharded = sharded
-        self.own_slots: list[Tensor] = []
+        self._shared, rank = shared, shared.rank
         begins, begin = [], 0
         for p in sharded:
             begins.append(begin)
-            self.own_slots.append(shared.view(self._rank, begin, p.slot, p.shown_dtype))
-            begin += slot_bytes(p)
-        # Of every rank, this one first and each behind it with another one: a slot of the whole,
-        # and where that rank has it.
+            begin += slot_bytes(p.parts(), p.shown_dtype)
+        self.own_slots = []
+        for p, begin in zip(sharded, begins, strict=True):
+            self.own_slots.append(shared.view(rank, begin, p.slot, p.shown_dtype))
+        # Of every rank a slot of the whole, and where that rank has it.
         self._slots: list[tuple[Tensor, Tensor]] = []
-        for step in range(shared.world_size):
-            other = (self._rank + step) % shared.world_size
+        for other in (rank, *shared.others()):
             for p, begin in zip(sharded, begins, strict=True):
                 slot = p.slot_of(other).view(torch.uint8)
                 self._slots.append((slot, shared.view(other, begin, slot.numel(), torch.uint8)))
-        self._sent: dict[Sharded, _Sent] = {}
-        for p, begin in zip(sharded, begins, strict=True):
-            if p.master.requires_grad:
-                self._sent[p] = self._plan(p, begin * (shared.world_size - 1))
-
-    def _plan(self, p: Sharded, begin: int) -> _Sent:
-        """Return how a gradient travels whose slots begin at a byte of each rank's memory."""
-        rank, shared = self._rank, self._shared
-        dtype = p.shown_dtype.to_real() if p.shown_dtype.is_complex else p.shown_dtype
-        reals = p.shown_dtype.itemsize // dtype.itemsize
-        row = slot_bytes(p)
-        others = []
-        for step in range(1, shared.world_size):
-            owner = (rank + step) % shared.world_size
-            part = _times(p.elements_of(owner), reals)
-            row_there = rank - (rank > owner)  # the owner itself has none
-            count = part.stop - part.start
-            others.append((part, shared.view(owner, begin + row_there * row, count, dtype)))
-        own = _times(p.elements_of(rank), reals)
-        rows = shared.world_size - 1
-        received = shared.view(rank, begin, rows * row // dtype.itemsize, dtype).view(rows, -1)
-        return _Sent(others, own, received[:, : own.stop - own.start])
+        self._divided: dict[Sharded, Slots] = {}
+        end = 0
+        for p in sharded:
+            self._divided[p], end = slots(shared, end, p.parts(), p.shown_dtype)
 
     def begin_gather(self) -> None:
         self._shared.barrier()  # nobody reads the slots any more
@@ -172,35 +141,16 @@ class CopiedTransfer:
         return Prepared(same, wholes, rooms)
 
     def reduce(self, prepared: Prepared) -> None:
-        gradients, sent = real(prepared.wholes), [self._sent[p] for p in prepared.parameters]
-        gradients = [gradient.view(-1) for gradient in gradients]
         self._shared.barrier()  # nobody reads the slots any more
-        for step in range(self._shared.world_size - 1):
-            for gradient, one in zip(gradients, sent, strict=True):
-                part, there = one.others[step]
-                if there.numel():
-                    there.copy_(gradient[part])
-        self._shared.barrier()  # all have written
-        for gradient, one, room in zip(gradients, sent, real(prepared.rooms), strict=True):
-            own = gradient[one.own]
-            if own.numel():
-                mean = room.view(-1)[: own.numel()]
-                mean_of_parts(own, one.received, mean, self._rank)
-
-
-def slot_bytes(p: Sharded) -> int:
-    """Return the bytes that a rank's slot of a parameter takes in the memory that ranks share."""
-    return round_up(p.slot * p.shown_dtype.itemsize, ALIGN)
+        divided = [self._divided[p] for p in prepared.parameters]
+        wholes = prepared.wholes
+        reduce_scatter(self._shared, divided, wholes, wholes, prepared.rooms)
 
 
 def shared_bytes(sharded: list[Sharded], world_size: int) -> int:
-    """Return the bytes that the transfers of a unit need: for each rank's slots of the others'
+    """Return the bytes of each rank that the transfers of a unit need: slots for the others'
     gradients, which the slots that are gathered are no larger than."""
-    return sum(map(slot_bytes, sharded)) * (world_size - 1)
-
-
-def _times(part: slice, factor: int) -> slice:
-    return slice(part.start * factor, part.stop * factor)
+    return sum(slot_bytes(p.parts(), p.shown_dtype) for p in sharded) * (world_size - 1)
 
 
 def side_by_side(

@@ -193,7 +193,7 @@ PLANTED = {
         "nothing": [],
         "weights are not exchanged after the step": [
             (SHARDED, "chunk.start(self._rank, self._group)", "pass"),
-            (SHARDED, "chunk.finish(self._rank)", "pass"),
+            (SHARDED, "chunk.finish()", "pass"),
         ],
         "each parameter is broadcast from the wrong rank": [
             (EXCHANGE, "rows[rank], group", "rows[1 - rank], group")

@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import warnings
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import checking
@@ -53,57 +52,35 @@ def check_freed(fsdp):
 
 
 class Ways(nn.Module):
-    """Blocks run plainly, in checkpoints around or inside, once or twice, with other outputs."""
+    """Blocks run plainly, in checkpoints around or inside, once or twice."""
 
-    def __init__(self, way, width=6, blocks=3):
+    def __init__(self, way="plain", width=6, blocks=3):
         super().__init__()
         self.way = way
         self.embed = nn.Embedding(11, width)
-        self.blocks = nn.ModuleList(Block(way, width) for _ in range(blocks))
+        kind = Checkpointed if way == "inside" else checking.Residual
+        self.blocks = nn.ModuleList(kind(width) for _ in range(blocks))
         self.head = nn.Linear(width, 11)
 
     def forward(self, tokens):
         x = self.embed(tokens)
         blocks = list(self.blocks) * (2 if self.way == "twice" else 1)
         if self.way == "segments":
-            for segment in (blocks[:2], blocks[2:]):
-                x = checkpoint(nn.Sequential(*segment), x, use_reentrant=False)
-            return self.head(x)
+            blocks = [nn.Sequential(*blocks[:2]), nn.Sequential(*blocks[2:])]
         for block in blocks:
-            if self.way in ("around", "reentrant"):
+            if self.way in ("around", "reentrant", "segments"):
                 x = checkpoint(block, x, use_reentrant=self.way == "reentrant")
-            elif self.way == "dict":
-                x = block(x)["deep"][0]
-            elif self.way == "opaque":
-                x = block(x).x
-            elif self.way == "view":
-                x = block(x)
-                x += 1
             else:
                 x = block(x)
         return self.head(x)
 
 
-class Block(checking.Residual):
-    def __init__(self, way, width):
-        super().__init__(width)
-        self.way = way
-
+class Checkpointed(checking.Residual):
     def forward(self, x):
-        if self.way == "inside":
-            return checkpoint(super().forward, x, use_reentrant=False)
-        y = super().forward(x)
-        match self.way:
-            case "dict":
-                return {"deep": [y, 3]}
-            case "opaque":
-                return SimpleNamespace(x=y)
-            case "view":
-                return y.view(-1, y.shape[-1]).view_as(y)
-        return y
+        return checkpoint(super().forward, x, use_reentrant=False)
 
 
-WAYS = "plain around reentrant inside segments twice dict opaque view".split()
+WAYS = "plain around reentrant inside segments twice".split()
 BOTH = FSDP, functools.partial(copied, FSDP)  # by the backend, and by copy engines
 
 
@@ -230,7 +207,7 @@ def computes_in_low_precision(make, dtype, first):
 @check(2)
 def fsdp_computes_in_low_precision():
     """To the bit as one process that casts; masters, gradients and their mean are float32."""
-    models = Ways("plain"), TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0)
+    models = Ways(), TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0)
     for make, dtype, first in itertools.product(BOTH, (torch.bfloat16, torch.float16), models):
         computes_in_low_precision(make, dtype, first)
     low = FSDP(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).bfloat16())
@@ -245,7 +222,7 @@ def fsdp_computes_in_low_precision():
 @check(2)
 def fsdp_recovers_and_refuses():
     rank, _ = world()
-    module = Ways("plain")
+    module = Ways()
     reference = copy.deepcopy(module)
     fsdp = FSDP(module)
     tokens = token_batches(1)[0]
@@ -296,7 +273,7 @@ def fsdp_recovers_and_refuses():
             fsdp.finish_gradient_synchronization()
         p.requires_grad_(True)
     with raises(ValueError, "compute_dtype must be a floating dtype or None; got torch.int8"):
-        FSDP(Ways("plain"), compute_dtype=torch.int8)
+        FSDP(Ways(), compute_dtype=torch.int8)
     with raises(ValueError, r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"):
         FSDP(nn.Linear(4 + rank, 2))
 
@@ -305,7 +282,7 @@ def fsdp_recovers_and_refuses():
 def fsdp_skips_a_step_that_every_rank_skips():
     """In the forward, between it and the backward, half way through that; ``reset`` or not."""
     rank, size = world()
-    first = Ways("plain")
+    first = Ways()
 
     def raises_in(module, part):
         handle = module.register_forward_pre_hook(lambda *_: 1 / 0)
@@ -341,7 +318,7 @@ def wrappers_do_without_several_tensors_in_one_call():
     rank, size = world()
     losses = [*map(loss_on, token_batches(size))]
     for make in (FSDP, lambda module: BucketedDDP(module, 0.001)):
-        first = Ways("plain")
+        first = Ways()
         wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
         with patch.object(group, "_checks_each_call", lambda: True):
             backward_of_each(wrapper, reference, losses)
@@ -356,7 +333,7 @@ def fsdp_leaves_compiled_blocks_one_graph():
 
     rank, size = world()
     warnings.simplefilter("default")  # torch's own, while it compiles
-    first = Ways("plain", blocks=2)
+    first = Ways(blocks=2)
     module = copy.deepcopy(first)
     blocks = module.blocks
     blocks[0] = torch.compile(blocks[0], backend="aot_eager", fullgraph=True)

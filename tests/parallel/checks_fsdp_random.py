@@ -3,7 +3,6 @@
 import copy
 import random
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import torch
 from checking import check, seeded, world
@@ -58,14 +57,19 @@ class Views(nn.Linear):
         return super().forward(x).view(-1, 2, WIDTH // 2).view(x.shape)
 
 
-class Hides(nn.Linear):
-    """Returns its result in an object that nobody looks into."""
+@dataclass
+class Output:
+    x: torch.Tensor
+
+
+class Wraps(nn.Linear):
+    """Returns its result in an object."""
 
     def __init__(self):
         super().__init__(WIDTH, WIDTH)
 
     def forward(self, x, use):
-        return SimpleNamespace(x=torch.sin(super().forward(x)))
+        return Output(torch.sin(super().forward(x)))
 
 
 class Frozen(nn.Module):
@@ -106,7 +110,7 @@ class Shares(nn.Module):
         return x + self.last(torch.tanh(self.layer(x)))
 
 
-BLOCKS = (Residual, Branches, Passes, Views, Hides, Frozen, Adapted, Checkpointed, Shares)
+BLOCKS = (Residual, Branches, Passes, Views, Wraps, Frozen, Adapted, Checkpointed, Shares)
 
 
 class Net(nn.Module):
@@ -133,7 +137,7 @@ class Net(nn.Module):
     def run(self, x, part, use):
         for i in part:
             output = self.blocks[i](x, use)
-            x = output.x if isinstance(output, SimpleNamespace) else output
+            x = output.x if isinstance(output, Output) else output
             x = x.view(-1, WIDTH)  # another view than a block returned
         return x
 
@@ -268,9 +272,8 @@ def fsdp_sends_every_gradient_once():
     cases = {
         "trained before frozen, reentrant": ((Frozen, Residual), Use(checkpoints="reentrant")),
         "nothing trained but in reentrant": ((Adapted, Frozen), Use(checkpoints="reentrant")),
-        "hidden, a forward between": ((Hides,), Use(between)),
-        "hidden, computed again": ((Hides,), Use(checkpoints="reentrant")),
-        "hidden, called twice": ((Hides, Residual), Use(order=[0, 1, 0])),
+        "in an object, a forward between": ((Wraps,), Use(between)),
+        "in an object, called twice": ((Wraps, Residual), Use(order=[0, 1, 0])),
         "a view that is passed on": ((Views, Passes), Use()),
         "a layer of the root": ((Shares,), Use()),
     }

@@ -63,7 +63,7 @@ def state_dicts_of_an_optimizer_over_an_fsdp_are_whole():
         (MasterAdamW, {"lr": 0.05}),
     ]
     for cls, options in kinds:
-        first = Ways("plain")
+        first = Ways()
         fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
         pair = cls(fsdp.parameters(), **options), cls(reference.parameters(), **options)
         for number in range(2):
@@ -71,12 +71,12 @@ def state_dicts_of_an_optimizer_over_an_fsdp_are_whole():
         state = pair[0].state_dict()
         same_states(state, pair[1].state_dict(), cls.__name__)
         # A new optimizer of new rows, one that has stepped, and a plain one go on alike.
-        other, plain = FSDP(Ways("plain")), copy.deepcopy(reference)
+        other, plain = FSDP(Ways()), copy.deepcopy(reference)
         for stepped in (False, True):
             other.load_state_dict(fsdp.state_dict())
             again = cls(other.parameters(), **options)
             if stepped:
-                step_both(other, Ways("plain"), (again,), 5)
+                step_both(other, Ways(), (again,), 5)
                 other.load_state_dict(fsdp.state_dict())
             again.load_state_dict(copy.deepcopy(state))
             same_states(again.state_dict(), state, f"{cls.__name__}, loaded")
@@ -100,9 +100,9 @@ def an_optimizer_with_states_of_other_shapes_has_no_state_dict():
             for p in self.param_groups[0]["params"]:
                 self.state[p]["sums"] = torch.zeros(2)
 
-    fsdp = FSDP(Ways("plain"))
+    fsdp = FSDP(Ways())
     optimizer = Summing(fsdp.parameters())
-    step_both(fsdp, Ways("plain"), (optimizer,), 0)
+    step_both(fsdp, Ways(), (optimizer,), 0)
     with raises(ValueError, "Summing's sums of embed.weight has not its parameter's shape"):
         optimizer.state_dict()
 

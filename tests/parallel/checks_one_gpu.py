@@ -75,10 +75,10 @@ def one_gpu_has_the_memory_of_both_ranks():
 @check(2)
 def one_gpu_trains_fsdp_as_one_process():
     with means_by_the_host():
-        for way in ("plain", "around", "segments", "twice", "opaque"):
+        for way in ("plain", "around", "segments", "twice"):
             trains_as_one_process(way, COPIED)
         for dtype in (torch.bfloat16, torch.float16):
-            computes_in_low_precision(COPIED, dtype, Ways("plain"))
+            computes_in_low_precision(COPIED, dtype, Ways())
 
 
 @check(2)

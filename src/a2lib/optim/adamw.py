@@ -122,7 +122,7 @@ class MasterAdamW(torch.optim.Optimizer):
         ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients, or
         None where one process trains. With a wrapper, a bucket is updated once it has the mean,
         while later buckets are on their way. Then call ``finish_gradient_synchronization`` after
-        the context, and ``step`` after that. On the CPU the updates happen in the finish.
+        the context, and ``step`` after that. On the CPU each update waits for its bucket.
 
         Limits: gradients cannot be clipped. A parameter must not be read after its gradient is
         there, outside the graph or by a second backward, since it may have the next step's value.

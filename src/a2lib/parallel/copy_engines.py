@@ -295,10 +295,10 @@ class CopyEngines:
             theirs.append(memory.view(other, at, own.stop - own.start, dtype))
         return _Place(view, flat, parts, flat[own], theirs)
 
-    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
+    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
         """Start the mean of the parameters' gradients, which are in the bucket's memory from now on
         unless they travel in another dtype. ``then`` is called with them on the stream where it is
-        there; True, since it always is."""
+        there."""
         divided, places = self._buckets[bucket], [self._places[p] for p in params]
         # Flat: what is summed and what is sent of each. Both are read where backward left them if
         # that is as they would lie here, but no other dtype is sent.
@@ -340,7 +340,6 @@ class CopyEngines:
                 then(params)
 
         self._under_way = self._lane.run(work)
-        return True
 
     def arrive(self) -> None:
         """Let the current stream wait for all that was sent."""

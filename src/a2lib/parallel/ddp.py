@@ -263,8 +263,6 @@ class _UnderWay:
     arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
     # The gradient that each parameter of what was sent has to have still.
     sent: list[tuple[int, Tensor]] = field(default_factory=list)
-    # What the carrier does not do by itself.
-    in_the_finish: list[tuple[Then, list[nn.Parameter]]] = field(default_factory=list)
 
 
 class _Overlapped(_Replica):
@@ -296,8 +294,8 @@ class _Overlapped(_Replica):
     @contextlib.contextmanager
     def each_mean(self, then: Then) -> Iterator[None]:
         """Within it each bucket that leaves during backward has ``then(parameters)`` called, once
-        their ``.grad`` are the means: on the stream where they become so, or, where a backend has
-        none, in the finish. Work that ``then`` queues elsewhere, the caller waits for.
+        their ``.grad`` are the means, on the stream where they become so. Work that ``then`` queues
+        elsewhere, the caller waits for.
 
         A bucket that waits for a gradient until the finish, which may then be None, has no call.
         """
@@ -361,8 +359,7 @@ class _Overlapped(_Replica):
         for i in bucket:
             self._check_dense(i)
         params = self._parameters_of(bucket)
-        if not self._carrier.send(now.next, params, then) and then is not None:
-            now.in_the_finish.append((then, params))
+        self._carrier.send(now.next, params, then)
         now.next += 1
         for i in bucket:
             now.sent.append((i, self._trained[i].grad))
@@ -376,7 +373,6 @@ class _Overlapped(_Replica):
             for i in bucket:
                 self._trained[i].grad = None
         now.arrived.clear()  # no order to go by
-        now.in_the_finish.clear()
 
     def _average(self) -> str:
         now = self._under_way
@@ -392,8 +388,6 @@ class _Overlapped(_Replica):
                 f"the gradient of {self._names[replaced[0]]} was replaced between backward and "
                 "finish_gradient_synchronization; clip, unscale and zero after it"
             )
-        for then, params in now.in_the_finish:
-            then(params)
         return ""
 
     def _take_order(self, arrived: list[int]) -> None:

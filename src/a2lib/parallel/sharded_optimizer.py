@@ -51,11 +51,9 @@ class ShardedOptimizer(Optimizer):
 
     - make the optimizer before a step is captured in a CUDA graph, and after ``module.to`` or
       ``load_state_dict(assign=True)``;
-    - what shared a parameter's memory before, such as a ``p.detach()`` that is kept, is left
-      behind;
+    - what shared a parameter's memory before, such as a ``p.detach()`` that is kept or a block that
+      it was a part of, is left behind;
     - chunks are longer than their parameters by at most a sixteenth, or 1 MiB each;
-    - a parameter that is not contiguous, or is a view, stays where it is and is copied at each
-      step;
     - ``torch.save`` writes whole chunks: clone the tensors of a part of a model first.
 
     Frozen parameters are exchanged with the rest: give those that are trained.
@@ -259,7 +257,7 @@ class ShardedOptimizer(Optimizer):
             for i, group in enumerate(groups):
                 group["params"] = before[i]["params"]
         for chunk, _ in self._chunks:
-            chunk.finish(self._rank)
+            chunk.finish()
 
     def _receive(self, rank: int, outline: dict, mine: dict, device: torch.device) -> dict:
         """Return the state of one parameter of ``rank``, of which all know the outline and that

@@ -83,7 +83,8 @@ class FSDP(nn.Module):
     - an optimizer's step without the finish, and a backward with ``create_graph``.
 
     Limits: a hook on a parameter does not see the mean gradient, so change ``.grad`` after the
-    finish. What a unit computes for the loss has to be in what it returns. The weights of an LSTM
+    finish. What a unit computes for the loss has to be in what it returns: tensors, or tuples,
+    dicts or dataclasses of them. The weights of an LSTM
     or GRU are not flattened. A GradScaler looks at each rank's own rows: step only where the norm,
     which is over all ranks, is finite.
 

@@ -95,9 +95,3 @@ def choose(
     if communication == "copy_engines":
         raise ValueError(f"copy engines cannot do it here: {reason}; 'backend' or 'auto' can")
     return "backend", reason
-
-
-def told(communication: str, why_backend: str | None) -> str:
-    """Return what a wrapper's repr says of its communication."""
-    why = f" ({why_backend})" if why_backend else ""
-    return f"communication={communication}{why}"

@@ -192,21 +192,19 @@ def slots(
 def reduce_scatter(
     shared: SharedMemory,
     divided: Sequence[Slots],
-    sent: Sequence[Tensor],
-    summed: Sequence[Tensor],
+    tensors: Sequence[Tensor],
     means: Sequence[Tensor],
 ) -> None:
-    """Fill ``means`` with the means over the ranks of what each owns: of other ranks' elements
-    ``sent`` is read, of this one's ``summed``, each as ``mean_of_parts`` says. Nobody reads the
-    slots when it begins."""
-    sent, summed, means = _as_numbers(sent), _as_numbers(summed), _as_numbers(means)
+    """Fill each of ``means`` with the mean over the ranks of what this one owns of a tensor, as
+    ``mean_of_parts`` does. All are flat; nobody reads the slots when it begins."""
+    tensors, means = _as_numbers(tensors), _as_numbers(means)
     for step in range(shared.world_size - 1):  # not all to one owner
-        for tensor, division in zip(sent, divided, strict=True):
+        for tensor, division in zip(tensors, divided, strict=True):
             part, there = division.others[step]
             if there.numel():
                 there.copy_(tensor[part])
     shared.barrier()  # all have what they sum
-    for tensor, division, mean in zip(summed, divided, means, strict=True):
+    for tensor, division, mean in zip(tensors, divided, means, strict=True):
         own = tensor[division.own]
         if own.numel():
             mean_of_parts(own, division.received, mean[: own.numel()], shared.rank)
@@ -300,36 +298,26 @@ class CopyEngines:
         unless they travel in another dtype. ``then`` is called with them on the stream where it is
         there."""
         divided, places = self._buckets[bucket], [self._places[p] for p in params]
-        # Flat: what is summed and what is sent of each. Both are read where backward left them if
-        # that is as they would lie here, but no other dtype is sent.
-        summed, sent, staged = [], [], []
+        # What is sent and summed is read where backward left it if it lies there as it would here.
+        flat, staged, back = [], [], []
         for place, p in zip(places, params, strict=True):
             grad, source = p.grad, place.flat
             if not _is_view(grad, place.view):
                 self._held.append(grad)
-                if _lies_alike(grad, place):
+                if _lies_alike(grad, place.view):
                     source = grad.as_strided((grad.numel(),), (1,))
                 else:
                     staged.append((place.view, grad))
-            summed.append(source)
-            sent.append(place.flat)
-            if source.dtype == place.flat.dtype:
-                sent[-1] = source
-            else:
-                for rank, part in enumerate(place.parts):
-                    if rank != self._memory.rank:
-                        staged.append((place.flat[part], source[part]))
+            flat.append(source)
             if grad.dtype == place.view.dtype:
                 p.grad = place.view
-        back = []
-        for here, grad in staged:
-            if here.dtype != grad.dtype:
-                back.append((grad, here))
+            else:
+                back.append((grad, place.view))
 
         @torch.no_grad()
         def work() -> None:
             _copy(staged)
-            reduce_scatter(self._slots, divided, sent, summed, [place.own for place in places])
+            reduce_scatter(self._slots, divided, flat, [place.own for place in places])
             for step in range(self._memory.world_size - 1):
                 for place in places:
                     if place.own.numel():
@@ -358,20 +346,17 @@ def _is_view(grad: Tensor, view: Tensor) -> bool:
     return grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype
 
 
-def _lies_alike(grad: Tensor, place: _Place) -> bool:
-    """Return whether the gradient fills what its place has, in that order, from an address on that
-    a kernel reads as quickly, which then is compiled for no other."""
-    filled = grad.numel() == place.flat.numel() and grad.stride() == place.view.stride()
-    return filled and grad.data_ptr() % KERNEL_ALIGN == 0
+def _lies_alike(grad: Tensor, view: Tensor) -> bool:
+    """Return whether the gradient lies as it would in its place, from an address on that a kernel
+    reads as quickly, which then is compiled for no other."""
+    alike = grad.dtype == view.dtype and grad.stride() == view.stride()
+    return alike and grad.data_ptr() % KERNEL_ALIGN == 0
 
 
 def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
     """Write the mean of ``own``, of ``rank``, and of ``others``, a row for each other rank in rank
-    order, to ``mean``: added in rank order in float32 (float64 for float64), rounded once.
-
-    ``mean`` may be ``own``. Where ``own`` has another dtype than the others it is rounded to theirs
-    first, and overwritten with the mean.
-    """
+    order, to ``mean``, which may be ``own``: added in rank order in float32 (float64 for float64)
+    and rounded once."""
     if own.device.type != "cuda":
         mean_of_parts_plain(own, others, mean, rank)
         return
@@ -383,11 +368,9 @@ def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
 def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
     """Do the same in plain operations, which read and write everything once an addition."""
     wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
-    parts = [*others[:rank], own.to(others.dtype), *others[rank:]]
+    parts = [*others[:rank], own, *others[rank:]]
     total = parts[0].to(wide)
     for part in parts[1:]:
         total = total + part.to(wide)
     # By a tensor: a GPU would multiply by the reciprocal of a number.
     mean.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))
-    if own.dtype != others.dtype:
-        own.copy_(mean)

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from a2lib.parallel.agreement import Agreement, Members
-from a2lib.parallel.carriers import Backend, choose, told
+from a2lib.parallel.carriers import Backend, choose
 from a2lib.parallel.copy_engines import CopyEngines, Then
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.group import capturing, make_alike, mean_operator, member, one_device
@@ -461,9 +461,6 @@ class BucketedDDP(_Overlapped):
         else:
             carrier = Backend(group, communication_dtype)
         super().__init__(module, bucket_size_mb * MB, carrier)
-
-    def extra_repr(self) -> str:
-        return told(self.communication, self.why_backend)
 
 
 def _hook(me: weakref.ref[_Replica], i: int):

@@ -143,8 +143,7 @@ class CopiedTransfer:
     def reduce(self, prepared: Prepared) -> None:
         self._shared.barrier()  # nobody reads the slots any more
         divided = [self._divided[p] for p in prepared.parameters]
-        wholes = prepared.wholes
-        reduce_scatter(self._shared, divided, wholes, wholes, prepared.rooms)
+        reduce_scatter(self._shared, divided, prepared.wholes, prepared.rooms)
 
 
 def shared_bytes(sharded: list[Sharded], world_size: int) -> int:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
 from a2lib.parallel.agreement import Agreement, Meeting, Members
-from a2lib.parallel.carriers import choose, told
+from a2lib.parallel.carriers import choose
 from a2lib.parallel.copy_engines import SharedMemory
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
@@ -84,9 +84,8 @@ class FSDP(nn.Module):
 
     Limits: a hook on a parameter does not see the mean gradient, so change ``.grad`` after the
     finish. What a unit computes for the loss has to be in what it returns: tensors, or tuples,
-    dicts or dataclasses of them. The weights of an LSTM
-    or GRU are not flattened. A GradScaler looks at each rank's own rows: step only where the norm,
-    which is over all ranks, is finite.
+    dicts or dataclasses of them. The weights of an LSTM or GRU are not flattened. A GradScaler
+    looks at each rank's own rows: step only where the norm, which is over all ranks, is finite.
 
     Raises RuntimeError without a process group; ValueError for modules that differ between ranks,
     have an FSDP in them, are on several devices or on meta, for a compute_dtype that is not
@@ -154,9 +153,6 @@ class FSDP(nn.Module):
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
-
-    def extra_repr(self) -> str:
-        return told(self.communication, self.why_backend)
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:

@@ -21,7 +21,6 @@ from checking import (
     world,
 )
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP, BucketedDDP, group
@@ -51,74 +50,18 @@ def check_freed(fsdp):
             assert p.buffer.untyped_storage().nbytes() == 0, p.names
 
 
-class Ways(nn.Module):
-    """Blocks run plainly, in checkpoints around or inside, once or twice."""
-
-    def __init__(self, way="plain", width=6, blocks=3):
+class Stack(nn.Module):
+    def __init__(self, width=6, blocks=3):
         super().__init__()
-        self.way = way
         self.embed = nn.Embedding(11, width)
-        kind = Checkpointed if way == "inside" else checking.Residual
-        self.blocks = nn.ModuleList(kind(width) for _ in range(blocks))
+        self.blocks = nn.Sequential(*(checking.Residual(width) for _ in range(blocks)))
         self.head = nn.Linear(width, 11)
 
     def forward(self, tokens):
-        x = self.embed(tokens)
-        blocks = list(self.blocks) * (2 if self.way == "twice" else 1)
-        if self.way == "segments":
-            blocks = [nn.Sequential(*blocks[:2]), nn.Sequential(*blocks[2:])]
-        for block in blocks:
-            if self.way in ("around", "reentrant", "segments"):
-                x = checkpoint(block, x, use_reentrant=self.way == "reentrant")
-            else:
-                x = block(x)
-        return self.head(x)
+        return self.head(self.blocks(self.embed(tokens)))
 
 
-class Checkpointed(checking.Residual):
-    def forward(self, x):
-        return checkpoint(super().forward, x, use_reentrant=False)
-
-
-WAYS = "plain around reentrant inside segments twice".split()
 BOTH = FSDP, functools.partial(copied, FSDP)  # by the backend, and by copy engines
-
-
-@check(2)
-def fsdp_trains_as_one_process_to_the_bit():
-    """Each way to run blocks."""
-    for way, make in itertools.product(WAYS, BOTH):
-        trains_as_one_process(way, make)
-
-
-def trains_as_one_process(way, make):
-    """Odd row counts, AdamW, two steps of two backwards."""
-    rank, size = world()
-    first = Ways(way)
-    fsdp, reference = make(checking.moved(first, rank)), copy.deepcopy(first)
-    check_weights(fsdp, reference, way)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (fsdp, reference)]
-    batches = iter(token_batches(2 * size * 2))
-    for step in range(2):
-        # The second micro-batch of each rank adds to the mean of the first.
-        gradients = []
-        for _ in range(2):
-            losses = [loss_on(next(batches)) for _ in range(size)]
-            losses[rank](fsdp).backward()
-            checking.mean_gradients(reference, [[loss] for loss in losses])
-            gradients.append([p.grad.clone() for p in reference.parameters()])
-        fsdp.finish_gradient_synchronization()
-        for p, *both in zip(reference.parameters(), *gradients, strict=True):
-            p.grad = both[0] + both[1]
-        for name, p in fsdp.module.named_parameters():
-            if p.dim() < 2:  # these are added first and averaged then: another rounding
-                whole = dict(reference.named_parameters())[name]
-                assert torch.allclose(p.grad, whole.grad, rtol=1e-5, atol=1e-7), (way, name)
-                whole.grad = p.grad.clone()
-        check_gradients(fsdp, reference, f"{way}, step {step}")
-        check_freed(fsdp)
-        take_step(*optimizers)
-        check_weights(fsdp, reference, f"{way}, step {step}")
 
 
 @check(4)
@@ -207,7 +150,7 @@ def computes_in_low_precision(make, dtype, first):
 @check(2)
 def fsdp_computes_in_low_precision():
     """To the bit as one process that casts; masters, gradients and their mean are float32."""
-    models = Ways(), TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0)
+    models = Stack(), TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0)
     for make, dtype, first in itertools.product(BOTH, (torch.bfloat16, torch.float16), models):
         computes_in_low_precision(make, dtype, first)
     low = FSDP(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).bfloat16())
@@ -222,7 +165,7 @@ def fsdp_computes_in_low_precision():
 @check(2)
 def fsdp_recovers_and_refuses():
     rank, _ = world()
-    module = Ways()
+    module = Stack()
     reference = copy.deepcopy(module)
     fsdp = FSDP(module)
     tokens = token_batches(1)[0]
@@ -273,7 +216,7 @@ def fsdp_recovers_and_refuses():
             fsdp.finish_gradient_synchronization()
         p.requires_grad_(True)
     with raises(ValueError, "compute_dtype must be a floating dtype or None; got torch.int8"):
-        FSDP(Ways(), compute_dtype=torch.int8)
+        FSDP(Stack(), compute_dtype=torch.int8)
     with raises(ValueError, r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"):
         FSDP(nn.Linear(4 + rank, 2))
 
@@ -282,7 +225,7 @@ def fsdp_recovers_and_refuses():
 def fsdp_skips_a_step_that_every_rank_skips():
     """In the forward, between it and the backward, half way through that; ``reset`` or not."""
     rank, size = world()
-    first = Ways()
+    first = Stack()
 
     def raises_in(module, part):
         handle = module.register_forward_pre_hook(lambda *_: 1 / 0)
@@ -318,7 +261,7 @@ def wrappers_do_without_several_tensors_in_one_call():
     rank, size = world()
     losses = [*map(loss_on, token_batches(size))]
     for make in (FSDP, lambda module: BucketedDDP(module, 0.001)):
-        first = Ways()
+        first = Stack()
         wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
         with patch.object(group, "_checks_each_call", lambda: True):
             backward_of_each(wrapper, reference, losses)
@@ -333,7 +276,7 @@ def fsdp_leaves_compiled_blocks_one_graph():
 
     rank, size = world()
     warnings.simplefilter("default")  # torch's own, while it compiles
-    first = Ways(blocks=2)
+    first = Stack(blocks=2)
     module = copy.deepcopy(first)
     blocks = module.blocks
     blocks[0] = torch.compile(blocks[0], backend="aot_eager", fullgraph=True)

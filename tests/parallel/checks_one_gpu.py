@@ -12,14 +12,13 @@ import torch
 import torch.distributed as dist
 from checking import check, same, world
 from checks_capture import captured_as_launched
-from checks_fsdp import BOTH, Ways, computes_in_low_precision, trains_as_one_process
+from checks_finish import EVERY, trains_as_one_process
+from checks_fsdp import Stack, computes_in_low_precision
 from checks_streams import the_same_whoever_is_late
 
 from a2lib.parallel.agreement import Agreement
 from a2lib.parallel.copy_engines import SharedMemory
 from a2lib.parallel.group import Mean
-
-COPIED = BOTH[1]
 
 
 @contextlib.contextmanager
@@ -73,12 +72,12 @@ def one_gpu_has_the_memory_of_both_ranks():
 
 
 @check(2)
-def one_gpu_trains_fsdp_as_one_process():
+def one_gpu_trains_as_one_process():
     with means_by_the_host():
-        for way in ("plain", "around", "segments", "twice"):
-            trains_as_one_process(way, COPIED)
+        for kind in ("FSDP, copied", "BucketedDDP some, copied"):
+            trains_as_one_process(kind)
         for dtype in (torch.bfloat16, torch.float16):
-            computes_in_low_precision(COPIED, dtype, Ways())
+            computes_in_low_precision(EVERY["FSDP, copied"], dtype, Stack())
 
 
 @check(2)

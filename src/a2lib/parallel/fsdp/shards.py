@@ -110,11 +110,7 @@ class Sharded:
 
     def whole(self, group: dist.ProcessGroup | None) -> Tensor:
         """Return the whole master; collective."""
-        return self.gather(self.master.detach(), group)
-
-    def gather(self, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        """Return the whole tensor of which each rank has such rows, of the master's shape;
-        collective."""
+        rows = self.master.detach()
         padded = rows.new_zeros(self.slot)
         padded[: rows.numel()].copy_(rows.reshape(-1))
         buffer = rows.new_empty(self.size)

@@ -21,7 +21,7 @@ from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.division import divide
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.fsdp.state_dicts import Optimizers, hook_modules
+from a2lib.parallel.fsdp.state_dicts import Optimizers, refuse_state_dicts
 from a2lib.parallel.fsdp.transfers import BackendTransfer, CopiedTransfer, shared_bytes
 from a2lib.parallel.fsdp.units import Unit
 from a2lib.parallel.group import Mean, capturing, make_alike, member
@@ -70,11 +70,12 @@ class FSDP(nn.Module):
     a step the weights equal, to the bit, those of one process that adds the ranks' gradients in
     order.
 
-    ``state_dict`` and ``load_state_dict`` of the module, of a part of it, and of an optimizer that
-    works element by element are of whole parameters, and collective. ``module.head.weight`` outside
-    of ``gathered()`` is rows. ``save_sharded`` and ``load_sharded`` keep a training, for any number
-    of ranks. Refused, with RuntimeError or ValueError, are
+    ``gather_full_params`` has whole weights; ``module.head.weight`` outside of ``gathered()`` is
+    rows. ``save_sharded`` and ``load_sharded`` keep a training, for any number of ranks. Refused,
+    with RuntimeError or ValueError, are
 
+    - ``state_dict`` and ``load_state_dict`` of the module, of a part that has rows, and of an
+      optimizer over them;
     - an optimizer that looks at whole matrices or at all parameters (Muon, LBFGS, Adafactor);
     - torch's norm of gradients: use ``clip_grad_norm_`` of this class;
     - a call past the forward of a unit, such as ``module.head(x)``, outside of ``gathered()``;
@@ -138,13 +139,13 @@ class FSDP(nn.Module):
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_units()
         self._hook_parts(division.owners)
-        hook_modules(division.parameters, group)
         unit_modules = {unit.module for unit in self._units}
         for part in division.owners | unit_modules:
             part._fsdp = _NoCopies()
         watch_steps(self)
         if self.world_size > 1:
             refuse_norms_of(self._sharded)
+            refuse_state_dicts(self._sharded)
 
     def _transfer_of(self, sharded: list[Sharded]) -> BackendTransfer | CopiedTransfer:
         if self._shared is None:
@@ -182,8 +183,8 @@ class FSDP(nn.Module):
         return [p.master for p in self._trained]
 
     def meet(self, optimizer: Optimizer) -> None:
-        """Have the state dict of an optimizer over these parameters whole from now on; ValueError
-        for one that needs whole matrices."""
+        """Refuse the state dict of an optimizer over these parameters from now on; ValueError for
+        one that needs whole matrices."""
         self._optimizers.meet(optimizer)
 
     def reset(self) -> None:

@@ -44,13 +44,14 @@ from a2lib.parallel.tensors import copy_all, cut, round_up
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
-# Every rank's part of a bucket begins at a multiple of so many bytes.
+# A rank's part of a gradient, and its slot, begin at a multiple of so many bytes.
 ALIGN = 128
-# At once, in bytes.
+# What a kernel reads at once, in bytes.
 KERNEL_ALIGN = 16
 # A rank that is gone leaves the others' barrier kernels waiting, which NCCL's watchdog does not
 # see. Past this they fail; it is NCCL's own limit.
 BARRIER_LIMIT_MS = 600_000
+# PyTorch refuses two ranks of one GPU, unless this is set: for trials.
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
@@ -70,7 +71,6 @@ def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None
         return _first(reasons)
     if len(set(hosts)) > 1:
         return "the ranks are on several hosts"
-    # PyTorch refuses it too, but for this variable: a trial on one GPU.
     if len(set(gpus)) < size and os.environ.get(OVERLAPPING) != "1":
         return "several ranks have one GPU"
     return _first(everyone(_unreachable(device, gpus), group))

@@ -44,7 +44,7 @@ from a2lib.parallel.tensors import copy_all, cut, round_up
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
-# A rank's part of a gradient, and its slot, begin at a multiple of so many bytes.
+# A rank's part of a gradient, and its slot, begin at a multiple of a line of the cache, in bytes.
 ALIGN = 128
 # What a kernel reads at once, in bytes.
 KERNEL_ALIGN = 16

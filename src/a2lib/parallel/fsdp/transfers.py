@@ -23,13 +23,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from a2lib.parallel.copy_engines import SharedMemory, Slots, reduce_scatter, slot_bytes, slots
+from a2lib.parallel.copy_engines import (
+    ALIGN,
+    SharedMemory,
+    Slots,
+    reduce_scatter,
+    slot_bytes,
+    slots,
+)
 from a2lib.parallel.fsdp.shards import Sharded
 from a2lib.parallel.group import all_gather_coalesced, member, reduce_scatter_coalesced
 from a2lib.parallel.tensors import copy_all, round_up
-
-# Kernels read sixteen bytes at a time, and a line of the cache has 128.
-ALIGN = 128
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
         assert error < 1e-2, (name, error)
 
 
-@pytest.mark.parametrize("n, heads, wanted", [(32768, 16, 4), (32768, 3, 3), (4096, 15, 10)])
+@pytest.mark.parametrize("n, heads, wanted", [(32768, 16, 4), (32768, 3, 3), (4096, 15, 8)])
 def test_some_heads_run_together_however_long(n, heads, wanted):
     p = problem(torch.empty(1, heads, n, 64, dtype=torch.bfloat16, device="meta"))
     p._backward_one_sweep()

@@ -128,8 +128,6 @@ def checkpoints_refuse():
         save_sharded(folder / "both", fsdp, optimizer)
         with raises(ValueError, r"both has other settings \(0.amsgrad, .*\); load it into"):
             load_sharded(folder / "both", fsdp, SGD(module.parameters()))
-        with raises(ValueError, "both has other parameters in its groups"):
-            load_sharded(folder / "both", fsdp, AdamW([*module.parameters()][::-1]))
         with raises(ValueError, "has parameters that the FSDP has not"):
             save_sharded(folder / "other", fsdp, AdamW(Tied().parameters()))
         for p in module.parameters():

@@ -6,8 +6,6 @@ import math
 import pytest
 import torch
 from attention_standins import run, stand_in, watch_steps
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from refusals import refused
 
 from a2lib.attention import dispatch, forms, launches
@@ -111,28 +109,29 @@ def test_few_tokens_are_one_launch_in_any_order(log, monkeypatch, fixed, length,
     assert [name for name, *_ in log[1:]] == ["backward_dq", "backward_dkdv"]
 
 
-sizes = st.tuples(st.integers(1, 3), st.integers(0, 9000), st.integers(0, 9000))
-flags = st.tuples(*[st.booleans()] * 4)
+TOKENS = [(n, n) for n in (0, 100, 300, 1000, 3000, 8192, 16384)]
+TOKENS += [(0, 300), (300, 0), (300, 16384), (300, 65536)]
+FLAGS = "causal", "hopper", "fixed_order", "tf32", "every_gradient"
 
 
 @pytest.mark.triton
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # that keeps nothing
-@given(st.sampled_from(list(launches.DTYPES)), sizes, st.integers(1, 128), st.booleans(), flags)
-def test_every_call_has_launches(dtype, sizes, d, causal, flags):
-    """Whatever the GPU and PyTorch's settings: no kernel is without a tile."""
-    heads, n_queries, n_keys = sizes
-    q, k = (torch.empty(1, heads, n, d, dtype=dtype, device="meta") for n in (n_queries, n_keys))
-    tensors = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
-    tensors["lse"] = torch.empty(q.shape[:-1], device="meta")
-    names = "hopper", "fixed_order", "tf32", "every_gradient"
-    options = dict(zip(names, flags, strict=True)) | {"multiprocessors": 132}
-    call = launches.call_of(tensors, causal)._replace(**options)
-    for steps in (
-        forms.Pass(tensors, call, 1.0).forward(),
-        forms.Pass(tensors, call, 1.0).backward(),
-    ):
-        assert all(step.kernel in dispatch.KERNELS and step.n_programs > 0 for step in steps)
-        assert steps or not n_queries
+def test_every_call_has_launches_and_every_row_of_the_table_a_call():
+    """Whatever the GPU and PyTorch's settings: no kernel is without a tile, and no tile is left."""
+    used = set()
+    shapes = itertools.product((torch.bfloat16, torch.float32), (1, 16), TOKENS, (16, 32, 64, 128))
+    settings = itertools.product((False, True), repeat=len(FLAGS))
+    for (dtype, heads, lengths, d), chosen in itertools.product(shapes, settings):
+        q, k = (torch.empty(1, heads, n, d, dtype=dtype, device="meta") for n in lengths)
+        tensors = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
+        tensors["lse"] = torch.empty(q.shape[:-1], device="meta")
+        options = dict(zip(FLAGS, chosen, strict=True))
+        call = launches.call_of(tensors, False)._replace(multiprocessors=132, **options)
+        for pass_ in (forms.Pass.forward, forms.Pass.backward):
+            steps = pass_(forms.Pass(tensors, call, 1.0))
+            assert all(step.kernel in dispatch.KERNELS and step.n_programs > 0 for step in steps)
+            assert steps or not lengths[0]
+            used |= {step.tile for step in steps if step.tile}
+    assert used == {(key, row.tile) for key, rows in dispatch.TILES.items() for row in rows}
 
 
 @pytest.fixture

@@ -76,6 +76,8 @@ def test_hopper_runs_heads_of_40_to_128_in_steps_of_8_and_of_16_bits(dtype, head
 def test_few_programs_of_grouped_keys_are_plain_tritons_backward():
     few, many = call(kv_heads=8), call(kv_heads=16, heads=32)
     assert (backward_form(few), backward_form(many)) == ("two_sweeps", "one_sweep")
+    short = call(kv_heads=66, heads=132, n=256)
+    assert backward_form(short) == "two_sweeps", "heads of keys fill the GPU, not of queries"
 
 
 def test_long_rows_of_few_heads_are_cut_in_eight():

@@ -188,6 +188,7 @@ def test_only_forms_that_exist_and_are_compiled(heads, n, d, causal):
     consumers, stay = dispatch.forward_consumers(one)
     assert consumers in ((0, 1, 3) if d <= 64 else (0, 1, 2))
     pairs = (stay and consumers < 3) or dispatch.hopper_backward_stays(one)
+    pairs |= dispatch.hopper_backward_stays(one._replace(heads=2 * heads))
     assert not (causal and heads % 2 and pairs), "pairs are of two heads"
 
 

@@ -74,6 +74,13 @@ def test_each_rung_of_hopper_takes_one_technique_away():
     ]
 
 
+def test_few_tokens_are_one_launch_on_the_highest_rung_alone(monkeypatch):
+    few = dispatch.Call("bf16", 1, 1, 1, 100, 100, 64, True)
+    assert dispatch.backward_form(few) == "one_launch"
+    monkeypatch.setattr(dispatch, "without", Rung("key_chunks", "cpu").without)
+    assert dispatch.backward_form(few) == "two_sweeps"
+
+
 def test_the_lowest_looks_at_keys_that_no_query_sees():
     *qkv, _ = inputs("bf16", *FEW)
     with torch.no_grad():

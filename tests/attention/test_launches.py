@@ -118,7 +118,7 @@ FLAGS = "causal", "hopper", "fixed_order", "tf32", "every_gradient"
 def test_every_call_has_launches_and_every_row_of_the_table_a_call():
     """Whatever the GPU and PyTorch's settings: no kernel is without a tile, and no tile is left."""
     used = set()
-    shapes = itertools.product((torch.bfloat16, torch.float32), (1, 16), TOKENS, (16, 32, 64, 128))
+    shapes = itertools.product((torch.bfloat16, torch.float32), (0, 1, 16), TOKENS, (16, 32, 64, 128))
     settings = itertools.product((False, True), repeat=len(FLAGS))
     for (dtype, heads, lengths, d), chosen in itertools.product(shapes, settings):
         q, k = (torch.empty(1, heads, n, d, dtype=dtype, device="meta") for n in lengths)
@@ -129,7 +129,11 @@ def test_every_call_has_launches_and_every_row_of_the_table_a_call():
         for pass_ in (forms.Pass.forward, forms.Pass.backward):
             steps = pass_(forms.Pass(tensors, call, 1.0))
             assert all(step.kernel in dispatch.KERNELS and step.n_programs > 0 for step in steps)
-            assert steps or not lengths[0]
+            assert steps or not q.numel()
+            for step in steps:
+                # Programs that stay are in no order, and of whole rows.
+                how = [step.constants.get(name) for name in ("STAY", "ORDERED", "CHUNKS")]
+                assert not (how[0] and (how[1] or how[2]))
             used |= {step.tile for step in steps if step.tile}
     assert used == {(key, row.tile) for key, rows in dispatch.TILES.items() for row in rows}
 
@@ -199,6 +203,13 @@ def test_what_differs_is_worked_out(long_way):
             launches.forward(*other)
             launches.forward(q, k, v, True, None)
         assert len(long_way) == number
+
+
+def test_a_rung_of_the_ladder_is_worked_out(long_way, monkeypatch):
+    for without in ((), ("consumers",), ()):
+        monkeypatch.setattr(dispatch, "without", frozenset(without))
+        launches.forward(*qkv(), True, None)
+    assert len(long_way) == 2
 
 
 def test_whether_gradients_are_wanted_changes_nothing(long_way):

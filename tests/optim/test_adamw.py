@@ -238,6 +238,8 @@ def test_a_state_without_a_step_comes_back(working):
         ("^eps is None; allowed are numbers", torch.optim.SGD(tensors())),
     ):
         refused(words, optimizer.load_state_dict, other.state_dict())
+    for _ in range(2):  # whose groups have no working_dtype
+        optimizer.load_state_dict(torch.optim.AdamW(tensors()).state_dict())
 
 
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}])

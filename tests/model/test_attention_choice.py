@@ -1,5 +1,8 @@
 """An attention is the one it is named after, or an error."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from refusals import refused
@@ -44,6 +47,14 @@ def test_what_is_ours_refuses_in_its_own_words(make_model, batch):
 def test_unknown_names(make_model, name):
     refused(f"allowed are {', '.join(ATTENTIONS)}", causal_attention, name)
     refused("allowed are eager, flash, sdpa_flash", make_model, attention=name)
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_a_model_is_copied_and_saved_as_a_whole(make_model, name):
+    model = make_model(attention=name)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        kept = other.layers[0].attn.attention
+        assert repr(kept) == repr(model.layers[0].attn.attention)
 
 
 @pytest.mark.gpu

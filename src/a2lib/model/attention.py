@@ -33,13 +33,10 @@ def _flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flash_attention(q, k, v, is_causal=True)
 
 
-def _sdpa(backend: SDPBackend) -> CausalAttention:
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # With one backend admitted PyTorch runs it or raises; with several it picks without a word.
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return attention
+def _sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    # With one backend admitted PyTorch runs it or raises; with several it picks without a word.
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -69,13 +66,14 @@ def _sees(batch, head, query, key):
     return query >= key
 
 
+# Functions that pickle, as a model that is saved whole wants: PyTorch's SDPBackend does not.
 ATTENTIONS: dict[str, CausalAttention] = {
     "eager": _eager,
     "flash": _flash,
-    "sdpa_flash": _sdpa(SDPBackend.FLASH_ATTENTION),
-    "sdpa_cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
-    "sdpa_efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),
-    "sdpa_math": _sdpa(SDPBackend.MATH),
+    "sdpa_flash": functools.partial(_sdpa, "FLASH_ATTENTION"),
+    "sdpa_cudnn": functools.partial(_sdpa, "CUDNN_ATTENTION"),
+    "sdpa_efficient": functools.partial(_sdpa, "EFFICIENT_ATTENTION"),
+    "sdpa_math": functools.partial(_sdpa, "MATH"),
     "flex": _flex,
 }
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from refusals import refused
 
-from a2lib.model import linear_cross_entropy, linear_cross_entropy_plain
+from a2lib.model import head, linear_cross_entropy, linear_cross_entropy_plain
 from a2lib.model.head import loss_and_gradient
 
 V, D = 37, 12
@@ -45,15 +45,15 @@ def test_it_is_the_plain_one(chunk, frozen):
 
 @pytest.mark.parametrize("left_out", ["some", "a chunk", "all"])
 @pytest.mark.parametrize("chunk", [1, 6, 4096])
-def test_tokens_that_are_left_out_are_those_of_the_plain_one(chunk, left_out):
+def test_tokens_that_are_left_out_are_those_of_the_plain_one(monkeypatch, chunk, left_out):
     made, targets = inputs(shape=(24,))
     places = {"some": slice(0, None, 3), "a chunk": slice(6, 12), "all": slice(None)}
     targets[places[left_out]] = -100
     plain = found(linear_cross_entropy_plain, made, targets)
     ours = found(linear_cross_entropy, made, targets, chunk=chunk)
+    monkeypatch.setattr(head, "loss_and_gradient", None)  # no work for what nobody wants
     with torch.no_grad():
         ours["alone"] = linear_cross_entropy(made["x"], made["weight"], targets, chunk)
-    assert not ours["alone"].requires_grad
     plain["alone"] = plain["loss"]
     assert plain["loss"].isnan().item() is (left_out == "all")
     for name, right in plain.items():

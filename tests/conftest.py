@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 # A shell starts what it puts into the background deaf to Ctrl-C, which is what some tests send.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -100,6 +101,17 @@ def python():
     for child in started:
         child.kill()
         child.communicate()
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """A sweep's processes have PyTorch already. How it starts real ones is tested in tests/lab."""
+    import forked
+
+    from a2lib.lab import sweep
+
+    names = SimpleNamespace(**{**vars(subprocess), "Popen": forked.Worker})
+    monkeypatch.setattr(sys.modules[sweep.__module__], "subprocess", names)
 
 
 @pytest.fixture

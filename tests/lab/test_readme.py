@@ -5,7 +5,9 @@ import re
 from a2lib.paths import ROOT
 
 
-def test_the_notebook_of_the_readme_runs_with_an_entry_of_the_readers(tmp_path, monkeypatch):
+def test_the_notebook_of_the_readme_runs_with_an_entry_of_the_readers(
+    tmp_path, monkeypatch, forked_workers
+):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
     text = (ROOT / "src" / "a2lib" / "lab" / "README.md").read_text(encoding="utf-8")
     parameters, *cells = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

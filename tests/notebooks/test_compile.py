@@ -4,8 +4,6 @@ import contextlib
 
 import pytest
 import torch
-import torch._functorch.config
-import torch._inductor.config
 from inductor_plans import planned
 from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
 
@@ -46,14 +44,6 @@ def attention(configured, monkeypatch, tmp_path):
     """``attention(**parameters)``: the cells, which time quickly and plan what they compile."""
     monkeypatch.setattr(inductor, "prime", lambda device: None)
     monkeypatch.setattr(inductor, "cache_dir", lambda: tmp_path)
-    configure = inductor.configure
-
-    def without_caches(**options):  # a plan is nothing that a cache holds
-        configure(**options)
-        torch._inductor.config.fx_graph_cache = False
-        torch._functorch.config.enable_autograd_cache = False
-
-    monkeypatch.setattr(inductor, "configure", without_caches)
 
     def load(**parameters):
         cells = load_cells("compile", **TINY, **parameters)
@@ -162,10 +152,20 @@ def test_an_attention_of_the_readers_own_is_held_against_the_truth(attention):
     assert measured(cells, ["eager"])["eager", "backward"]["status"] == "error"
 
 
-@pytest.mark.slow
+# A C++ compiler would take seconds for each kernel; tests/lab/test_inductor.py calls one.
+PLANNED = """
+measure_whole = measure_attention
+
+def measure_attention(keys):
+    from inductor_plans import planned
+
+    with planned():
+        yield from measure_whole(keys)
+"""
+
+
 def test_all_cells_run_and_show_what_inductor_made():
-    """Seconds of the C++ compiler for each empty cache."""
-    cells = run_cells("compile", **{**TINY, "seq_len": 8, "head_dim": 4, "batch": 1})
+    cells = run_cells("compile", {"measure-attention": PLANNED}, **TINY)
     frame = cells.attentions.frame().set_index(["implementation", "pass"])
     assert set(frame["status"]) == {"ok"} and len(frame) == 4
     calls = frame[["kernels_called", "library_calls"]]

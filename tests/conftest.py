@@ -32,6 +32,9 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # matplotlib's list of fonts: one that another environment left names fonts that are gone.
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).resolve().parents[1] / "build" / "matplotlib")
 
+# What tests store need not outlive the machine; each flush waits for a disk.
+os.fsync = lambda descriptor: None
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
@@ -194,10 +197,19 @@ def turn(item):
 MARK = "mark.gpu"
 
 
+def pytest_report_header():
+    if not torch.cuda.is_available():
+        return "no GPU here: tests/gpu is left out"
+
+
 def pytest_ignore_collect(collection_path, config):
     """A machine that only measures runs `-m gpu` with little installed: what has no such test is
-    not imported there. Everywhere else every file is."""
-    if config.option.markexpr != "gpu" or "tests" not in collection_path.parts:
+    not imported there. Without a GPU tests/gpu is not imported but under `-m gpu`, as
+    tests/setup/test_imports.py does, since 600 tests would be collected to be skipped."""
+    if config.option.markexpr != "gpu":
+        is_of_gpus = collection_path == Path(__file__).with_name("gpu")
+        return True if is_of_gpus and not torch.cuda.is_available() else None
+    if "tests" not in collection_path.parts:
         return None
     files = [collection_path]
     if collection_path.is_dir():

@@ -143,6 +143,7 @@ def _begin(function, arguments: tuple, environment: dict[str, str], log: str) ->
     os.environ.clear()
     os.environ.update(environment)
     gc.freeze()  # what is timed is timed after a collection, which would go through all modules
+    os.fsync = lambda descriptor: None  # as in tests/conftest.py
     import torch
 
     torch.set_num_threads(1)

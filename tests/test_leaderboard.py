@@ -107,7 +107,13 @@ def test_the_command_prints_what_was_measured(capsys, monkeypatch):
     leaderboard.main(SMALL)
     printed = capsys.readouterr()
     row = json.loads(printed.out)
-    assert (row["way"], row["ranks"], row["ms"], row["n"], row["loss"]) == ("offloaded", 1, 2, 7, 4.5)
+    assert (row["way"], row["ranks"], row["ms"], row["n"], row["loss"]) == (
+        "offloaded",
+        1,
+        2,
+        7,
+        4.5,
+    )
     assert row["parameters"] > 0 and row["tflops"] > 0
     assert "s: warm-up and timed steps" in printed.err
 

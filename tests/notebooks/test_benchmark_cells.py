@@ -2,7 +2,6 @@
 
 import pytest
 from notebook_cells import load_cells
-from refusals import refused
 
 from a2lib import lab
 from a2lib.shapes import Shape
@@ -77,12 +76,3 @@ def test_a_first_step_is_taken_apart_in_processes_that_have_not_imported_torch(c
     rows = ns.firsts.rows()
     assert {row["status"] for row in rows} == {"ok"}, rows
     assert {row["part"] for row in rows} == {*parts, "block_first", "block_second"}
-
-
-def test_what_cannot_be_is_refused(cells):
-    for words, parameters in {
-        "mode = 'x': allowed: all, inference": {"mode": "x"},
-        "need a GPU": {"capture": True},
-        "sweep = 'tables': ": {"sweep": "tables"},
-    }.items():
-        refused(words, cells, **parameters, error=lab.ParameterError)

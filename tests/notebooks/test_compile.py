@@ -5,11 +5,10 @@ import contextlib
 import pytest
 import torch
 from inductor_plans import planned
-from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+from notebook_cells import committed_keys, fits, load_cells, run_cells, stored_keys
 
-from a2lib.lab import ParameterError, inductor
+from a2lib.lab import inductor
 from a2lib.lab.inductor import Graph
-from a2lib.lab.sections import COMMON
 from a2lib.lab.steps import StepTimes
 from a2lib.shapes import Shape
 
@@ -23,20 +22,7 @@ GRAPHS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-
-
-@pytest.fixture
-def replace(monkeypatch):
-    """``replace(cells, name=value)``: other values for globals of the notebook."""
-
-    def swap(cells, **values):
-        for name, value in values.items():
-            monkeypatch.setitem(cells.measure_models.__globals__, name, value)
-
-    return swap
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.fixture
@@ -71,11 +57,6 @@ def status_of(rows, name):
     return {row["status"] for (implementation, _), row in rows.items() if implementation == name}
 
 
-def fits(row, section):
-    """Whether a row has exactly the key columns of a section, and values that it has."""
-    return set(row) - {*section.values, *COMMON} == set(section.key)
-
-
 # What is asked for
 
 
@@ -99,17 +80,6 @@ def test_several_sizes_and_a_model_are_asked_for_by_name():
     }
     assert [task[0]["mode"] for task in cells.model_tasks] == list(cells.MODES)
     assert {key["compile"] for key in cells.model_tasks[0]} == {"none", "blocks"}
-
-
-@pytest.mark.parametrize("wrong", [
-    {"written": "sparse"},
-    {"seq_len": 0},
-    {"sweep": "model"},
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(wrong):
-    with pytest.raises(ParameterError) as refusal:
-        load_cells("compile", **wrong)
-    assert "\n" not in str(refusal.value)
 
 
 # Attention

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from notebook_cells import load_cells, run_cells
+from notebook_cells import fits, load_cells, run_cells
 
 from a2lib import lab
 from a2lib.attention import attention_reference, dispatch
@@ -37,17 +37,6 @@ def cells(configured):
 
 
 @pytest.fixture
-def replace(monkeypatch):
-    """``replace(cells, name=value)``: other values for globals of the notebook."""
-
-    def swap(cells, **values):
-        for name, value in values.items():
-            monkeypatch.setitem(cells.measure.__globals__, name, value)
-
-    return swap
-
-
-@pytest.fixture
 def on_a_gpu(cells, monkeypatch):
     """``on_a_gpu(**parameters)``: the notebook's names where there is a GPU."""
     monkeypatch.setattr(lab, "device_kind", lambda: "cuda")
@@ -74,12 +63,6 @@ def by_name(rows):
 
 def statuses(rows, name):
     return [rows[name, pass_].get("status", "ok") for pass_ in PASSES if (name, pass_) in rows]
-
-
-def fits(row, section):
-    """Whether a row has exactly the key columns of a section, and values that it has."""
-    values = {*section.values, *lab.sections.COMMON}
-    return set(row) - values == set(section.key) and set(section.key) <= set(row)
 
 
 def wrong(q, k, v, is_causal):
@@ -165,18 +148,6 @@ def test_a_cpu_measures_what_it_can(cells):
     (keys,) = cells().tasks
     assert {key["implementation"] for key in keys} == {"eager", "tiled", "sdpa_flash"}
     assert {(key["seq_len"], key["dtype"]) for key in keys} == {(128, "fp32")}
-
-
-@pytest.mark.parametrize("parameters, words", [
-    ({"sweep": "hand"}, "did you mean handout"),
-    ({"implementations": "a2lib,cudnn"}, "allowed: auto, all, a2lib, eager"),
-    ({"seq_len": 0}, "a whole number from 1"),
-    ({"sweep": "handout", "seq_len": 64}, "sweep = handout has its own lengths"),
-])  # fmt: skip
-def test_a_wrong_parameter_is_one_line_that_says_what_is_allowed(cells, parameters, words):
-    with pytest.raises(lab.ParameterError, match=words) as caught:
-        cells(**parameters)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_sweep_can_be_of_one_dtype_and_of_some_implementations(on_a_gpu):

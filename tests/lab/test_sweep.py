@@ -264,7 +264,7 @@ def test_who_is_killed_is_measured_again_and_a_rank_that_aborts_is_a_row(table, 
 
 def test_what_a_rank_raises_or_where_it_hangs_is_the_row(table, run, forked_workers):
     tasks = [keys("raise", sizes=(1,)), keys("hang", sizes=(1,))]
-    sweep(table, tasks, in_group, run, ranks=2, silence_s=8)
+    sweep(table, tasks, in_group, run, ranks=2, silence_s=12)
     assert notes(table, "raise") == {"rank 1 of 2: ValueError: first line"}
     [note] = notes(table, "hang")
     assert "rank 1 in play" in note and "rank 0 in" in note

@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from notebook_cells import fits, load_cells, run_cells
 
 from a2lib import lab
@@ -169,15 +168,6 @@ def test_times_are_positive_and_in_order(cells):
         assert 0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] < math.inf
         # The host does the work itself here.
         assert row["ms_host"] is row["sm_mhz"] is row["peak_bytes"] is None
-
-
-def test_an_entry_of_the_readers_has_rows_beside_the_others(cells, replace):
-    notebook = cells(**TINY)
-    notebook.MAKE["mine"] = F.scaled_dot_product_attention
-    (shape,) = notebook.shapes_of("shape")
-    keys = notebook.keys_at(shape)
-    assert {key["implementation"] for key in keys} == {"eager", "tiled", "sdpa_flash", "mine"}
-    assert statuses(by_name(notebook.measure(keys)), "mine") == ["ok"] * 3
 
 
 @pytest.mark.parametrize("bad, status, note", [

@@ -13,6 +13,7 @@ VENV = .venv
 # Three on two cores, as tests often wait for processes of their own; two took some per cent longer, four no less.
 WORKERS = $(if $(HAS_GPU),0,3)
 FUZZ_S = 600
+PAGE =
 ARGS =
 
 BIN := $(VENV)/bin
@@ -39,15 +40,16 @@ EXPERIMENT_INPUTS := $(filter-out src/a2lib/report/%,$(LIBRARY))
 export MPLCONFIGDIR := $(CURDIR)/build/matplotlib
 
 # What is set on make's own command line and is no setting of this file is a parameter of the notebook.
-PARAMETERS = $(filter-out VENV=% WORKERS=% FUZZ_S=% ARGS=% PYTHON=% TORCH=% PINS=% A2LIB_DATA=% CUDA_VISIBLE_DEVICES=%, \
+PARAMETERS = $(filter-out VENV=% WORKERS=% FUZZ_S=% PAGE=% ARGS=% PYTHON=% TORCH=% PINS=% A2LIB_DATA=% CUDA_VISIBLE_DEVICES=%, \
 	$(MAKEOVERRIDES))
 
-TARGETS := help install book html pdf test fuzz lint lab pins clean distclean $(NOTEBOOKS)
+TARGETS := help install book html page pdf test fuzz lint lab pins clean distclean $(NOTEBOOKS)
 .PHONY: $(TARGETS) FORCE
 
 help:
 	@echo 'make book                 run every notebook at the size of this machine, then build the book'
 	@echo 'make html                 build the book from the data there is; measure nothing'
+	@echo 'make page PAGE=flash      one page of the book, to look at a change: no links to other pages, figures numbered anew'
 	@echo 'make pdf                  the built book as one PDF (Chromium or Chrome prints it)'
 	@echo 'make test                 every test            (ARGS="tests/setup -x" to choose, WORKERS=n)'
 	@echo 'make fuzz                 the property tests with other examples each time, for FUZZ_S=600 seconds'
@@ -77,6 +79,11 @@ $(RAN): build/data/.ran-%: notebooks/%.ipynb $(EXPERIMENT_INPUTS) $(STAMP)
 
 html: $(BOOK)
 	@echo "The book: $$PWD/$(INDEX)"
+
+# About a sixth of the book's time. What a lone page says of other pages is missing in it, and warned of.
+page: $(STAMP)
+	@[ -f 'book/$(PAGE).md' ] || { echo 'make: no page book/$(PAGE).md; for example: make page PAGE=flash' >&2; exit 1; }
+	@env -u A2LIB_DATA $(BIN)/jupyter-book build book/$(PAGE).md --config book/_config.yml -q </dev/null
 
 pdf: $(BOOK)
 	@$(BIN)/python dev/print_book.py

@@ -30,10 +30,6 @@ def gqa(y, heads):
     return [x.unflatten(-1, (n, -1)).transpose(1, 2) for x, n in zip(parts, counts, strict=True)]
 
 
-def contiguous(y, heads):
-    return [x.contiguous() for x in chunk(y, heads)]
-
-
 def rope(y, heads):
     q, k, v = fused(y, heads)
     positions = torch.arange(y.shape[1], device=y.device)[:, None]
@@ -82,7 +78,7 @@ KINDS = {
 # percent.
 TRUTH = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 1e-2, "autocast": 5e-2}
 
-DISTINCT = (fused, chunk, gqa, contiguous, rope, rms_norm, three_dimensions, frozen)
+DISTINCT = (fused, chunk, gqa, rope, rms_norm, three_dimensions, frozen)
 FORMS = (*DISTINCT, q_is_k, all_one)
 
 
@@ -205,11 +201,3 @@ def check_given_twice(form, attention, length, device="cpu", **options):
     torch._dynamo.reset()
     got = by_name(torch.compile(block, **options), block, x, dy)
     assert_close(got, by_name(truth, truth, x, dy), TRUTH["fp32"], form.__name__)
-
-
-def of_sum(apply, tensors):
-    """Output, and gradients of its sum, of the causal ``apply(q, k, v, True)`` on new leaves."""
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    o = apply(*leaves, True)
-    o.sum().backward()
-    return dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *(x.grad for x in leaves)), strict=True))

@@ -44,6 +44,12 @@ def use_tile(monkeypatch, key, tile):
     monkeypatch.setitem(dispatch.TILES, key, [row])
 
 
+def call(dtype="bf16", heads=16, n=1024, d=64, causal=True, **more):
+    """A call of self-attention, of one sequence unless said."""
+    sizes = {"batch": 1, "heads": heads, "kv_heads": heads, "n_queries": n, "n_keys": n}
+    return dispatch.Call(dtype, **{**sizes, "head_dim": d, "causal": causal, **more})
+
+
 def run(q, k, v, causal=True, scale=None, needs=(True, True, True)):
     """Both passes' tensors by name."""
     o, lse = launches.forward(q, k, v, causal, scale)

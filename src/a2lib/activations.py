@@ -1,5 +1,6 @@
-"""Names of what a block may save for its backward: the strategies of activation checkpointing, and
-the matmul outputs of a plan. ``a2lib.model`` carries them out, ``a2lib.theory.memory`` counts them.
+"""Name what a block may save for its backward: strategies of activation checkpointing, and plans.
+
+``a2lib.model`` carries them out, ``a2lib.theory.memory`` counts them.
 """
 
 from collections.abc import Mapping

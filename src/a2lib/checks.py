@@ -1,4 +1,4 @@
-"""The checks of sizes and names that the library and its formulas share."""
+"""Check sizes and names, for the library and its formulas."""
 
 from collections.abc import Collection
 

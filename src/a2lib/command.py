@@ -1,5 +1,8 @@
-"""What the commands share: an error is one line, a number has a least and a largest value, and a
-reader that has had enough ends them."""
+"""Parse options and write output, for every command.
+
+An error is one line, a number has a least and a largest value, and a reader that has had enough
+ends the command.
+"""
 
 import argparse
 import contextlib
@@ -15,8 +18,7 @@ _SHOWN = 40  # characters of a refused value
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with exit code 2 and one line; options are written out, and so is what is said of
-    them."""
+    """End with exit code 2 and one line for a wrong option; no option can be abbreviated."""
 
     def __init__(self, **texts: str) -> None:
         super().__init__(
@@ -27,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help explains)\n")
 
     def parse_args(self, arguments=None, namespace=None) -> argparse.Namespace:
-        """argparse's, which names the options there are where one is unknown."""
+        """Parse as argparse does, and name the options there are where one is unknown."""
         options, unknown = self.parse_known_args(arguments, namespace)
         if unknown:
             names = []
@@ -39,8 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Number:
-    """The type of an option whose values are numbers from ``minimum`` to ``maximum``, of which
-    neither nan nor inf is one."""
+    """Read an option's number from ``minimum`` to ``maximum``; neither nan nor inf is one."""
 
     minimum: float
     maximum: float
@@ -60,7 +61,7 @@ class Number:
 
 
 class Whole(Number):
-    """The same of whole numbers."""
+    """Read a whole number so."""
 
     read, form, words = int, "d", "whole numbers"
 
@@ -80,9 +81,11 @@ def add_name(to, option: str, words: str, default: str | None = None) -> None:
 
 @contextlib.contextmanager
 def output() -> Iterator[None]:
-    """Where a command writes its answer. Whoever reads no further, as ``head`` does, ends it in
-    silence by SIGPIPE, which Python has made an exception, as any other command; what cannot be
-    written is one line."""
+    """Write a command's answer within this context.
+
+    Whoever reads no further, as ``head`` does, ends the command in silence by SIGPIPE, which Python
+    has made an exception; what cannot be written is one line.
+    """
     try:
         try:
             yield

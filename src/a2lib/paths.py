@@ -1,4 +1,4 @@
-"""Where this repository keeps things, whatever folder the caller stands in."""
+"""Find this repository's folders, whatever folder the caller stands in."""
 
 import os
 import re
@@ -13,26 +13,26 @@ TERMINAL = "A2LIB_TERMINAL"
 
 
 def data_dir() -> Path:
-    """Folder of the measured data: `$A2LIB_DATA` if set and not empty, else `data/`."""
+    """Return the folder of the measured data: `$A2LIB_DATA` if set and not empty, else `data/`."""
     chosen = os.environ.get("A2LIB_DATA")
     return Path(os.path.expanduser(chosen)).absolute() if chosen else ROOT / "data"
 
 
 def build_dir() -> Path:
-    """Folder of everything that can be made again and is not committed."""
+    """Return the folder of everything that can be made again and is not committed."""
     return ROOT / "build"
 
 
 def cache_dir() -> Path:
-    """Folder of compiled code. Inductor writes commands without quotes, so that it is one of
-    temporary files where the path of this repository has a space."""
+    """Return the folder of compiled code. Inductor writes commands without quotes, so that it is
+    one of temporary files where the path of this repository has a space."""
     if re.search(r"\s", str(ROOT)):
         return Path(tempfile.gettempdir(), f"a2lib-{os.getuid()}")  # containers name no user
     return build_dir() / "cache"
 
 
 def runs_dir() -> Path:
-    """Folder of the executed notebooks."""
+    """Return the folder of the executed notebooks."""
     return build_dir() / "runs"
 
 

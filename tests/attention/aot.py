@@ -1,6 +1,6 @@
 """Compile the attention kernels for a Hopper GPU where there is none, and report their resources.
 
-    python tests/attention/aot.py forward bf16 64 causal 128 128 8 2   # one kernel, tile given
+    python tests/attention/aot.py forward 16bit 64 causal 128 128 8 2  # one kernel, tile given
     python tests/attention/aot.py      # every tile of the table, all that forms.py asks of Gluon
     python tests/attention/aot.py some # of each kernel and head size one tile: the gate of a CPU
 
@@ -21,37 +21,37 @@ from concurrent.futures import ThreadPoolExecutor
 os.environ.pop("TRITON_INTERPRET", None)
 
 import torch  # noqa: E402
-import triton  # noqa: E402
 from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import CUDABackend, get_ptxas  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
-from triton.runtime.jit import mangle_type  # noqa: E402
+from triton.runtime import driver  # noqa: E402
 
 from a2lib.attention import UnsupportedError, dispatch, flash, forms, launches  # noqa: E402
 from a2lib.optim import kernels as optim  # noqa: E402
 
-# What dispatch.hopper_forward chooses: consumers, and whether programs stay.
+# What dispatch.forward_consumers chooses: consumers, and whether programs stay.
 FORMS = {
     (64, True): [(1, False), (1, True), (3, True)],
     (64, False): [(1, True), (3, False), (3, True)],
     (128, True): [(1, False), (2, False), (2, True)],
     (128, False): [(1, False), (2, False), (2, True)],
 }
-# The flags of a kernel that has any.
-FLAGS = {
-    "forward_chunk": {"EARLY": True},
-    "backward_dq": {"NEEDS_DQ": True},
-    "backward_dkdv": {"NEEDS_DK": True, "NEEDS_DV": True},
-    "backward_dk": {"NEEDS_DK": True, "NEEDS_DV": False},
-    "backward_dv": {"NEEDS_DK": False, "NEEDS_DV": True},
-    "backward_chunks": {"EARLY": True},
+SHORT_AND_LONG = (1, 128), (1024, 512)  # heads and tokens
+# The steps of a pass with a kernel of the table.
+STEPS = {
+    "forward": forms.Pass._forward_plain,
+    "forward_chunk": forms.Pass._forward_key_chunks,
+    "backward": forms.Pass._backward_one_launch,
+    "backward_chunks": forms.Pass._backward_chunks,
+    "backward_wide": forms.Pass._backward_chunks,
 }
-OWN = "forward", "forward_chunk"  # which split their queries themselves
-# By dtype, and fp16x3: fp32 as two terms of fp16, three products.
-TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp16x3": "fp32"}
-TERMS = {"fp32": "*bf16", "fp16x3": "*fp16"}
+
+
+class Hopper:
+    """A GPU that kernels are compiled for, and that is not there."""
+
+    get_current_device = get_current_stream = lambda *_: 0
+    get_current_target = lambda _: GPUTarget("cuda", 90, 32)  # noqa: E731
 
 
 def _ptxas(self, ptx, *_):
@@ -74,54 +74,16 @@ def _ptxas(self, ptx, *_):
     return json.dumps(said).encode()
 
 
-CUDABackend.make_cubin = _ptxas
-knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kernels that can run
+def compile_step(told, step, tensors):
+    """Compile as a launch of this step would; its resources, and what the caller tells of it."""
+    arguments = *launches.described(tensors, step.forms), *step.numbers
+    kernel = launches.kernel_of(step.kernel)
+    options = {**step.constants, **step.options}
+    return told | resources(kernel.warmup(*arguments, grid=(step.n_programs,), **options))
 
 
-def compile_kernel(kernel, dtype, head_dim, causal, tile):
-    """Compile one specialisation for sm_90a; returns its resources as a dict."""
-    fn = launches.kernel_of(kernel)
-    split = () if kernel in OWN else ("Q",)
-    in_chunks = kernel == "backward_chunks"
-    sums = ("DQ", "DK", "DV") if in_chunks or kernel == "backward_wide" else ()
-    BD = max(16, triton.next_power_of_2(head_dim))
-    precision = {"fp32": "bf16x6", "fp16x3": "fp16x3"}.get(dtype, "ieee")
-    constants = dict(d=head_dim, BD=BD, Bq=tile.Bq, Bk=tile.Bk, CAUSAL=causal)
-    constants |= dict(PRECISION=precision, STAGES=tile.stages)
-    constants |= FLAGS.get(kernel, {})
-    if in_chunks:
-        constants["LOOPS"] = dispatch.chunk_loops(BD, dtype)
-    signature = {}
-    for name in fn.arg_names:
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in ("LSE", "DELTA", "ROWS", "PARTS", *sums):
-            signature[name] = "*fp32"
-        elif name in ("K", "V", "DO", *split) and dtype in TERMS:
-            signature[name] = TERMS[dtype]
-        elif name.isupper() and name not in ("H", "GROUP"):
-            signature[name] = "*" + TYPES[dtype]
-        elif "scale" in name:
-            signature[name] = "fp32"
-        elif name == "GROUP":
-            signature[name], constants[name] = "constexpr", 1
-        else:
-            signature[name] = "i32"
-    options = dispatch.options_of(tile, precision)
-    found = resources(ASTSource, fn, signature, constants, options)
-    told = dict(kernel=kernel, dtype=dtype, head_dim=head_dim, causal=causal, tile=list(tile))
-    return told | found
-
-
-def resources(source, fn, signature, constants, options, aligned=("stride",)):
-    """What the compiled kernel needs, and which instructions it has; all strides are aligned."""
-    divisible = [n for n, t in signature.items() if t.startswith("*") or n.startswith(aligned)]
-    attrs = {(fn.arg_names.index(n),): [["tt.divisibility", 16]] for n in divisible}
-    compiled = triton.compile(
-        source(fn=fn, signature=signature, constexprs=constants, attrs=attrs),
-        target=GPUTarget("cuda", 90, 32),
-        options=options,
-    )
+def resources(compiled):
+    """What the compiled kernel needs, and which instructions it has."""
     ptx = compiled.asm["ptx"]
     return {
         **json.loads(compiled.asm["cubin"]),
@@ -147,92 +109,42 @@ def loose_arrivals(ptx):
     return found
 
 
-def gluon_calls(every):
-    """What forms.py can launch of Gluon: how it is told apart, the step and its tensors; unless
-    every one is asked for, heads of 128 with a mask and a ragged end, and of 64 without: between
-    them each number of consumers, and programs that stay and that do not."""
-    calls = []
-    for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
-        if not every and (ragged != causal or causal != (d == 128)):
-            continue
-        how = {"dtype": "bf16", "head_dim": d, "causal": causal, "ragged": ragged}
-        for form in FORMS[d, causal]:
-            dispatch.hopper_forward = lambda *_, found=form: found
-            one = pass_of(d, causal, ragged)
-            one._forward_hopper()
-            calls += calls_of(one, how | {"kernel": "forward", "form": form})
-        how |= {"kernel": "backward"}
-        stay = dispatch.hopper_backward_stays
-        for stays in {stay(d, *shape, causal) for shape in ((1, 1), (4, 1024))}:
-            dispatch.hopper_backward_stays = lambda *_, found=stays: found
-            one = pass_of(d, causal, ragged)
-            one._backward_one_sweep()
-            calls += calls_of(one, how | {"stays": stays})
-        dispatch.hopper_backward_stays = stay
-        if ragged == causal:  # each with and without, once: they are apart in the kernel
-            one = pass_of(d, causal, ragged)
-            rows, sums = one._rows_and_sums(d > 64)
-            one._make(rows=rows, sums=sums, dk_sums=sums, dv_sums=sums)
-            one._sweep(("sums", "dk_sums", "dv_sums"), 256)
-            calls += calls_of(one, how | {"chunk": 256})
-        if every or causal:
-            # In a fixed order, and of heads of keys that two query heads share.
-            for heads, ordered in ((1, True), (2, False)):
-                one = pass_of(d, causal, ragged, heads, ordered)
-                one._backward_one_sweep()
-                calls += calls_of(one, how | {"ordered": ordered, "group": heads})
-    return calls
-
-
-def pass_of(d, causal, ragged, heads=1, fixed_order=False):
+def pass_of(d, causal, ragged, heads=1, dtype=torch.bfloat16, **options):
     """A pass over so many heads of 512 queries, so that some are past the keys, of a pair of tiles
     or more."""
-    q = torch.empty(1, heads, 512, d, dtype=torch.bfloat16)
+    q = torch.empty(1, heads, 512, d, dtype=dtype, device="meta")
     k = q.new_empty(1, 1, 256 + ragged, d)
     tensors = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
-    call = launches.call_of(tensors, causal)
-    call = call._replace(multiprocessors=132, fixed_order=fixed_order)
-    return forms.Pass(tensors | {"lse": torch.empty(1, heads, 512)}, call, d**-0.5)
+    call = launches.call_of(tensors, causal)._replace(multiprocessors=132, **options)
+    return forms.Pass(tensors | {"lse": q.new_empty(q.shape[:-1]).float()}, call, d**-0.5)
 
 
-def calls_of(one, how):
-    steps = [step for step in one.steps if step.forms]
-    return [(how, (step, [one.tensors[name] for name in step.tensors])) for step in steps]
+def work_of(one, told, chosen):
+    """What `compile_step` is to be given of the chosen steps of a pass."""
+    steps = [step for step in one.steps if chosen(step)]
+    return [(told, step, [one.tensors[name] for name in step.tensors]) for step in steps]
 
 
-def compile_gluon(how, call):
-    step, tensors = call
-    fn, constants = launches.kernel_of(step.kernel), step.constants
-    of = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
-    types = [
-        f"tensordesc<{of[x.dtype]}{form.block},{form.layout!r}>"
-        for x, form in zip(tensors, step.forms, strict=False)
-    ]
-    types += ["*" + of[x.dtype] for x in tensors[len(step.forms) :]]
-    types += ["fp32" if isinstance(x, float) else "i32" for x in step.numbers]
-    types += ["constexpr"] * len(constants)
-    signature = dict(zip(fn.arg_names, types, strict=True))
-    options = {"num_warps": constants["num_warps"], **step.options}
-    return {"gluon": True, **how, **resources(GluonASTSource, fn, signature, constants, options)}
+def table_work(kernel, family, BD, causal, tile):
+    """The step of a kernel of the table with this tile."""
+    dispatch.in_two_terms = lambda _: family == "fp16x3"
+    dispatch.keys_per_chunk = lambda _: 128
+    row = dispatch.Row(kernel, family, (BD,), (causal,), "always", 0, tile)
+    dispatch.TILES[kernel, family, BD, causal] = [row]
+    dtype = torch.bfloat16 if family == "16bit" else torch.float32
+    one = pass_of(BD, causal, True, dtype=dtype)
+    STEPS.get(kernel, forms.Pass._backward_two_sweeps)(one)
+    told = {"kernel": kernel, "dtype": family.replace("16bit", "bf16"), "head_dim": BD}
+    told |= {"causal": causal, "tile": list(tile)}
+    return work_of(one, told, lambda step: step.kernel == kernel)
 
 
-def compile_adamw(n, has_master):
-    """AdamW's kernel for that many elements: what it moves to and from memory, in order."""
-    numbers = dict.fromkeys(optim.adamw.arg_names[6:13], mangle_type(0.5)) | {"n": mangle_type(n)}
-    weight = "*bf16" if has_master else "*fp32"
-    signature = {"weight": weight, "grad": weight, **numbers}
-    constants = {"HAS_MASTER": has_master, "BLOCK": optim.BLOCK}
-    signature |= dict.fromkeys(constants, "constexpr")
-    signature = {name: signature.get(name, "*fp32") for name in optim.adamw.arg_names}
-    found = resources(ASTSource, optim.adamw, signature, constants, optim.OPTIONS, ("n",))
-    return {"adamw": [signature["n"], has_master], **found}
-
-
-def table_jobs(every):
+def tiles_of_the_table(every):
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
     without the causal mask where registers are tight. Or the plain tile of the largest heads, in
     16 bits without the mask too, and with it of heads of 64."""
-    for (kernel, family, BD, causal), rows in dispatch.TILES.items():
+    for key, rows in list(dispatch.TILES.items()):
+        kernel, family, BD, causal = key
         in_16_bits = family == "16bit"
         some = (BD == 128 and (causal or in_16_bits)) or (BD == 64 and causal and in_16_bits)
         for row in rows:
@@ -240,25 +152,84 @@ def table_jobs(every):
             if not every:
                 asked = some and row.when == "always"
             if asked:
-                yield kernel, family.replace("16bit", "bf16"), BD, causal, row.tile
+                yield *key, row.tile
+
+
+def gluon_work(every):
+    """What forms.py can launch of Gluon: how it is told apart, the step and its tensors; unless
+    every one is asked for, heads of 128 with a mask and a ragged end, and of 64 without: between
+    them each number of consumers, and programs that stay and that do not."""
+    work = []
+
+    def add(one, **told):
+        how = {"gluon": True, "head_dim": d, "causal": causal, "ragged": ragged}
+        work.extend(work_of(one, how | told, lambda step: step.forms))
+
+    stay = dispatch.hopper_backward_stays
+    for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
+        if not every and (ragged != causal or causal != (d == 128)):
+            continue
+        for form in FORMS[d, causal]:
+            dispatch.forward_consumers = lambda _, found=form: found
+            one = pass_of(d, causal, ragged)
+            one._forward_hopper()
+            add(one, kernel="forward", form=form)
+        short, long = (dispatch.Call("bf16", 1, h, h, n, n, d, causal) for h, n in SHORT_AND_LONG)
+        for stays in {stay(short), stay(long)}:
+            dispatch.hopper_backward_stays = lambda _, found=stays: found
+            one = pass_of(d, causal, ragged)
+            one._backward_one_sweep()
+            add(one, kernel="backward", stays=stays)
+        dispatch.hopper_backward_stays = stay
+        if ragged == causal:  # each with and without, once: they are apart in the kernel
+            one = pass_of(d, causal, ragged)
+            rows, sums = one._rows_and_sums(d > 64)
+            one._make(rows=rows, sums=sums, dk_sums=sums, dv_sums=sums)
+            one._sweep(("sums", "dk_sums", "dv_sums"), 256)
+            add(one, kernel="backward", chunk=256)
+        if every or causal:
+            # In a fixed order, and of heads of keys that two query heads share.
+            for heads, ordered in ((1, True), (2, False)):
+                one = pass_of(d, causal, ragged, heads, fixed_order=ordered)
+                one._backward_one_sweep()
+                add(one, kernel="backward", ordered=ordered, group=heads)
+    return work
+
+
+def compile_adamw(n, has_master):
+    """AdamW's kernel for that many elements: what it moves to and from memory, in order."""
+    dtype = torch.bfloat16 if has_master else torch.float32
+    weight, state = torch.empty(n, dtype=dtype, device="meta"), torch.empty(n, device="meta")
+    tensors = weight, weight, state, state, state, torch.empty((), device="meta")
+    constants = {"HAS_MASTER": has_master, "BLOCK": optim.BLOCK, **optim.OPTIONS}
+    compiled = optim.adamw.warmup(*tensors, *[0.5] * 7, n, grid=(1,), **constants)
+    return {"adamw": [n, has_master], **resources(compiled)}
+
+
+ADAMW = (4096, True), (4096, False), (2**31 + 4096, True)
 
 
 def main(argv):
+    driver.set_active(Hopper())
+    CUDABackend.make_cubin = _ptxas
+    knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kernels that can run
+    forms.launches_early = lambda _: True
     if argv not in ([], ["some"]):
-        kernel, dtype, head_dim, causal, *tile = argv
-        assert kernel in dispatch.KERNELS, f"kernels: {list(dispatch.KERNELS)}"
-        job = kernel, dtype, int(head_dim), causal == "causal", dispatch.Tile(*map(int, tile))
-        work = [(compile_kernel, job)]
+        kernel, family, BD, causal, *tile = argv
+        job = kernel, family, int(BD), causal == "causal", dispatch.Tile(*map(int, tile))
+        work = table_work(*job)
     else:
-        every = not argv
-        work = [(compile_gluon, call) for call in gluon_calls(every)]
-        work += [(compile_kernel, job) for job in table_jobs(every)]
-        adamw = (4096, True), (4096, False), (2**31 + 4096, True)
-        work += [(compile_adamw, job) for job in adamw]
+        work = gluon_work(every=not argv)
+        for job in tiles_of_the_table(every=not argv):
+            work += table_work(*job)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for result in pool.map(lambda todo: todo[0](*todo[1]), work):
+        for result in pool.map(lambda job: compile_step(*job), work):
             print(json.dumps(result), flush=True)
-    if argv in ([], ["some"]) and not torch.cuda.is_available():
+    if argv not in ([], ["some"]):
+        return
+    for job in ADAMW:
+        print(json.dumps(compile_adamw(*job)), flush=True)
+    if not torch.cuda.is_available():
         for attention in (flash.flash_attention, flash.FlashAttentionTriton.apply):
             try:
                 attention(*torch.zeros(3, 1, 8, 16).unbind(0))

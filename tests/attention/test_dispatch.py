@@ -1,20 +1,19 @@
-"""The table of dispatch: which form and which tile a call has, and the limits between them."""
+"""The table of dispatch: which form and which tile a call has, and the limits between them.
+
+The fold "Which backward runs where" of book/flash.md states these limits.
+"""
 
 import subprocess
 import sys
 
 import pytest
+from attention_standins import call
 from hypothesis import given
 from hypothesis import strategies as st
 
 from a2lib.attention import dispatch
 from a2lib.attention.dispatch import Call, backward_form, forward_form
 from a2lib.shapes import SIZES
-
-
-def call(dtype="bf16", heads=16, n=1024, d=64, causal=True, **more):
-    sizes = {"batch": 1, "heads": heads, "kv_heads": heads, "n_queries": n, "n_keys": n}
-    return Call(dtype, **{**sizes, "head_dim": d, "causal": causal, **more})
 
 
 def test_the_table_needs_no_torch():
@@ -57,7 +56,37 @@ def test_forms_of_what_is_asked_and_of_another_gpu():
     assert backward_form(long._replace(fixed_order=True)) == "one_sweep"
     assert backward_form(few._replace(fixed_order=True)) == "two_sweeps"
     assert backward_form(call("fp32", d=128)._replace(fixed_order=True)) == "two_sweeps"
+    assert backward_form(few._replace(every_gradient=False)) == "two_sweeps"
     assert forward_form(few._replace(multiprocessors=0)) == "plain", "on a CPU"
+    assert backward_form(few) == backward_form(few._replace(n_queries=1)) == "query_chunks"
+    assert backward_form(few._replace(n_queries=0)) == "two_sweeps", "with no sums to add up"
+
+
+HEADS = {16: 0, 32: 0, 36: 0, 40: 1, 64: 1, 68: 0, 80: 1, 128: 1}
+
+
+@pytest.mark.parametrize("dtype, heads", [("bf16", HEADS), ("fp16", {64: 1}), ("fp32", {64: 0})])
+def test_hopper_runs_heads_of_40_to_128_in_steps_of_8_and_of_16_bits(dtype, heads):
+    for d, yes in heads.items():
+        one = call(dtype, n=4096, d=d)
+        found = forward_form(one) == "hopper", backward_form(one) == "one_sweep"
+        assert found == (yes, yes), d
+
+
+def test_few_programs_of_grouped_keys_are_plain_tritons_backward():
+    few, many = call(kv_heads=8), call(kv_heads=16, heads=32)
+    assert (backward_form(few), backward_form(many)) == ("two_sweeps", "one_sweep")
+
+
+def test_long_rows_of_few_heads_are_cut_in_eight():
+    def queries(d, n, **options):
+        return dispatch.chunk_queries_of(call(heads=1, n=n, d=d)._replace(**options))
+
+    cut = {(64, 8191): 0, (64, 8192): 1024, (64, 16384): 2048, (80, 4095): 0, (128, 4096): 512,
+           (128, 8193): 1152, (128, 16384): 2048, (32, 16384): 0, (68, 8192): 0}  # fmt: skip
+    assert {cell: queries(*cell) for cell in cut} == cut
+    assert queries(64, 8192, n_queries=100) == 512
+    assert queries(64, 8192, dtype="fp32") == queries(64, 8192, hopper=False) == 0
 
 
 def test_every_kernel_is_one_and_every_form_and_row_has_its_kernels():
@@ -95,11 +124,21 @@ def test_smaller_tiles_come_last():
     assert tiles == ((128, 64, 8, 3), *dispatch.SMALLER)
 
 
+def holds(rule, cells, *fields, **others):
+    """Assert of which cells the rule holds; their numbers are those of the fields."""
+    found = {}
+    for cell in cells:
+        numbers = cell if isinstance(cell, tuple) else (cell,)
+        one = call(**others)._replace(**dict(zip(fields, numbers, strict=True)))
+        found[cell] = bool(rule(one._replace(kv_heads=one.heads)))
+    assert found == cells
+
+
 def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
     cells = {(256, 256, 65): True, (255, 4096, 128): False, (4096, 255, 128): False,
              (256, 4096, 64): False}  # fmt: skip
-    assert {cell: dispatch.in_two_terms(*cell, 4) for cell in cells} == cells
-    assert not dispatch.in_two_terms(4096, 4096, 128, 2)
+    holds(dispatch.in_two_terms, cells, "n_queries", "n_keys", "head_dim", dtype="fp32")
+    assert not dispatch.in_two_terms(call(n=4096, d=128))
     # Two fp16 numbers an element, of rows up to a multiple of 128, and an exponent a block.
     assert dispatch.terms_shape(300, 80) == dispatch.terms_shape(300, 75) == (384 + 1, 160)
     assert dispatch.terms_shape(1024, 80) == (1024 + 1, 160)
@@ -108,25 +147,28 @@ def test_two_terms_are_smaller_and_want_heads_beyond_64_and_256_tokens():
 def test_one_sweep_where_programs_fill_the_gpu_or_rows_are_long():
     cells = {(1024, 1): True, (1023, 1): False, (1023, 32): False, (1023, 33): True,
              (512, 66): True, (512, 65): False, (128, 264): True, (127, 1000): False}  # fmt: skip
-    assert {cell: dispatch.in_one_sweep(*cell, 64, 2) for cell in cells} == cells
-    sizes = [d for d in range(1, 200) if dispatch.in_one_sweep(2048, 1, d, 2)]
-    assert sizes == list(range(40, 129, 8)) and not dispatch.in_one_sweep(2048, 1, 64, 4)
+    holds(dispatch.in_one_sweep, cells, "n_keys", "heads")
+    sizes = {d: d in range(40, 129, 8) for d in range(1, 200)}
+    holds(dispatch.in_one_sweep, sizes, "head_dim", n=2048)
+    assert not dispatch.in_one_sweep(call("fp32", n=2048))
+    assert (dispatch.GROUPED_PROGRAMS, dispatch.ORDERED_PROGRAMS) == (128, 264)
 
 
-def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle():
-    most = {(16, False): 128, (32, False): 128, (36, True): 64, (64, False): 64, (68, True): 64,
-            (128, False): 32}  # fmt: skip
-    for (head_dim, causal), n in most.items():
-        cells = {(256, 1): True, (255, 1): False, (128 * n, 1): True, (128 * n + 1, 1): False,
-                 (256, n // 2): True, (256, n // 2 + 1): False}  # fmt: skip
-        assert {cell: dispatch.in_chunks(*cell, head_dim, causal, 2) for cell in cells} == cells
+@pytest.mark.parametrize("head_dim, causal, most", [
+    (16, False, 128), (32, False, 128), (36, True, 64), (64, False, 64), (68, True, 64),
+    (128, False, 32),
+])  # fmt: skip
+def test_chunks_where_programs_of_128_keys_leave_a_gpu_idle(head_dim, causal, most):
+    cells = {(256, 1): True, (255, 1): False, (128 * most, 1): True, (128 * most + 1, 1): False,
+             (256, most // 2): True, (256, most // 2 + 1): False}  # fmt: skip
+    holds(dispatch.in_chunks, cells, "n_keys", "heads", d=head_dim, causal=causal)
 
 
 def test_chunks_in_fp32_where_rows_are_long_too():
     cells = {(255, 1): False, (256, 64): True, (256, 65): False, (4095, 4): True, (4095, 5): False,
              (4096, 5): True, (65536, 1): True}  # fmt: skip
-    assert {cell: dispatch.in_chunks(*cell, 64, False, 4) for cell in cells} == cells
-    assert not dispatch.in_chunks(2048, 1, 65, True, 4)
+    holds(dispatch.in_chunks, cells, "n_keys", "heads", dtype="fp32", causal=False)
+    assert not dispatch.in_chunks(call("fp32", heads=1, n=2048, d=65))
 
 
 def test_long_causal_rows_are_cut_where_their_programs_fill_the_gpu_once():
@@ -134,8 +176,7 @@ def test_long_causal_rows_are_cut_where_their_programs_fill_the_gpu_once():
            (64, 4096, 2): True, (64, 4096, 3): False, (128, 4096, 4): True, (128, 4096, 5): False,
            (128, 2048, 4): True, (128, 2048, 5): False, (32, 16384, 1): True, (32, 8192, 3): False,
            (32, 32768, 1): True, (16, 32769, 1): False}  # fmt: skip
-    found = {(d, n, heads): dispatch.in_chunks(n, heads, d, True, 2) for d, n, heads in cut}
-    assert found == cut
+    holds(dispatch.in_chunks, cut, "head_dim", "n_keys", "heads")
 
 
 def test_few_tokens_are_one_launch_where_each_program_has_a_multiprocessor():
@@ -144,41 +185,41 @@ def test_few_tokens_are_one_launch_where_each_program_has_a_multiprocessor():
            (128, 128, 33, 64): True, (128, 128, 34, 64): False, (1, 1, 66, 65): True,
            (256, 256, 4, 128): True, (256, 256, 5, 128): False,
            (257, 1, 1, 128): False}  # fmt: skip
-    assert {cell: dispatch.in_one_launch(*cell, 2) for cell in one} == one
-    assert not dispatch.in_one_launch(128, 128, 1, 64, 4)
+    holds(dispatch.in_one_launch, one, "n_queries", "n_keys", "heads", "head_dim")
+    assert not dispatch.in_one_launch(call("fp32", heads=1, n=128))
 
 
-tokens = st.integers(0, 2**17)
+tokens, heads = st.integers(0, 2**17), st.integers(0, 64)
+dtypes = st.sampled_from(["bf16", "fp32"])
 
 
-@given(
-    tokens, tokens, st.integers(0, 64), st.booleans(), st.sampled_from([2, 4]), st.integers(0, 160)
-)
-def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, n_heads, causal, width, multiprocessors):
-    shape = n_queries, n_keys, n_heads, causal
-    keys = dispatch.keys_per_chunk(*shape, width, multiprocessors)
+@given(tokens, tokens, heads, st.booleans(), dtypes, st.integers(0, 160))
+def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, heads, causal, dtype, many):
+    one = Call(dtype, 1, heads, heads, n_queries, n_keys, 64, causal, many)
+    keys = dispatch.keys_per_chunk(one)
     assert keys % 128 == 0
     if keys:
-        assert 2 <= dispatch.n_chunks_of(keys, n_queries, n_keys, causal) <= dispatch.CHUNKS_MAX
-        assert -(-n_queries // 64) * n_heads <= 2 * multiprocessors
+        assert 2 <= dispatch.n_chunks_of(keys, one) <= dispatch.CHUNKS_MAX
+        assert -(-n_queries // 64) * heads <= 2 * many
 
 
-def test_chunks_where_one_head_leaves_the_gpu_idle():
-    def rows(heads, causal):
-        lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
-        return [n for n in lengths if dispatch.keys_per_chunk(n, n, heads, causal, 2)]
-
-    assert rows(1, True) == [512, 1024, 2048, 4096, 8192, 16384]
-    assert rows(1, False) == [512, 1024, 2048, 4096]
-    keys = [dispatch.keys_per_chunk(n, n, 1, True, 2) for n in rows(1, True)]
-    assert keys == [128, 128, 256, 512, 2048, 4096]
-    assert rows(16, True) == rows(16, False) == []
+@pytest.mark.parametrize("heads, causal, rows", [
+    (1, True, {512: 128, 1024: 128, 2048: 256, 4096: 512, 8192: 2048, 16384: 4096}),
+    (1, False, {512: 128, 1024: 128, 2048: 256, 4096: 512}),
+    (16, True, {}), (16, False, {}),
+])  # fmt: skip
+def test_chunks_where_one_head_leaves_the_gpu_idle(heads, causal, rows):
+    """By length, the keys of a chunk."""
+    lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+    found = {n: dispatch.keys_per_chunk(call(heads=heads, n=n, causal=causal)) for n in lengths}
+    assert {n: keys for n, keys in found.items() if keys} == rows
 
 
 def test_no_training_step_has_chunks():
     """Hence the count of a step's tensors knows none."""
     for shape in SIZES.values():
         for n in range(64, 2**14 + 1, 64):
-            for batch, width in ((1, 2), (1, 4), (4, 2), (4, 4)):
-                heads = batch * shape.num_heads
-                assert not dispatch.keys_per_chunk(n, n, heads, True, width), (shape, n, width)
+            for dtype in ("bf16", "fp32"):
+                one = call(dtype, shape.num_heads, n)
+                assert not dispatch.keys_per_chunk(one), (shape, n, dtype)
+                assert not dispatch.keys_per_chunk(one._replace(batch=4)), (shape, n, dtype)

@@ -11,13 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_compare import errors, filled_with_nan, in_float64, laid_out, random_inputs
-from attention_standins import run, stand_in
+from attention_standins import call, run, stand_in
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from a2lib.attention import dispatch, forms, hopper_backward, hopper_forward, launches
 
-BACKWARD = ("do", "q", "k", "v", "o", "lse", "dq", "dk", "dv")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 
 
@@ -29,30 +28,11 @@ def tensor(length=1024, heads=2, d=64, dtype=torch.bfloat16):
 def problem(q, k=None, v=None, do=None, causal=True, **options):
     """A backward over these; ``options`` are of its ``dispatch.Call``."""
     k, v, do = (x if y is None else y for x, y in zip((q, q, q), (k, v, do), strict=True))
-    made = (torch.empty_like(x) for x in (q, k, v))
-    inputs = (do, q, k, v, torch.empty_like(q), torch.zeros(q.shape[:-1]))
-    return pass_of((*inputs, *made), causal, **options)
-
-
-def pass_of(tensors, causal, **options):
-    tensors = dict(zip(BACKWARD, tensors, strict=True))
+    tensors = {"do": do, "q": q, "k": k, "v": v, "o": torch.empty_like(q)}
+    tensors |= {"lse": torch.zeros(q.shape[:-1])}
+    tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
     call = launches.call_of(tensors, causal)._replace(**options)
     return forms.Pass(tensors, call, 1 / math.sqrt(call.head_dim))
-
-
-def launch_steps(p, sweep):
-    """Run what was made of a pass; ``sweep(step, tensors)`` stands for the kernel for Hopper."""
-    for step in p.steps:
-        tensors = [p.tensors[name] for name in step.tensors]
-        if step.forms:
-            sweep(step, tensors)
-        else:
-            kernel = launches.kernel_of(step.kernel)
-            launches._compile_and_run(kernel, step.n_programs, tensors, *step[3:6])
-
-
-def one_pass_of(step, tensors):
-    one_pass(*tensors, *step.numbers[:2], *(step.constants[name] for name in ONE_PASS))
 
 
 # What stands before and after the one-pass kernel.
@@ -68,70 +48,41 @@ def permuted(x):
     return tiles[..., row, column].reshape(tiles.shape).transpose(-3, -2).reshape(x.shape)
 
 
-ONE_PASS = "CAUSAL", "CHUNKS", "ORDERED"
-
-
-def one_pass(q, do, k, v, sums, rows, dk, dv, turns, scale, scale2, causal, chunks, ordered):
-    """``hopper_backward.backward_kernel`` in PyTorch."""
-    heads, n = q.shape[:2], q.shape[2]
+def one_pass(step, tensors):
+    """Run ``hopper_backward.backward_kernel`` in PyTorch."""
+    q, do, k, v, sums, rows, dk, dv, turns = tensors
+    scale, scale2 = step.numbers[:2]
+    heads, n, d = q.shape[:2], q.shape[2], q.shape[3]
     group = heads[1] // k.shape[1]
+    assert (rows[:, 0, n:] == math.inf).all() and (rows[:, 1, n:] == 0).all()
     q32, do32 = q.float(), do.float()
     k32, v32 = (x.float().repeat_interleave(group, 1) for x in (k, v))
     lse, delta = (rows[:, i, :n].reshape(*heads, n, 1) for i in (0, 1))
     p = torch.exp2(q32 @ k32.mT * scale2 - lse)
-    p = p.tril() if causal else p
+    p = p.tril() if step.constants["CAUSAL"] else p
     ds = p * (do32 @ v32.mT - delta)
-    dq, d = (ds @ k32).flatten(0, 1), q.shape[3]
+    dq = (ds @ k32).flatten(0, 1)
     if d > 64:  # whole tiles: what is past the last query or column is nobody's
         dq = permuted(F.pad(dq, (0, 128 - d, 0, sums.shape[1] - n), value=math.nan))
-    if ordered:
-        assert (turns == 0).all()
+    if step.constants["ORDERED"]:
+        assert (turns == 0).all() and sums.isnan().all()
         sums.zero_()  # the first tile's part is stored
     sums += dq
     found = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q32 * scale, p.mT @ do32))
     for x, new in zip((dk, dv), found, strict=True):
-        x.copy_(x + new if chunks else new)
+        x.copy_(x + new if step.constants["CHUNKS"] else new)
 
 
 @pytest.mark.parametrize(
     "n, d, causal",
     [(1, 64, True), (127, 40, False), (128, 64, True), (200, 80, False), (200, 128, True)],
 )
-@pytest.mark.parametrize("heads, fixed_order", [(3, False), (1, False), (3, True)])
-def test_prepare_and_finish_around_one_pass(monkeypatch, n, d, causal, heads, fixed_order):
+@pytest.mark.parametrize(
+    "heads, how", [(3, "one sweep"), (1, "one sweep"), (3, "in order"), (1, "chunks")]
+)
+def test_sums_around_the_kernel(monkeypatch, n, d, causal, heads, how):
+    """Every sum is set to zero before, and written after; new memory is full of NaN."""
     inputs = random_inputs((1, 3, n, d), (1, heads, n + 1, d), torch.float16)
-    q, k, v, do = (laid_out(x, "transposed") for x in inputs)
-    truth = in_float64(q, k, v, do, causal)
-    o, lse = truth["o"].half(), compare.log_sum_exp(q, k, causal).float()
-    made = torch.full_like(q, math.nan), torch.full_like(k, math.nan), torch.full_like(v, math.nan)
-    p = pass_of((do, q, k, v, o, lse, *made), causal, fixed_order=fixed_order)
-    monkeypatch.setattr(dispatch, "hopper_backward_stays", lambda *_: False)
-    p._backward_one_sweep()
-    for x in p.own.values():
-        x.fill_(math.nan if x.dtype.is_floating_point else -1)
-    seen = {}
-
-    def sweep(step, tensors):
-        seen.update({name: x.clone() for name, x in p.own.items()}, programs=step.n_programs)
-        one_pass_of(step, tensors)
-
-    launch_steps(p, sweep)
-    rows = seen["rows"].view(1, 3, 2, -1)
-    torch.testing.assert_close(rows[:, :, 0, :n], lse / math.log(2))
-    torch.testing.assert_close(rows[:, :, 1, :n], (do.float() * o.float()).sum(-1))
-    assert rows.shape[-1] % 128 == 0 and (rows[:, :, 0, n:] == math.inf).all()
-    assert (rows[:, :, 1, n:] == 0).all()
-    assert (seen["sums"].isnan() if fixed_order else seen["sums"] == 0).all()
-    assert seen["programs"] == heads * -(-(n + 1) // 128)
-    results = dict(zip(("o", "dq", "dk", "dv"), (o, *made), strict=True))
-    for name, error in errors(results, truth).items():
-        assert error < 1e-2, (name, error)
-
-
-@pytest.mark.parametrize("n, d, causal", [(1, 64, True), (130, 40, False), (200, 80, True)])
-def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
-    """Grouped keys too; every sum is set to zero before, and written after."""
-    inputs = random_inputs((1, 4, n, d), (1, 2, n + 1, d), torch.float16)
     q, k, v, do = (laid_out(x, "transposed") for x in inputs)
     truth, programs = in_float64(q, k, v, do, causal), []
     o, lse = truth["o"].half(), compare.log_sum_exp(q, k, causal).float()
@@ -141,26 +92,31 @@ def test_sums_around_the_kernel_in_chunks(monkeypatch, n, d, causal):
         for step in steps:
             if step.forms:
                 programs.append(step.n_programs)
-                one_pass_of(step, [tensors[name] for name in step.tensors])
+                one_pass(step, [tensors[name] for name in step.tensors])
             else:
                 real([step], tensors, struck)
         return [None]
 
+    form = "hopper_chunks" if how == "chunks" else "one_sweep"
     monkeypatch.setattr(launches, "_launch_steps", launch_all)
-    monkeypatch.setattr(dispatch, "chunk_queries_of", lambda call: 128)
-    monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: False)
-    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    monkeypatch.setattr(dispatch, "backward_form", lambda _: form)
+    monkeypatch.setattr(dispatch, "chunk_queries_of", lambda _: 128)
+    monkeypatch.setattr(dispatch, "hopper_backward_stays", lambda _: False)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: how == "in order")
     with filled_with_nan():
         made = launches.backward(do, q, k, v, o, lse, causal, None, (True, True, True))
-    tiles = -(-n // 128)
-    assert programs == [4 * (1 + tiles if n > 128 and causal else tiles * -(-(n + 1) // 128))]
+    tiles, chunks = -(-(n + 1) // 128), -(-n // 128)
+    if how == "chunks":
+        seen = [min(tiles, chunk + 1) if causal else tiles for chunk in range(chunks)]
+        assert programs == [3 * sum(seen)]
+    else:
+        assert programs == [heads * tiles]
     results = dict(zip(("o", "dq", "dk", "dv"), (o, *made), strict=True))
     for name, error in errors(results, truth).items():
         assert error < 1e-2, (name, error)
 
 
-@pytest.mark.parametrize("n, heads, wanted", [(32768, 16, 4), (32768, 3, 3), (4096, 15, 10)])
+@pytest.mark.parametrize("n, heads, wanted", [(32768, 16, 4), (32768, 3, 3), (4096, 15, 8)])
 def test_some_heads_run_together_however_long(n, heads, wanted):
     p = problem(torch.empty(1, heads, n, 64, dtype=torch.bfloat16, device="meta"))
     p._backward_one_sweep()
@@ -187,32 +143,6 @@ def served(*given, **options):
 
 def test_not_on_a_cpu():
     assert served(tensor()) == (False, False)
-
-
-def test_heads_of_40_to_128_in_steps_of_8_and_of_16_bits(on_hopper):
-    for d, yes in {16: 0, 32: 0, 36: 0, 40: 1, 64: 1, 68: 0, 80: 1, 128: 1}.items():
-        assert served(tensor(d=d)) == (yes, yes), d
-    assert served(tensor(dtype=torch.float16)) == (True, True)
-    assert served(tensor(dtype=torch.float32)) == (False, False)
-    assert served(tensor(length=0)) == (False, False)
-    # Few programs of grouped keys and short rows are plain Triton's backward.
-    assert served(tensor(), tensor(heads=1), tensor(heads=1)) == (True, False)
-    grouped = tensor(4096, heads=2)
-    assert served(tensor(4096, heads=4), grouped, grouped) == (True, True)
-    assert served(tensor(length=256, heads=8)) == (True, False)
-
-
-def test_long_rows_of_few_heads_are_cut_in_eight(on_hopper):
-    def queries(*given, **options):
-        return dispatch.chunk_queries_of(problem(*given).call._replace(**options))
-
-    cut = {(64, 8191): 0, (64, 8192): 1024, (64, 16384): 2048, (80, 4095): 0, (128, 4096): 512,
-           (128, 8193): 1152, (128, 16384): 2048, (32, 16384): 0, (68, 8192): 0}  # fmt: skip
-    assert {(d, n): queries(tensor(n, 1, d)) for d, n in cut} == cut
-    assert queries(tensor(100, 1), tensor(8192, 1), tensor(8192, 1)) == 512
-    assert queries(tensor(4096, 2, 128), *[tensor(4096, 1, 128)] * 2) == 512
-    assert queries(tensor(8192, 1, dtype=torch.float32)) == 0
-    assert queries(tensor(8192, 1), hopper=False) == 0
 
 
 def test_not_what_the_copy_engine_cannot_address(on_hopper):
@@ -251,14 +181,14 @@ def test_blocks_and_layouts(d, BD):
 
 
 @given(
-    st.sampled_from(range(40, 129, 8)), st.integers(1, 2**17), st.integers(1, 2**10), st.booleans()
+    st.integers(1, 2**10), st.integers(1, 2**17), st.sampled_from(range(40, 129, 8)), st.booleans()
 )
-def test_only_forms_that_exist_and_are_compiled(d, n_queries, n_heads, causal):
-    consumers, stay = dispatch.hopper_forward(d, n_queries, n_heads, causal)
+def test_only_forms_that_exist_and_are_compiled(heads, n, d, causal):
+    one = call("bf16", heads, n, d, causal)
+    consumers, stay = dispatch.forward_consumers(one)
     assert consumers in ((0, 1, 3) if d <= 64 else (0, 1, 2))
-    pairs = stay and consumers < 3
-    pairs |= dispatch.hopper_backward_stays(d, -(-n_queries // 128), n_heads, causal)
-    assert not (causal and n_heads % 2 and pairs), "pairs are of two heads"
+    pairs = (stay and consumers < 3) or dispatch.hopper_backward_stays(one)
+    assert not (causal and heads % 2 and pairs), "pairs are of two heads"
 
 
 shapes, tokens = st.sampled_from([(64, 1), (64, 3), (128, 1), (128, 2)]), st.integers(1, 400)
@@ -272,7 +202,7 @@ def test_ragged_where_a_query_would_see_past_the_last_key(form, n_queries, n_key
     q, k = (torch.empty(1, 1, n, d, dtype=torch.bfloat16) for n in (n_queries, n_keys))
     p = problem(q, k, k, causal=causal, multiprocessors=132)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "hopper_forward", lambda *_: (consumers, False))
+        patch.setattr(dispatch, "forward_consumers", lambda _: (consumers, False))
         p._forward_hopper()
         p._backward_one_sweep()
     seen = [step.constants for step in p.steps if step.forms]
@@ -388,12 +318,6 @@ def test_a_kept_pass_describes_the_tensors_of_each_call(log):
     assert [x[:3] for x in forward[:4]] == [(x, shape, strides) for x in ("q", "k", "v", "o")]
     assert [x[0] for x in backward[:6]] == ["q", "o", "k", "v", "own", "own"]
     assert [x[0] for x in backward[6:8]] == ["dk", "dv"]
-
-
-@pytest.mark.parametrize("needs", [(True, True, False), (False, True, True)])
-def test_not_all_gradients_are_plain_tritons(log, needs):
-    run(*(tensor() for _ in range(3)), needs=needs)
-    assert {name for name, *_ in log[1:]} == {"backward_dq", "backward_dkdv"}
 
 
 @pytest.mark.parametrize("least", [1, 1000])

@@ -102,7 +102,8 @@ def _who_kernel(OUT, n_tiles, n_chunks, tiles_per_chunk):
 def test_every_tile_and_chunk_has_one_program_and_long_ones_come_first(
     n_queries, n_keys, keys, Bq, is_causal
 ):
-    n_tiles, n_chunks = -(-n_queries // Bq), n_chunks_of(keys, n_queries, n_keys, is_causal)
+    call = dispatch.Call("bf16", 1, 1, 1, n_queries, n_keys, 64, is_causal)
+    n_tiles, n_chunks = -(-n_queries // Bq), n_chunks_of(keys, call)
     per_chunk = keys // Bq if is_causal else 0
     n_programs = n_chunk_programs(n_tiles, n_chunks, per_chunk)
     out = torch.full((n_programs, 2), -1, dtype=torch.int32)

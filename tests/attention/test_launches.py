@@ -1,10 +1,13 @@
 """A pass that ran before launches the same kernels with the same arguments, worked out once."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from attention_standins import run, stand_in, watch_steps
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from refusals import refused
 
 from a2lib.attention import dispatch, forms, launches
@@ -20,84 +23,78 @@ def log(monkeypatch):
 
 @pytest.fixture
 def long_way(monkeypatch):
-    """How often a pass was worked out."""
-    calls = []
+    """The passes that were worked out."""
+    passes = []
     real = launches.Pass
-    monkeypatch.setattr(launches, "Pass", lambda *args: calls.append(args) or real(*args))
-    return calls
+    monkeypatch.setattr(launches, "Pass", lambda *args: passes.append(real(*args)) or passes[-1])
+    return passes
 
 
 def qkv(dtype=torch.bfloat16, length=40, heads=2, d=64):
     return [torch.zeros(3, length, heads, d, dtype=dtype).transpose(1, 2) for _ in range(3)]
 
 
-def roles(log, tensors):
-    """The log with each tensor or address replaced by its name here, or by the address."""
-    names = {x.data_ptr(): name for name, x in tensors.items() if x is not None}
-
-    def role(x):
-        x = x.data_ptr() if isinstance(x, torch.Tensor) else x
-        return names.get(x, x) if type(x) is int else x
-
-    return [(name, n, [role(a) for a in args]) for name, n, args in log]
+def choose(monkeypatch, form):
+    """Have the table choose this form of a pass."""
+    monkeypatch.setattr(dispatch, "in_one_launch", lambda _: form == "one_launch")
+    monkeypatch.setattr(dispatch, "in_chunks", lambda _: form == "query_chunks")
+    monkeypatch.setattr(dispatch, "keys_per_chunk", lambda _: 128 * (form == "key_chunks"))
 
 
-NEEDS = [(True, True, True), (False, True, False), (True, False, False), (False, True, True)]
+# Of each form dtype, tokens and head size.
+KEPT = {
+    "one_launch": (torch.bfloat16, 40, 64),
+    "two_sweeps": (torch.float32, 40, 128),
+    "two_terms": (torch.float32, 256, 128),
+    "query_chunks": (torch.bfloat16, 40, 64),
+    "key_chunks": (torch.bfloat16, 300, 64),
+}
+SOME = [(False, True, False), (True, False, False), (False, True, True)]
+CASES = [*((form, (True, True, True)) for form in KEPT), *(("two_terms", some) for some in SOME)]
+CASES += [("two_sweeps", some) for some in SOME]
 
 
-@pytest.mark.parametrize("needs", NEEDS)
-@pytest.mark.parametrize(
-    "dtype, d, length",
-    [(torch.bfloat16, 64, 40), (torch.float32, 128, 40), (torch.float32, 128, 256)],
-)
-def test_the_second_time_the_same_is_launched_at_once(log, long_way, needs, dtype, d, length):
-    seen = []
-    for _ in range(3):
-        named = run(*qkv(dtype, d=d, length=length), needs=needs)
-        seen.append((roles(log, named), [x if x is None else x.stride() for x in named.values()]))
+@pytest.mark.parametrize("block", [2**20, 0], ids=["a block", "apart"])
+@pytest.mark.parametrize("form, needs", CASES)
+def test_the_second_time_the_same_is_launched_on_new_tensors(
+    log, long_way, monkeypatch, form, needs, block
+):
+    """Also where what the kernels alone see is one block."""
+    choose(monkeypatch, form)
+    monkeypatch.setattr(launches, "BLOCK_BYTES", block)
+    dtype, length, d = KEPT[form]
+    inputs = qkv(dtype, length=length, d=d)
+    first = run(*inputs, needs=needs)
+    forward, backward = long_way
+    assert form in (dispatch.forward_form(forward.call), dispatch.backward_form(backward.call))
+    for _ in range(2):
         log.clear()
-    assert len(long_way) == 2, "the first forward and the first backward"
-    # Delta has no name here, nor have the terms of fp32: they lie anew each time. Where a gradient
-    # is not wanted, terms stand in its place too.
-    terms = dtype == torch.float32
-    anew = {"forward": 2 * terms, "backward": 1 + 5 * terms, "split": 2}
-    if length == 256:  # rows and sums of two terms; a gradient that is not wanted is one of these
-        anew |= {"prepare": 4, "backward": 4 + 4, "finish": 3 + needs.count(False)}
-    first, *others = [[(n, g, [str(a) for a in args]) for n, g, args in calls] for calls, _ in seen]
-    for calls, (_, strides) in zip(others, seen[1:], strict=True):
-        assert strides == seen[0][1]
-        for (name, n, args), (wanted, m, expected) in zip(calls, first, strict=True):
-            assert (name, n, len(args)) == (wanted, m, len(expected))
-            different = [(a, b) for a, b in zip(args, expected, strict=True) if a != b]
-            assert len(different) <= anew[name.partition("_")[0]], different
+        again = run(*inputs, needs=needs)
+        assert len(long_way) == 2, "nothing was worked out again"
+        assert list(map(about, again.values())) == list(map(about, first.values()))
+        n = len(forward.steps)
+        check_launches(log[:n], forward, again)
+        check_launches(log[n:], backward, again)
 
 
-def test_what_is_made_the_second_time_is_what_the_first_made():
-    def about(x):
-        return x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_inference()
+def check_launches(log, kept, tensors):
+    """They are the steps of a pass, on the tensors of this call and on own ones that lie apart."""
+    places, sizes = {}, {name: x.nbytes for name, x in kept.scratch.items()}
+    assert [call[:2] for call in log] == [(step.kernel, step.n_programs) for step in kept.steps]
+    for step, (_, _, args) in zip(kept.steps, log, strict=True):
+        assert args[len(step.tensors) :] == step.numbers
+        places |= dict(zip(step.tensors, args, strict=False))
+    for name, x in tensors.items():
+        if name in places:
+            assert places[name] == x.data_ptr(), name
+            sizes[name] = x.nbytes
+    found = sorted((places[name], size) for name, size in sizes.items())
+    assert all(at % 16 == 0 for at, _ in found)
+    assert all(at + size <= next for (at, size), (next, _) in itertools.pairwise(found))
 
-    with torch.inference_mode():
-        first, second = ([about(x) for x in run(*qkv(torch.float32)).values()] for _ in range(2))
-    assert first == second
 
-
-def test_a_backward_in_chunks_is_launched_at_once_too(log, long_way, monkeypatch):
-    monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: False)
-    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: True)
-    seen, own = [], []
-    for _ in range(3):
-        named = run(*qkv())
-        calls = roles(log[1:], named)
-        names = {q: f"own {i}" for i, q in enumerate(dict.fromkeys(calls[0][2][3:7]))}
-        own.append(len(names))
-        seen.append([(name, n, [names.get(a, a) for a in args]) for name, n, args in calls])
-        log.clear()
-    assert len(long_way) == 2 and own == [4] * 3, "rows and three sums, which lie anew each time"
-    assert [name for name, *_ in seen[0]] == ["prepare_chunks", "backward_chunks", "finish_chunks"]
-    for calls in seen[1:]:
-        for (name, n, args), (wanted, m, expected) in zip(calls, seen[0], strict=True):
-            # What was kept has the constants behind.
-            assert (name, n, args[: len(expected)]) == (wanted, m, expected)
+def about(x):
+    return x if x is None else (x.shape, x.stride(), x.dtype, x.requires_grad)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -112,6 +109,30 @@ def test_few_tokens_are_one_launch_in_any_order(log, monkeypatch, fixed, length,
     log.clear()
     run(q, k, v, needs=(True, False, True))
     assert [name for name, *_ in log[1:]] == ["backward_dq", "backward_dkdv"]
+
+
+sizes = st.tuples(st.integers(1, 3), st.integers(0, 9000), st.integers(0, 9000))
+flags = st.tuples(*[st.booleans()] * 4)
+
+
+@pytest.mark.triton
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # that keeps nothing
+@given(st.sampled_from(list(launches.DTYPES)), sizes, st.integers(1, 128), st.booleans(), flags)
+def test_every_call_has_launches(dtype, sizes, d, causal, flags):
+    """Whatever the GPU and PyTorch's settings: no kernel is without a tile."""
+    heads, n_queries, n_keys = sizes
+    q, k = (torch.empty(1, heads, n, d, dtype=dtype, device="meta") for n in (n_queries, n_keys))
+    tensors = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
+    tensors["lse"] = torch.empty(q.shape[:-1], device="meta")
+    names = "hopper", "fixed_order", "tf32", "every_gradient"
+    options = dict(zip(names, flags, strict=True)) | {"multiprocessors": 132}
+    call = launches.call_of(tensors, causal)._replace(**options)
+    for steps in (
+        forms.Pass(tensors, call, 1.0).forward(),
+        forms.Pass(tensors, call, 1.0).backward(),
+    ):
+        assert all(step.kernel in dispatch.KERNELS and step.n_programs > 0 for step in steps)
+        assert steps or not n_queries
 
 
 @pytest.fixture
@@ -153,31 +174,13 @@ def test_kernels_of_short_chunks_are_launched_early(launched, dtype, length, is_
     assert options == [False, early, early]
 
 
-def test_parts_of_chunks_are_made_anew_for_each_call(log, long_way, monkeypatch):
-    monkeypatch.setattr(dispatch, "keys_per_chunk", lambda *_: 128)
-    seen = []
-    for _ in range(2):
-        q, k, v = qkv(length=300)
-        o, lse = launches.forward(q, k, v, True, None)
-        seen.append(roles(log, dict(q=q, k=k, v=v, o=o, lse=lse)))
-        log.clear()
-    assert len(long_way) == 1
-    (chunk, combine), again = seen
-    assert [chunk[0], combine[0]] == ["forward_chunk", "combine"]
-    assert combine[2][:2] == chunk[2][3:5], "the parts that the first has written"
-    for first, second in zip((chunk, combine), again, strict=True):
-        different = [i for i, x in enumerate(second[2]) if x != first[2][i]]
-        assert first[:2] == second[:2] and set(different) <= {0, 1, 3, 4}
-        assert again[1][2][:2] == again[0][2][3:5]
-
-
 def test_one_tensor_given_twice_does_not_bind_the_next_call(log):
     q, k, v = qkv()
     launches.forward(q, q, q, True, None)
     log.clear()
-    o, lse = launches.forward(q, k, v, True, None)
-    (call,) = roles(log, dict(q=q, k=k, v=v, o=o, lse=lse))
-    assert call[2][:5] == ["q", "k", "v", "o", "lse"]
+    results = launches.forward(q, k, v, True, None)
+    ((_, _, args),) = log
+    assert args[:5] == tuple(x.data_ptr() for x in (q, k, v, *results))
 
 
 def test_what_differs_is_worked_out(long_way):
@@ -204,31 +207,6 @@ def test_whether_gradients_are_wanted_changes_nothing(long_way):
     for wanted in (False, True, True, False, True):
         launches.forward(q.detach().requires_grad_(wanted), k, v, True, None)
     assert len(long_way) == 1
-
-
-@pytest.mark.parametrize("block", [2**20, 0])
-def test_what_a_kept_pass_writes_to_lies_apart(log, monkeypatch, block):
-    """Also where what the kernels alone see is one block."""
-    monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: False)
-    monkeypatch.setattr(dispatch, "in_chunks", lambda *_: True)
-    monkeypatch.setattr(launches, "BLOCK_BYTES", block)
-    steps, bytes_of, make = [], {}, forms.Pass._make
-    watch_steps(monkeypatch, steps)
-    monkeypatch.setattr(forms.Pass, "_make", lambda p, **x: bytes_of.update(x) or make(p, **x))
-    inputs = qkv()
-    first = run(*inputs)
-    log.clear()
-    again = run(*inputs)
-    assert [name for name, *_ in log] == [step.kernel for step in steps]
-    places = {}
-    for step, (_, _, args) in zip(steps[1:], log[1:], strict=True):
-        places |= dict(zip(step.tensors, args, strict=False))
-    assert [places[name] for name in ("q", "k", "v")] == [x.data_ptr() for x in inputs]
-    assert places["dq"] == again["dq"].data_ptr() != first["dq"].data_ptr()
-    made = bytes_of | {name: again[name] for name in ("q", "k", "v", "o", "lse", "dq", "dk", "dv")}
-    found = sorted((places[name], x.nbytes) for name, x in made.items())
-    assert len(found) == 12 and all(at % 16 == 0 for at, _ in found)
-    assert all(at + n <= later for (at, n), (later, _) in zip(found, found[1:], strict=False))
 
 
 def test_tf32_is_part_of_the_form(long_way, monkeypatch):

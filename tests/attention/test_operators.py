@@ -1,64 +1,213 @@
-"""Who looks at a call sees the operator, and what cannot be right is refused in one clear line."""
+"""Who looks at a call sees the operator, and what cannot be right is refused in one clear line.
 
-import attention_watchers as watchers
+On a GPU where there is one, and else in Triton's interpreter.
+"""
+
+import functools
+import warnings
+
 import pytest
 import torch
-from attention_watchers import ATTENTIONS, BACKWARD, FORWARD, both, forward, inputs, ours
+import torch.distributed as dist
 from refusals import refused
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from a2lib.attention import UnsupportedError, attention_reference, flash_attention, launches
+from a2lib.attention import (
+    FlashAttentionTriton,
+    UnsupportedError,
+    attention_reference,
+    flash_attention,
+    launches,
+)
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
-each = pytest.mark.parametrize("attention", ATTENTIONS)
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+
+FORWARD = torch.ops.a2lib.flash_forward.default
+BACKWARD = torch.ops.a2lib.flash_backward.default
+
+
+def ours(q, k, v):
+    return flash_attention(q, k, v, is_causal=True)
+
+
+def handout(q, k, v):
+    return FlashAttentionTriton.apply(q, k, v, True)
+
+
+def operator(q, k, v):
+    return FORWARD(q, k, v, True, None)[0]
+
+
+each = pytest.mark.parametrize("attention", [ours, handout])
+
+
+@pytest.fixture(autouse=True)
+def the_context_is_whole():
+    """An illegal access shows at the next synchronisation, in another test."""
+    yield
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+def inputs():
+    """q, k and v as a model's projections lie."""
+    x = torch.randn(3, 2, 40, 4, 16, device=DEVICE).half()
+    return x.transpose(2, 3).unbind(0)
+
+
+def forward(attention):
+    return lambda q, k, v: (attention(q.detach(), k.detach(), v.detach()),)
+
+
+def both(attention):
+    def passes(q, k, v):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        o = attention(*leaves)
+        return o, *torch.autograd.grad(o.float().square().sum(), leaves)
+
+    return passes
+
+
+def assert_same(got, want):
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2)
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.seen.append(operator)
+        return operator(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
 
 
 @each
-def test_a_mode_sees_both_passes(attention):
-    qkv = inputs("cpu")
-    with watchers.Operators() as mode:
+def test_a_mode_sees_the_operators(attention):
+    qkv = inputs()
+    with Operators() as mode:
         got = both(attention)(*qkv)
     assert [x for x in mode.seen if x in (FORWARD, BACKWARD)] == [FORWARD, BACKWARD]
-    watchers.assert_same(got, both(attention)(*qkv))
-    with watchers.Functions() as functions:
+    assert_same(got, both(attention)(*qkv))
+    with Functions() as functions:
         forward(attention)(*qkv)
     assert FORWARD in functions.seen
 
 
-def test_nobody_looks_on_at_a_plain_call(monkeypatch):
-    monkeypatch.setattr(watchers.torch.ops.a2lib, "flash_forward", None)
-    monkeypatch.setattr(watchers.torch.ops.a2lib, "flash_backward", None)
-    for attention in ATTENTIONS:
-        both(attention)(*inputs("cpu"))
-        forward(attention)(*inputs("cpu"))
+@each
+def test_nobody_looks_on_at_a_plain_call(monkeypatch, attention):
+    monkeypatch.setattr(torch.ops.a2lib, "flash_forward", None)
+    monkeypatch.setattr(torch.ops.a2lib, "flash_backward", None)
+    both(attention)(*inputs())
+    forward(attention)(*inputs())
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @each
 def test_fake_tensors_reach_no_kernel_and_no_device(monkeypatch, attention, device):
     monkeypatch.setattr(launches, "forward", None)
+    monkeypatch.setattr(launches, "backward", None)
     with FakeTensorMode():
-        o = attention(*(torch.empty(2, 4, 40, 16, device=device) for _ in range(3)))
-    assert isinstance(o, FakeTensor) and o.device.type == device
-    assert o.stride() == (2560, 16, 64, 1)
+        shape = {"size": (2, 4, 40, 16), "dtype": torch.half, "device": device}
+        qkv = [torch.empty(**shape) for _ in range(3)]
+        # PyTorch differentiates nothing on a device that is not there.
+        results = both(attention)(*qkv) if device == DEVICE else [attention(*qkv)]
+    assert all(isinstance(x, FakeTensor) and x.device.type == device for x in results)
+    assert results[0].stride() == (2560, 16, 64, 1)
+
+
+# Tracers: each returns the operators of a graph, and the graph as a function.
+
+
+def by_make_fx(call, qkv, **options):
+    graph = make_fx(call, **options)(*qkv)
+    return [node.target for node in graph.graph.nodes], graph
+
+
+def by_export(call, qkv, strict):
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return call(q, k, v)
+
+    program = torch.export.export(Module(), tuple(qkv), strict=strict)
+    return [node.target for node in program.graph.nodes], program.module()
+
+
+def by_jit(call, qkv):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python's conditions; and that it is deprecated
+        traced = torch.jit.trace(call, tuple(qkv))
+    return [FORWARD] if "a2lib::flash_forward" in str(traced.graph) else [], traced
+
+
+def by_compile(call, qkv, **options):
+    seen = []
+
+    def backend(graph, example):
+        seen.extend(node.target for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend=backend, fullgraph=True, **options)
+    compiled(*qkv)
+    return seen, compiled
+
+
+def check_traced(tracer, call, wanted):
+    """The graph has the operators and is right for tensors that it was not made with, and so is a
+    call after it."""
+    operators, graph = tracer(call, inputs())
+    assert [x for x in operators if x in (FORWARD, BACKWARD)] == wanted
+    other = inputs()
+    got, after = graph(*other), call(*other)
+    assert_same(got, after)
+    assert_same([after[0].double()], [attention_reference(*(x.double() for x in other), True)])
 
 
 @each
-@pytest.mark.parametrize("tracer", watchers.OF_BOTH_PASSES.values(), ids=watchers.OF_BOTH_PASSES)
-def test_graphs_of_both_passes(tracer, attention):
-    watchers.check_traced(tracer, both(attention), "cpu", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_graphs_of_both_passes(mode, attention):
+    tracer = functools.partial(by_make_fx, tracing_mode=mode)
+    check_traced(tracer, both(attention), [FORWARD, BACKWARD])
 
 
-@pytest.mark.parametrize("tracer", watchers.OF_THE_FORWARD.values(), ids=watchers.OF_THE_FORWARD)
+OF_THE_FORWARD = {
+    "make_fx, before dispatch": functools.partial(by_make_fx, pre_dispatch=True),
+    "export": functools.partial(by_export, strict=False),
+    "export, strict": functools.partial(by_export, strict=True),
+    "jit": by_jit,
+    "compile": by_compile,
+    "compile, dynamic": functools.partial(by_compile, dynamic=True),
+}
+
+
+@pytest.mark.parametrize("tracer", OF_THE_FORWARD.values(), ids=OF_THE_FORWARD)
 def test_graphs_of_the_forward(tracer):
-    watchers.check_traced(tracer, forward(ours), "cpu", [FORWARD])
+    check_traced(tracer, forward(ours), [FORWARD])
 
 
 @each
 def test_flops_are_counted_as_pytorch_counts_its_own(attention):
-    q, k, v = (x.requires_grad_() for x in inputs("cpu"))
+    q, k, v = (x.requires_grad_() for x in inputs())
     matmul = 2 * 2 * 4 * 40 * 40 * 16
     with FlopCounterMode(display=False) as counter:
         o = attention(q, k, v)
@@ -74,26 +223,53 @@ def test_flops_are_counted_as_pytorch_counts_its_own(attention):
     assert counter.get_total_flops() == 2 * matmul
 
 
+class Marked(torch.Tensor):
+    """Knows of nothing."""
+
+
+class Closed(torch.Tensor):
+    """Has no memory, and refuses every operator."""
+
+    @staticmethod
+    def __new__(cls, x):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, device=x.device)
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        return NotImplemented
+
+
 @each
 def test_subclasses(attention):
-    qkv = inputs("cpu")
-    (want,) = forward(attention)(*qkv)
-    got = attention(*(x.as_subclass(watchers.Marked) for x in qkv))
-    assert type(got) is watchers.Marked and torch.equal(got.as_subclass(torch.Tensor), want)
-    closed = [watchers.Closed(x) for x in qkv]
+    qkv = inputs()
+    got = attention(*(x.as_subclass(Marked) for x in qkv))
+    assert type(got) is Marked
+    assert_same([got.as_subclass(torch.Tensor)], forward(attention)(*qkv))
+    closed = [Closed(x) for x in qkv]
     refused("which Closed does not know", attention, *closed, error=UnsupportedError)
     refused("does not know", attention, qkv[0], closed[1], qkv[2], error=UnsupportedError)
 
 
+@each
+def test_dtensors_are_refused_by_pytorch(attention):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh(DEVICE, (1,))
+        qkv = [DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs()]
+        words = "does not have a sharding strategy registered"
+        refused(words, attention, *qkv, error=NotImplementedError)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_vmap_and_functionalize_are_right():
-    q, k, v = inputs("cpu")
+    q, k, v = inputs()
     want = ours(q, k, v)
     for dims in ((0, 0, 0), (1, 1, 1)):
-        got = torch.func.vmap(ours, dims, dims[0])(q, k, v)
-        torch.testing.assert_close(got, want)
+        assert_same([torch.func.vmap(ours, dims, dims[0])(q, k, v)], [want])
     got = torch.func.vmap(ours, (0, None, None))(q, k[0], v[0])
-    torch.testing.assert_close(got, ours(q, k[:1].expand_as(q), v[:1].expand_as(q)))
-    torch.testing.assert_close(torch.func.functionalize(ours)(q, k, v), want)
+    assert_same([got], [ours(q, k[:1].expand_as(q), v[:1].expand_as(q))])
+    assert_same([torch.func.functionalize(ours)(q, k, v)], [want])
 
 
 @pytest.mark.parametrize("transform, words", [
@@ -105,7 +281,7 @@ def test_vmap_and_functionalize_are_right():
     (lambda f: lambda q: torch.func.vmap(torch.func.grad(f))(q[None]), "no gradient"),
 ])  # fmt: skip
 def test_derivatives_of_torch_func_are_refused(transform, words):
-    q, k, v = (x[0] for x in inputs("cpu"))
+    q, k, v = (x[0] for x in inputs())
 
     def loss(q):
         return flash_attention(q, k, v).float().sum()
@@ -113,40 +289,50 @@ def test_derivatives_of_torch_func_are_refused(transform, words):
     refused(words, transform(loss), q, error=UnsupportedError)
 
 
-def test_dtensors():
-    watchers.check_dtensors("cpu")
-
-
-@pytest.mark.parametrize("shape", [(40, 16), (3, 40, 16), (2, 3, 40, 16), (2, 1, 3, 40, 16)])
-@pytest.mark.parametrize(
-    "attention", [*ATTENTIONS, lambda q, k, v: FORWARD(q, k, v, True, None)[0]]
-)
+@pytest.mark.parametrize("shape", [(40, 16), (2, 3, 40, 16), (2, 1, 3, 40, 16)])
+@pytest.mark.parametrize("attention", [ours, handout, operator])
 def test_in_place(attention, shape):
-    watchers.check_in_place(attention, shape, "cpu")
+    """Right where nothing is differentiated, refused in PyTorch's one line where it is."""
+    q, k, v = torch.randn(3, *shape, device=DEVICE).half().unbind(0)
+    with torch.no_grad():
+        want = attention_reference(q, k, v, True) + 1
+        o = attention(q, k, v)
+        o += 1
+        assert_same([o], [want])
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    o = attention(*leaves)
+    assert not o._is_view(), "of which autograd says much, and nothing clear"
+    o += q
+    refused("modified by an inplace operation", o.sum().backward, error=RuntimeError)
+    o = attention(*leaves) + 0
+    o += q
+    o.sum().backward()
+    assert leaves[0].grad is not None
 
 
 def test_memory_with_another_sign_or_none():
-    q, k, v = inputs("cpu", 3)
-    turned = torch.complex(q.float(), q.float()).conj().imag
+    q, k, v = (x.float() for x in inputs())
+    turned = torch.complex(q, q).conj().imag
     assert turned.is_neg()
-    k, v = k.float(), v.float()
-    torch.testing.assert_close(ours(turned, k, v), ours(-q.float(), k, v))
-    sparse = q.float().to_sparse()
-    refused("runs dense tensors; got torch.sparse_coo", ours, sparse, k, v, error=UnsupportedError)
+    torch.testing.assert_close(ours(turned, k, v), ours(-q, k, v))
+    words = "runs dense tensors; got torch.sparse_coo"
+    refused(words, ours, q.to_sparse(), k, v, error=UnsupportedError)
 
 
 def test_a_profiler_changes_nothing():
-    qkv = inputs("cpu")
+    qkv = inputs()
     want = both(ours)(*qkv)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True):
         got = both(ours)(*qkv)
-    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    assert_same(got, want)
 
 
-def test_a_call_is_right_again_after_it_was_traced():
-    qkv = inputs("cpu")
-    for tracer in watchers.OF_BOTH_PASSES.values():
-        tracer(both(ours), qkv)
-        o, *_ = both(ours)(*qkv)
-        want = attention_reference(*(x.double() for x in qkv), True)
-        torch.testing.assert_close(o.double(), want, rtol=1e-2, atol=1e-2)
+@pytest.mark.gpu
+def test_a_profiler_sees_the_kernels():
+    qkv = inputs()
+    both(ours)(*qkv)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        both(ours)(*qkv)
+        torch.cuda.synchronize()
+    names = {event.key for event in profiler.key_averages()}
+    assert {"forward_kernel", "backward_kernel"} <= names

@@ -27,7 +27,7 @@ def always(monkeypatch):
     monkeypatch.setattr(dispatch, "in_one_launch", lambda *_: False)
     monkeypatch.setattr(dispatch, "in_chunks", lambda *_: False)
     monkeypatch.setattr(dispatch, "in_one_sweep", lambda *_: True)
-    monkeypatch.setattr(dispatch, "hopper_forward", lambda *_: (2, False))
+    monkeypatch.setattr(dispatch, "forward_consumers", lambda _: (2, False))
     monkeypatch.setattr(dispatch, "keys_per_chunk", lambda *_: 0)
     monkeypatch.setattr(launches, "_kept", {})
 
@@ -50,10 +50,13 @@ def in_turns(monkeypatch, draw, form):
     few = draw.choice([1, 2, 5])
     monkeypatch.setattr(launches, "n_multiprocessors", lambda _: few)
 
-    def stays(d, _, n_heads, causal):
-        return form[1] and not (causal and n_heads % 2)
+    def stays(call):
+        return form[1] and not (call.causal and call.n_kv_heads % 2)
 
-    monkeypatch.setattr(dispatch, "hopper_forward", lambda *shape: (form[0], stays(*shape)))
+    def consumers(call):
+        return form[0], form[1] and not (call.causal and call.n_heads % 2)
+
+    monkeypatch.setattr(dispatch, "forward_consumers", consumers)
     monkeypatch.setattr(dispatch, "hopper_backward_stays", stays)
     monkeypatch.setattr(launches, "_kept", {})
 

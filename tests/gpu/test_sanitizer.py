@@ -110,7 +110,7 @@ def attend_in_all_forms(head_dim, is_causal):
         if form == (3, True) and head_dim > 64:
             continue  # more shared memory than there is
         stays = form[1] and not (is_causal and head_dim > 64)
-        dispatch.hopper_forward = lambda *_, found=form: found
+        dispatch.forward_consumers = lambda _, found=form: found
         dispatch.hopper_backward_stays = lambda *_, found=stays: found
         attend(torch.bfloat16, 20, 501 + i, head_dim, is_causal)
     dispatch.in_chunks, dispatch.chunk_queries_of = lambda *_: True, lambda _: 128

@@ -4,17 +4,11 @@ import functools
 
 import pandas as pd
 import pytest
+from attention_standins import call
 from notebook_cells import load_cells
 
 from a2lib import lab
 from a2lib.attention import dispatch
-from a2lib.attention.dispatch import (
-    in_chunks,
-    in_one_launch,
-    in_one_sweep,
-    in_two_terms,
-    keys_per_chunk,
-)
 from a2lib.attention.ladder import RUNGS
 from a2lib.report import data
 from a2lib.report.page import pick
@@ -105,10 +99,11 @@ def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_no
     cells = invented()[["kind", "heads", "head_dim", "seq_len"]].drop_duplicates()
     assert len(cells) == len(ladder.SHAPES)
     for kind, heads, d, n in cells.itertuples(index=False):
+        one = call("bf16", heads, n, d)
         chosen = {
-            "key_chunks": keys_per_chunk(n, n, heads, True, 2) > 0,
-            "query_chunks": in_chunks(n, heads, d, True, 2),
-            "consumers": dispatch.hopper_forward(d, n, heads, True)[0] > 1,
+            "key_chunks": dispatch.keys_per_chunk(one) > 0,
+            "query_chunks": dispatch.in_chunks(one),
+            "consumers": dispatch.forward_consumers(one)[0] > 1,
             "heads_in_l2": heads > 1,
         }
         assert {rung for rung, on in chosen.items() if not on} == set(ladder.SAME[kind])
@@ -134,32 +129,6 @@ def test_a_rung_without_a_kernel_is_left_out_of_the_figure(invented):
     names = [tick.get_text() for tick in ax.get_yticklabels()]
     assert ladder.RUNGS["one_sweep"] not in names and ladder.RUNGS["key_chunks"] in names
     assert ladder.RUNGS["consumers"] not in names
-
-
-def test_the_chapters_list_of_backwards_has_the_librarys_limits():
-    """The fold "Which backward runs where" of book/flash.md."""
-    # Both sweeps in one launch: few heads of up to 128 tokens, or 256.
-    longest = {16: 256, 32: 256, 64: 128, 128: 256}
-    for head_dim, n in longest.items():
-        assert in_one_launch(n, n, 1, head_dim, 2) and not in_one_launch(
-            n + 1, n + 1, 1, head_dim, 2
-        )
-    # Few tiles of 128 keys: 64, 128 or 32 of them, from 256 tokens.
-    for head_dim, causal, few in ((64, True, 64), (32, True, 128), (128, False, 32)):
-        assert in_chunks(256, few // 2, head_dim, causal, 2)
-        assert not in_chunks(256, few // 2 + 1, head_dim, causal, 2)
-        assert not in_chunks(128, 1, head_dim, causal, 2)
-    # One sweep: from 1,024 tokens, or where tiles fill 132 SMs twice.
-    assert in_one_sweep(1024, 1, 64, 2) and not in_one_sweep(1023, 1, 64, 2)
-    assert in_one_sweep(128, 264, 64, 2) and not in_one_sweep(128, 263, 64, 2)
-    # fp32: from 256 tokens where tiles are few, from 4,096 always; heads above 64 from 256.
-    assert in_chunks(256, 64, 64, True, 4) and not in_chunks(256, 65, 64, True, 4)
-    assert in_chunks(4096, 1000, 64, True, 4)
-    assert in_two_terms(256, 256, 128, 4) and not in_two_terms(255, 255, 128, 4)
-
-
-def test_limits_of_grouped_queries_and_a_fixed_order():
-    assert (dispatch.GROUPED_PROGRAMS, dispatch.ORDERED_PROGRAMS) == (128, 264)
 
 
 @pytest.mark.parametrize("lanes", [flash_drawings.FORWARD_LANES, flash_drawings.BACKWARD_LANES])

@@ -99,6 +99,16 @@ def test_book_measures_into_build_data_and_builds_without_it(repository):
     assert done.stdout.splitlines()[-1] == f"The book: {index}"
 
 
+def test_one_page_is_built_alone_and_a_wrong_name_is_refused(repository):
+    make(repository, "page", "PAGE=index", env={"A2LIB_DATA": "/elsewhere"})
+    assert calls(repository) == [
+        "jupyter-book build book/index.md --config book/_config.yml -q data=unset in=/dev/null"
+    ]
+    done = make(repository, "page", "PAGE=indx", ends=2)
+    assert "no page book/indx.md" in done.stderr
+    assert calls(repository) == []
+
+
 def test_a_second_book_does_nothing_and_still_says_where_it_is(repository):
     first = make(repository, "book")
     second = make(repository, "book")

@@ -120,8 +120,8 @@ def backward_chunks_kernel(
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     LOOPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """What adds up to dQ / scale, dK / scale and dV in DQ, DK and DV: a program per (key tile,
-    chunk of queries, query head).
+    """Add up dQ / scale, dK / scale and dV in DQ, DK and DV: a program per (key tile, chunk of
+    queries, query head).
 
     DQ: (B H, Nq, d), DK, DV: (B H / GROUP, Nk, d), contiguous fp32 zeros; ROWS as
     ``prepare_kernel`` makes it. chunk is a multiple of Bq and of Bk. With two LOOPS tiles

@@ -1,11 +1,10 @@
-"""FlashAttention-2 with Triton kernels as a PyTorch function.
+"""Run FlashAttention-2 in Triton kernels, as a PyTorch function.
 
     o = flash_attention(q, k, v, is_causal=True)          # what a model calls
     o = FlashAttentionTriton.apply(q, k, v, True)         # the handout's interface
 
-Both run the kernels of ``a2lib.attention.kernels`` or, where they are faster, those of
-its neighbours (``a2lib.attention.dispatch`` says which), forward and backward, or raise
-``UnsupportedError`` saying why not: no other implementation ever answers in their name.
+``a2lib.attention.dispatch`` says which kernels run. Where none can, ``UnsupportedError`` says why:
+no other implementation ever answers in their name.
 """
 
 import functools
@@ -33,37 +32,40 @@ def flash_attention(
 
     Arguments:
 
-    - ``q`` is ``(..., n_queries, d)``, ``k`` and ``v`` are ``(..., n_keys, d)``. The dimension
-      before the tokens counts heads. q may have a whole multiple of the heads of k and v
-      (grouped-query attention). d is 1 to 128. Lengths and strides are free; a copy is made only
-      where d is not contiguous, or more than two leading dimensions cannot be merged in place.
-    - The dtype is one of bfloat16, float16 and float32, the same for all three, also under
-      autocast.
-    - With ``is_causal`` query i sees the keys j <= i. A query that sees no key gives zeros.
-    - ``scale`` is a number, by default ``1 / sqrt(d)``. It has no gradient.
+    - ``q``: ``(..., heads, n_queries, d)``; ``k`` and ``v``: ``(..., kv_heads, n_keys, d)``, all in
+      bfloat16, float16 or float32. heads is a multiple of kv_heads (grouped-query attention), and d
+      is 1 to 128. Two dimensions are one head.
+    - ``is_causal``: if true, query i sees the keys j <= i.
+    - ``scale``: a number, ``1 / sqrt(d)`` if None. It has no gradient.
 
-    Returns ``(..., n_queries, d)``. With four or more dimensions the result and each gradient lie
-    in memory as ``(..., n_queries, heads, d)``: ``o.transpose(1, 2).reshape(B, n_queries, heads *
-    d)`` copies nothing, and ``o.view`` over heads and queries has to be ``reshape``. With up to
-    three dimensions the result is contiguous.
+    Returns: ``(..., heads, n_queries, d)`` in q's dtype. A query that sees no key gives zeros.
 
-    Precision: sums are float32. float32 inputs are multiplied as float32, emulated by terms of 16
-    bits: three of bfloat16, or, with heads of more than 64 and from 256 tokens on, two of float16,
-    which lose one digit more where q, k, v and do are all positive. If PyTorch is set to TF32
-    (``torch.backends.cuda.matmul.fp32_precision``, or the older ``allow_tf32``), they are
-    multiplied in TF32. Each pass reads these settings: leave them alone between forward and
-    backward.
+    Raises:
 
-    Gradients cannot be differentiated again. Some are added up in no fixed order, so that their
-    last bits may differ between runs: dq on a Hopper GPU, and all three where heads and tokens are
-    few or in float32. Under ``torch.use_deterministic_algorithms(True)`` the order is fixed.
+    - TypeError or ValueError: arguments that are no tensors, or do not fit each other;
+    - UnsupportedError: inputs that the kernels cannot run;
+    - RuntimeError: a backward with ``create_graph=True``. There is no second derivative.
 
-    Under ``torch.compile`` (``fullgraph`` and dynamic shapes too) a call is one operator,
-    ``torch.ops.a2lib.flash_forward``, which a policy of selective checkpointing can name.
+    Precision:
 
-    Raises TypeError or ValueError for arguments that are no tensors or do not fit each other,
-    UnsupportedError where the kernels cannot run them, and RuntimeError in a backward with
-    ``create_graph=True``.
+    - Sums are in float32. Autocast changes nothing.
+    - float32 inputs are multiplied as in float32, by terms of 16 bits: three of bfloat16 or, with
+      heads of more than 64 and from 256 tokens on, two of float16. The latter lose a digit where q,
+      k, v and the gradient are all positive.
+    - float32 inputs are multiplied in TF32 if PyTorch is set to it
+      (``torch.backends.cuda.matmul.fp32_precision``). Each pass reads the setting.
+    - The last bits of gradients may differ between runs, because some are added up in no fixed
+      order. ``torch.use_deterministic_algorithms(True)`` fixes it.
+
+    Memory:
+
+    - Inputs may have any strides. One is copied only if its d is not contiguous, or if more than
+      two leading dimensions cannot be merged.
+    - With four or more dimensions, the result and the gradients lie in memory as ``(..., n_queries,
+      heads, d)``: ``o.transpose(1, 2).reshape(B, n_queries, heads * d)`` copies nothing.
+
+    Under ``torch.compile`` a call is one operator, ``torch.ops.a2lib.flash_forward``, which a
+    policy of selective checkpointing can name.
 
     Source: FlashAttention-2 (Dao, 2023).
     """
@@ -94,12 +96,14 @@ def flash_attention(
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """``FlashAttentionTriton.apply(q, k, v, is_causal=False)``, forward and backward in Triton.
+    """Run ``flash_attention`` by the handout's interface, ``apply(q, k, v, is_causal=False)``.
 
-    Shapes, dtypes, layout, errors and ``torch.compile`` as ``flash_attention`` with its default
-    scale; but compiled, q, k and v must be three tensors: torch 2.11 loses a gradient of one that
-    is given to a ``Function`` twice. Saves q, k, v, o and one tensor of shape ``q.shape[:-1]``: the
-    natural-log log-sum-exp of each score row, fp32.
+    Shapes, results and errors are those of ``flash_attention`` with its default scale. Under
+    ``torch.compile``, q, k and v must be three different tensors: torch 2.11 loses a gradient of
+    one that is given twice.
+
+    Saves q, k, v, o, and the natural-log log-sum-exp of each query's scores, ``q.shape[:-1]`` in
+    float32.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The launches of each form of a pass: kernels in order, their programs and arguments.
+"""Make the launches of each form of a pass: kernels in order, their programs and arguments.
 
     steps = Pass(tensors, call, scale).forward()      # or backward()
 
@@ -24,7 +24,7 @@ COMBINED = 1024  # elements of o that a program of combine_kernel makes
 
 
 class Form(NamedTuple):
-    """How a kernel of Gluon sees a tensor: as blocks that the copy engine moves.
+    """A tensor as a kernel of Gluon sees it: blocks that the copy engine moves.
 
     ``shape`` and ``strides`` in elements, the block's shape, and its layout in shared memory.
     """
@@ -57,13 +57,13 @@ class Pass:
     """The steps of one pass over ``tensors``, by name: q, k, v, o, lse and, backward, do, dq, dk,
     dv, of which a gradient that is not wanted is None.
 
-    They are (B, H, N, d), but lse, (..., N). ``own`` has what the steps need besides, made here.
+    They are (B, H, N, d), but lse, (..., N). ``scratch`` has what the kernels alone see, made here.
     Tiles of ``struck`` are passed over. ``scale`` is > 0.
     """
 
     def __init__(self, tensors: dict[str, Tensor | None], call: Call, scale: float, struck=()):
         self.tensors, self.call, self.scale, self.struck = tensors, call, scale, struck
-        self.own: dict[str, Tensor] = {}
+        self.scratch: dict[str, Tensor] = {}
         self.steps: list[Step] = []
         self.early = launches_early(tensors["q"].device)
 
@@ -98,10 +98,10 @@ class Pass:
         self._tiled("forward", ("q", "k", "v", "o"), ("lse",), self._sizes(), programs)
 
     def _forward_key_chunks(self):
-        """By way of ``parts`` and ``part_lse``, those of each chunk of keys."""
+        """Add the chunks of keys up from ``parts`` and ``part_lse``, a part each."""
         call, o = self.call, self.tensors["o"]
-        chunk_keys = dispatch.chunk_keys_of(call)
-        n_chunks = dispatch.n_chunks_of(chunk_keys, call.n_queries, call.n_keys, call.causal)
+        chunk_keys = dispatch.keys_per_chunk(call)
+        n_chunks = dispatch.n_chunks_of(chunk_keys, call)
         rows = n_chunks, call.n_heads, call.n_queries
         self._make(
             parts=o.new_empty(*rows, call.head_dim, dtype=torch.float32),
@@ -192,7 +192,7 @@ class Pass:
         programs = self._programs(call.n_keys, call.n_kv_heads, over_queries=False)
         of_keys = (call.kv_heads, call.n_kv_heads, call.group, call.n_queries, call.n_keys)
         wanted = {"backward_dkdv": (dk, dv)}
-        if not dispatch.has_tiles("backward_dkdv", call):
+        if dispatch.key_of("backward_dkdv", call) not in dispatch.TILES:
             wanted = {"backward_dk": (dk, False), "backward_dv": (False, dv)}
         for kernel, (needs_dk, needs_dv) in wanted.items():
             if needs_dk or needs_dv:
@@ -200,7 +200,7 @@ class Pass:
                 self._tiled(kernel, tensors, rows, (self.scale, *of_keys), programs, needs)
 
     def _backward_chunks(self):
-        """By way of ``rows`` and of sums in fp32."""
+        """Add all gradients up in fp32 sums; ``rows`` has two numbers of each query."""
         call, k = self.call, self.tensors["k"]
         form = dispatch.backward_form(call)
         on_hopper, wide = form == "hopper_chunks", form == "two_terms"
@@ -238,8 +238,7 @@ class Pass:
 
             def programs(tile):
                 chunk = dispatch.chunk_of(tile, call)
-                lengths = call.n_queries, call.n_keys
-                n = chunk_programs(tile, chunk, *lengths, call.causal) * call.n_heads
+                n = chunk_programs(tile, chunk, call) * call.n_heads
                 return n * (1 + wide), chunk
 
             loops = dispatch.chunk_loops(columns_of(call.head_dim), call.dtype)
@@ -257,8 +256,9 @@ class Pass:
         around("finish_chunks", call.n_queries, tensors, numbers, {})
 
     def _backward_one_sweep(self):
-        """By way of ``rows`` and ``sums``, both fp32, and in a fixed order of ``turns``: whose turn
-        it is to add to each 64 rows of dQ, and before them the programs begun."""
+        """Add dQ up in ``sums``; ``rows`` has two numbers of each query, both fp32. In a fixed
+        order ``turns`` says whose turn it is to add to each 64 rows of dQ, and before that how many
+        programs have begun."""
         call, BD = self.call, self._hopper_columns()
         rows, sums = self._rows_and_sums(BD == 128)
         self._make(rows=rows, sums=sums)
@@ -276,14 +276,13 @@ class Pass:
         self._add("finish", n_programs, ("sums", "dq"), numbers, constants, options)
 
     def _sweep(self, gradients, chunk=0):
-        """The kernel for Hopper: dQ is added up in the first of ``gradients``, dK times scale and
-        dV are stored in the others; with chunk, queries of a program, they are added up too."""
+        """Add the kernel for Hopper: dQ is added up in the first of ``gradients``, dK times scale
+        and dV are stored in the others; with chunk, queries of a program, they are added up too."""
         call, BD = self.call, self._hopper_columns()
         sums, *gradients = gradients
         n_heads = call.n_heads if chunk else call.n_kv_heads
         Bq, n_tiles = 128 if BD == 64 else 64, -(-call.n_keys // 128)
-        stay = not chunk and not call.fixed_order
-        stay = stay and dispatch.hopper_backward_stays(call.head_dim, n_tiles, n_heads, call.causal)
+        stay = not chunk and not call.fixed_order and dispatch.hopper_backward_stays(call)
         constants = {
             "d": call.head_dim,
             "BD": BD,
@@ -298,8 +297,7 @@ class Pass:
             "num_warps": 4,
         }
         if chunk:
-            tile, lengths = Tile(Bq, 128, 4, 2), (call.n_queries, call.n_keys)
-            n_tiles = chunk_programs(tile, chunk, *lengths, call.causal)
+            n_tiles = chunk_programs(Tile(Bq, 128, 4, 2), chunk, call)
         n_programs = n_tiles * n_heads
         if stay:
             n_programs = dispatch.staying(n_programs, call.multiprocessors, call.causal)
@@ -318,11 +316,11 @@ class Pass:
     # What they share.
 
     def _make(self, **tensors):
-        self.own |= tensors
+        self.scratch |= tensors
         self.tensors |= tensors
 
     def _rows_and_sums(self, permuted):
-        """``rows`` and ``sums`` as ``prepare_kernel`` has them."""
+        """Return ``rows`` and ``sums`` as ``prepare_kernel`` has them."""
         call, q = self.call, self.tensors["q"]
         padded = -(-call.n_queries // ROWS) * ROWS
         rows = q.new_empty(call.n_heads, 2, padded, dtype=torch.float32)
@@ -335,13 +333,16 @@ class Pass:
         return (self.scale, *heads, call.n_queries, call.n_keys)
 
     def _strides(self, *names):
-        return tuple(stride for name in names for stride in self.tensors[name].stride()[:3])
+        strides = []
+        for name in names:
+            strides += self.tensors[name].stride()[:3]
+        return tuple(strides)
 
     def _programs(self, length, n_heads, over_queries):
         return lambda tile: (-(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads,)
 
     def _split(self, *names):
-        """The terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""
+        """Make the terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""
         call = self.call
         x = self.tensors[names[0]]
         if precision_of(call) not in SPLIT_ROWS or not x.numel():
@@ -362,10 +363,10 @@ class Pass:
         self._add(kernel, n_programs, tensors, numbers, constants, options)
 
     def _tiled(self, kernel, tensors, rest, sizes, programs, needs=None, keys=0):
-        """A kernel with the best tile for ``keys`` that is not struck; ``programs(tile)`` are how
-        many there are, and what more they are to know."""
+        """Add a kernel with the best tile for ``keys`` that is not struck; ``programs(tile)``
+        returns how many there are, and what more they are to know."""
         call = self.call
-        tensors = [f"{name}_terms" if f"{name}_terms" in self.own else name for name in tensors]
+        tensors = [self._terms_of(name) for name in tensors]
         key = dispatch.key_of(kernel, call)
         tiles = dispatch.tiles_of(kernel, call, lambda tile: programs(tile)[0], keys)
         tile = next((tile for tile in tiles if (key, tile) not in self.struck), None)
@@ -392,8 +393,11 @@ class Pass:
         names = (*tensors, *rest)
         self._add(kernel, n_programs, names, numbers, constants, options, tile=(key, tile))
 
+    def _terms_of(self, name):
+        return f"{name}_terms" if f"{name}_terms" in self.scratch else name
+
     def _add_hopper(self, kernel, n_programs, blocks, rest, sizes, constants, options):
-        """A kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine
+        """Add a kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine
         moves or, for a tensor of three dimensions, its shape."""
         BD = self._hopper_columns()
         forms = tuple(form_of(self.tensors[name], block, BD) for name, block in blocks.items())
@@ -424,8 +428,10 @@ def form_of(x: Tensor, block, BD: int) -> Form:
         layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
     else:
         layout = gl.NVMMASharedLayout.get_default_for(list(block), dtypes[x.dtype])
-    # The stride of a dimension of one is arbitrary, and TMA wants multiples of 16 bytes.
-    strides = (s if n > 1 else BD for n, s in zip(x.shape[:-1], x.stride(), strict=False))
+    strides = list(x.stride()[:-1])
+    for axis, n in enumerate(x.shape[:-1]):
+        if n <= 1:  # any stride is right, and TMA wants multiples of 16 bytes
+            strides[axis] = BD
     return Form(tuple(x.shape), (*strides, 1), list(block), layout)
 
 

@@ -129,7 +129,7 @@ def _load_backward(
 
 @gluon.jit
 def _turn_of(TURNS, bh, m, Nq):
-    """Where the number of tiles stands that have added to the 64 rows of dQ from m on."""
+    """Return where the number of tiles that have added to the 64 rows of dQ from m on stands."""
     return TURNS + 1 + bh * ((Nq + 127) // 128 * 2) + m // 64
 
 

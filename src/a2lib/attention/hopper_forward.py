@@ -34,7 +34,7 @@ store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_globa
 
 @gluon.jit
 def n_turns(n_tiles, n_heads, CAUSAL: gl.constexpr, STAY: gl.constexpr):
-    """How many of n_heads * n_tiles tiles this program does: one, or with STAY its share."""
+    """Return how many of n_heads * n_tiles tiles this program does: one, or with STAY its share."""
     turns = 1
     if STAY:
         together: gl.constexpr = 2 if CAUSAL else 1
@@ -88,8 +88,8 @@ def barriers(n: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def _there_and_back(turn):
-    """Which tile is this program's in a round of all programs. Every other round runs backwards:
-    as tiles get shorter, no program always has the longest of a round."""
+    """Return this program's tile in a round of all programs. Every other round runs backwards: as
+    tiles get shorter, no program always has the longest of a round."""
     n_programs = gl.num_programs(0)
     at = gl.program_id(0)
     at += turn % 2 * (n_programs - 1 - 2 * at)

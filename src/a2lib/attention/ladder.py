@@ -1,4 +1,4 @@
-"""Our attention with its techniques taken away one by one, from the library down to a tutorial's.
+"""Take the techniques of our attention away one by one, from the library down to a tutorial's.
 
     with Rung("two_loops", "cuda"):
         o = flash_attention(q, k, v, is_causal=True)
@@ -32,10 +32,10 @@ HOPPER = ("one_consumer", "consumers", "one_sweep", "heads_in_l2")
 
 
 class Rung:
-    """The library as high as one of ``RUNGS``, within ``with rung``.
+    """Put the library on one of ``RUNGS``, within ``with rung``.
 
-    For the whole process, whose threads are all on the rung. Raises UnsupportedError where the GPU
-    has no such kernels.
+    All threads of the process are then on the rung. Raises UnsupportedError where the GPU has no
+    such kernels.
     """
 
     def __init__(self, name: str, device: str) -> None:

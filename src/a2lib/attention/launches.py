@@ -1,4 +1,4 @@
-"""The two passes on tensors that are there, and launches that are kept.
+"""Run the two passes on tensors that are there, and keep what was launched.
 
 Which kernels a pass launches, on how many programs, with which numbers, follows from the shapes,
 strides, dtypes and devices of its tensors and a few switches. To work that out, and Triton's own
@@ -101,8 +101,8 @@ def _interpreted() -> bool:
 
 
 def _settings(q: Tensor) -> tuple[bool, bool] | None:
-    """PyTorch's settings by which fp32 is multiplied, TF32 and a fixed order of additions; both
-    passes read them. None for other dtypes."""
+    """Return PyTorch's settings by which fp32 is multiplied, TF32 and a fixed order of additions;
+    both passes read them. None for other dtypes."""
     # Asked before the inputs are checked.
     if getattr(q, "dtype", None) is torch.float32:
         return _allow_tf32(), torch.are_deterministic_algorithms_enabled()
@@ -138,14 +138,16 @@ class _Launch(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A pass that ran. ``results`` and ``own`` are shapes, strides and dtypes of what it makes,
-    with None for what is not wanted; where ``own``, which the kernels alone see, is small it is one
-    block of so many bytes, in which it lies at ``offsets``. ``gpu`` is the index of the device, of
-    ``several`` or alone."""
+    """A pass that ran.
+
+    ``results`` and ``scratch``, which the kernels alone see, are shapes, strides and dtypes of what
+    it makes, with None for what is not wanted. Small scratch is one ``block`` of so many bytes, in
+    which it lies at ``offsets``. ``gpu`` is the index of the device, of ``several`` or alone.
+    """
 
     launches: tuple[_Launch, ...]
     results: tuple[tuple | None, ...]
-    own: tuple[tuple, ...]
+    scratch: tuple[tuple, ...]
     block: int
     offsets: tuple[int, ...]
     gpu: int | None
@@ -162,7 +164,7 @@ _struck: dict[torch.device, set] = {}
 
 
 def _key_of(switches: tuple, inputs: Sequence[Tensor]) -> tuple | None:
-    """All that a pass over ``inputs`` depends on but their contents; None for what has no
+    """Return all that a pass over ``inputs`` depends on but their contents; None for what has no
     strides."""
     try:
         for x in inputs:
@@ -178,7 +180,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     kept = _kept.get(key)
     if kept is None:
         return None
-    launches, results, own, block, offsets, gpu, several = kept
+    launches, results, scratch, block, offsets, gpu, several = kept
     addresses = [x.data_ptr() for x in inputs]
     for address in addresses:
         if address & 15:
@@ -190,15 +192,15 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     filled = [form and new(form[0], form[1], dtype=form[2]) for form in results]
     for x in filled:
         addresses.append(0 if x is None else x.data_ptr())
-    # What lies in `scratch` is held until the last launch.
+    # Scratch is held until the last launch.
     if block:
-        scratch = new((block,), (1,), dtype=torch.uint8)
-        at = scratch.data_ptr()
+        held = new((block,), (1,), dtype=torch.uint8)
+        at = held.data_ptr()
         for offset in offsets:
             addresses.append(at + offset)
-    elif own:
-        scratch = [new(form[0], form[1], dtype=form[2]) for form in own]
-        for x in scratch:
+    elif scratch:
+        held = [new(form[0], form[1], dtype=form[2]) for form in scratch]
+        for x in held:
             addresses.append(x.data_ptr())
     stream = None if gpu is None else _stream_of()(gpu)
     hooks = _hooks()
@@ -217,7 +219,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
 
 @functools.cache
 def _stream_of():
-    """The function that says a GPU's current stream, for launches that would ask one by one."""
+    """Return the function that says a GPU's current stream; launches would ask one by one."""
     from triton.runtime import driver
 
     return driver.active.get_current_stream
@@ -238,10 +240,10 @@ def _is_set(hook) -> bool:
 
 def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None) -> None:
     """Fill ``results`` the long way, and keep what was launched."""
-    tensors = {
-        name: x if x is None or name == "lse" else as_batched_heads(x)
-        for name, x in (inputs | results).items()
-    }
+    tensors = inputs | results
+    for name, x in tensors.items():
+        if x is not None and name != "lse":
+            tensors[name] = as_batched_heads(x)
     device = tensors["q"].device
     call = call_of(tensors, is_causal)
     scale = 1 / math.sqrt(call.head_dim) if scale is None else scale
@@ -256,11 +258,11 @@ def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None)
         return
     if any(tensors[name].data_ptr() != x.data_ptr() for name, x in inputs.items()):
         return  # the kernels were given copies
-    names = [*inputs, *results, *pass_.own]
+    names = [*inputs, *results, *pass_.scratch]
     launches = _bound(names, steps, launched)
     if len(_kept) >= CAPACITY:
         _kept.clear()
-    _kept[key] = _kept_pass(launches, list(results.values()), list(pass_.own.values()), device)
+    _kept[key] = _kept_pass(launches, results.values(), list(pass_.scratch.values()), device)
 
 
 def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call:
@@ -288,8 +290,8 @@ def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call
 
 
 def _launch_steps(steps: list[Step], tensors, struck: set) -> list[tuple | None] | None:
-    """Each step's compiled kernel and its constants, None where it has none; None of all where a
-    tile does not fit the GPU, which is struck."""
+    """Launch each step and return its compiled kernel and constants, None where it has none; None
+    of all where a tile does not fit the GPU, which is struck."""
     from triton.runtime.errors import OutOfResources
 
     launched = []
@@ -307,8 +309,8 @@ def _launch_steps(steps: list[Step], tensors, struck: set) -> list[tuple | None]
 
 
 def _compile_and_run(kernel, n_programs, tensors, numbers, constants, options, forms=()):
-    """Launch by Triton's own way, which compiles; return the compiled kernel, and ``constants`` in
-    its order. None in the interpreter, and for tensors that are not aligned."""
+    """Launch by Triton's own way, which compiles, and return the compiled kernel and ``constants``
+    in its order; None in the interpreter, and for tensors that are not aligned."""
     arguments = (*described(tensors, forms), *numbers)
     compiled = kernel[(n_programs,)](*arguments, **constants, **options)
     if not hasattr(compiled, "packed_metadata"):  # the interpreter returns nothing
@@ -335,15 +337,15 @@ def _bound(names: list[str], steps: list[Step], launched: list[tuple]) -> tuple[
     return tuple(launches)
 
 
-def _kept_pass(launches, results, own, device) -> _Kept:
+def _kept_pass(launches, results, scratch, device) -> _Kept:
     ends = [0]
-    for x in own:  # as far apart as the allocator has them
+    for x in scratch:  # as far apart as the allocator has them
         ends.append(ends[-1] + -(-x.numel() * x.element_size() // 512) * 512)
-    in_block = len(own) > 1 and ends[-1] <= BLOCK_BYTES
+    in_block = len(scratch) > 1 and ends[-1] <= BLOCK_BYTES
     return _Kept(
         launches,
         results=tuple(x if x is None else _form(x) for x in results),
-        own=tuple(_form(x) for x in own),
+        scratch=tuple(_form(x) for x in scratch),
         block=ends[-1] if in_block else 0,
         offsets=tuple(ends[:-1]) if in_block else (),
         gpu=device.index if device.type == "cuda" else None,
@@ -378,7 +380,7 @@ class _Address(int):
 
 
 def _descriptor_of(form):
-    """The function that makes an address a descriptor of this form. What a form says is of the
+    """Return a function that makes an address a descriptor of this form. What a form says is of the
     class: to set it at each call took the host longer than a launch."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -395,7 +397,7 @@ def _descriptor_of(form):
 
 
 def described(tensors, forms):
-    """``tensors``, the first of them as descriptors of ``forms``."""
+    """Return ``tensors``, the first of them as descriptors of ``forms``."""
     if not forms:
         return tensors
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor

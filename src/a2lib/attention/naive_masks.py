@@ -19,7 +19,7 @@ EVERY = tl.constexpr(False)
 
 @triton.jit
 def _keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
-    """In place of ``visible_keys``: none is seen whole."""
+    """Stand in for ``visible_keys``: no key is seen whole."""
     whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL and not EVERY)
     return 0, stop
 
@@ -31,7 +31,7 @@ def _queries(
     MASK: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """In place of ``_dkdv_tiles``: it masks; with EVERY the loop over the diagonal begins at the
+    """Stand in for ``_dkdv_tiles``: it masks; with EVERY the loop over the diagonal begins at the
     first query."""
     if EVERY and MASK:
         start = start * 0

@@ -1,4 +1,4 @@
-"""What the kernels of plain Triton multiply: operands, and how rows become such.
+"""Make and multiply the operands of the kernels of plain Triton.
 
 An operand is a tuple of tiles whose sum it is. One tile, but for fp32 as ``PRECISION`` bf16x6 has
 it: three terms of bf16, high, middle and low, of which six products are as exact as fp32's. They
@@ -28,23 +28,23 @@ def dot(a, b, PRECISION: tl.constexpr, TURNED: tl.constexpr = False, acc=None):
     makes them and ``load`` reads them."""
     if PRECISION == "bf16x6":
         # The smallest first. Where an operand is infinite its terms give NaN but in the last.
-        product = _one_dot(a[1], b[1], TURNED, PRECISION, None)
-        product = _one_dot(a[2], b[0], TURNED, PRECISION, product)
-        product = _one_dot(a[0], b[2], TURNED, PRECISION, product)
-        product = _one_dot(a[1], b[0], TURNED, PRECISION, product)
-        product = _one_dot(a[0], b[1], TURNED, PRECISION, product)
+        product = one_dot(a[1], b[1], TURNED, PRECISION, None)
+        product = one_dot(a[2], b[0], TURNED, PRECISION, product)
+        product = one_dot(a[0], b[2], TURNED, PRECISION, product)
+        product = one_dot(a[1], b[0], TURNED, PRECISION, product)
+        product = one_dot(a[0], b[1], TURNED, PRECISION, product)
         product = tl.where(product == product, product, 0.0)
-        product = _one_dot(a[0], b[0], TURNED, PRECISION, product)
+        product = one_dot(a[0], b[0], TURNED, PRECISION, product)
         # Apart from the sum so far, to which the tensor cores would add with less than fp32.
         if acc is not None:
             product += acc
     else:
-        product = _one_dot(a[0], b[0], TURNED, PRECISION, acc)
+        product = one_dot(a[0], b[0], TURNED, PRECISION, acc)
     return product
 
 
 @triton.jit
-def _one_dot(a, b, TURNED: tl.constexpr, PRECISION: tl.constexpr, acc):
+def one_dot(a, b, TURNED: tl.constexpr, PRECISION: tl.constexpr, acc):
     if TURNED:
         b = tl.trans(b)
     if INTERPRETED:

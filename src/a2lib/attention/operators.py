@@ -1,20 +1,19 @@
-"""The two passes as operators that PyTorch's tools see: ``torch.ops.a2lib``.
+"""Define the two passes as operators that PyTorch's tools see: ``torch.ops.a2lib``.
 
     flash_forward(q, k, v, is_causal, scale) -> (o, lse)
     flash_backward(do, q, k, v, o, lse, is_causal, scale, needs) -> (dq, dk, dv)
 
 A call goes through them wherever somebody looks on (``is_watched``): torch.compile, export,
 make_fx, jit.trace, transforms of ``torch.func``, FakeTensorMode and other modes, subclasses of
-Tensor. They have a fake implementation, a gradient, a count of FLOPs and a rule for DTensors.
-Elsewhere the launches are called at once, since an operator with a gradient costs the host about
-twice what an ``autograd.Function`` does. Traced instead, the kernels would be launched with the
-strides that tensors had when they were traced, where Inductor lays them out anew; torch 2.11 does
-not understand what they write, either, and computes wrong gradients without a word.
+Tensor. They have a fake implementation, a gradient and a count of FLOPs. Elsewhere the launches are
+called at once, since an operator with a gradient costs the host about twice what an
+``autograd.Function`` does. Traced instead, the kernels would be launched with the strides that
+tensors had when they were traced, where Inductor lays them out anew; torch 2.11 does not understand
+what they write, either, and computes wrong gradients without a word.
 
 One body serves every device: on the CPU it runs in Triton's interpreter, or says why it cannot.
 """
 
-import functools
 import math
 
 import torch
@@ -47,7 +46,7 @@ def _forward(q, k, v, is_causal, scale):
     return launches.forward(q, k, v, is_causal, _positive(scale))
 
 
-# A fake implementation looks at no device: DTensor asks it with tensors of the CPU.
+# A fake implementation looks at no device: a fake tensor may be of a GPU that is not there.
 @torch.library.register_fake(FORWARD)
 def _forward_fake(q, k, v, is_causal, scale):
     check_inputs(q, k, v)
@@ -107,16 +106,13 @@ def flash_backward(do, q, k, v, o, lse, is_causal, scale, needs):
 def _called(operator, tensors, *rest):
     if torch.compiler.is_compiling():
         return operator(*tensors, *rest)
-    kinds = {type(x) for x in tensors}
-    if any(kind.__name__ == "DTensor" for kind in kinds):
-        _know_dtensors()
     try:
         return operator(*tensors, *rest)
     except TypeError as error:
         if "__torch_dispatch__" not in str(error):
             raise
         # Of several lines.
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        names = ", ".join(sorted({type(x).__name__ for x in tensors}))
         raise UnsupportedError(
             f"flash_attention is the operator {operator}, which {names} does not know"
         ) from None
@@ -216,27 +212,3 @@ _REAL = {torch._C.DispatchKeySet(device).raw_repr() for device in _DEVICES}
 _QUICK = _Quick(_forward), _Quick(_backward)
 torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=_QUICK[0])
 torch.library.register_autograd(BACKWARD, _refuse, lib=_QUICK[1])
-
-
-@functools.cache
-def _know_dtensors() -> None:
-    """Have DTensors sharded by batch or by heads where all of q, k and v are; else they are
-    gathered. Heads only where the devices divide those of keys: a rank's heads of queries are then
-    those that share its heads of keys."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.experimental import register_sharding
-
-    def shardings(q, k, n_outputs, n_tensors, n_rest):
-        rules = [([Replicate()] * n_outputs, [Replicate()] * n_tensors + [None] * n_rest)]
-        for dim in range(len(q.shape) - 2):
-            if all(k.shape[dim] % n == 0 for n in q.mesh.shape):
-                rules.append(([Shard(dim)] * n_outputs, [Shard(dim)] * n_tensors + [None] * n_rest))
-        return rules
-
-    @register_sharding(torch.ops.a2lib.flash_forward.default)
-    def _(q, k, v, is_causal, scale):
-        return shardings(q, k, 2, 3, 2)
-
-    @register_sharding(torch.ops.a2lib.flash_backward.default)
-    def _(do, q, k, v, o, lse, is_causal, scale, needs):
-        return shardings(q, k, 3, 6, 3)

@@ -1,4 +1,4 @@
-"""Attention written down as its definition: the N x N matrix and all."""
+"""Compute attention by its definition, with the N x N matrix and all."""
 
 import math
 
@@ -13,14 +13,17 @@ def attention_reference(
 ) -> Tensor:
     """Compute ``softmax(scale * q @ k.T) @ v`` by its definition, with all scores in memory.
 
-    q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)``. The last leading dimension counts
-    heads; q may have a whole multiple of the heads of k and v (grouped-query attention). With
-    ``is_causal`` query i sees the keys j <= i, aligned at the first query whatever the lengths.
-    ``scale``, a number, defaults to ``1 / sqrt(d)``. Returns ``(..., n_queries, d)`` in q's dtype.
-    Autocast runs both products in its own dtype, which the result then has, and the softmax in
-    fp32. Differentiable any number of times.
+    Arguments:
 
-    Raises TypeError or ValueError for arguments that are no tensors or do not fit each other.
+    - ``q``: ``(..., heads, n_queries, d)``; ``k`` and ``v``: ``(..., kv_heads, n_keys, d)``, in one
+      floating dtype. heads is a multiple of kv_heads (grouped-query attention).
+    - ``is_causal``: if true, query i sees the keys j <= i.
+    - ``scale``: a number, ``1 / sqrt(d)`` if None.
+
+    Returns: ``(..., heads, n_queries, d)`` in q's dtype; under autocast in autocast's, as both
+    products are. It can be differentiated any number of times.
+
+    Raises TypeError or ValueError for arguments that are no tensors, or do not fit each other.
     """
     group = check_inputs(q, k, v)
     if group > 1:

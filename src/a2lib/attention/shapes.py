@@ -1,4 +1,4 @@
-"""What every attention here asks of its arguments, and the layouts the kernels read and write."""
+"""Check the arguments of every attention here, and lay out what the kernels read and write."""
 
 import math
 import numbers
@@ -16,7 +16,7 @@ SCALE_MIN, SCALE_MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float3
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """Check q ``(..., H, Nq, d)`` against k, v ``(..., H_kv, Nk, d)``; returns ``H // H_kv``.
+    """Check q ``(..., H, Nq, d)`` against k, v ``(..., H_kv, Nk, d)``, and return ``H // H_kv``.
 
     Raises, in one line, TypeError where one is no tensor and ValueError where shapes, dtypes or
     devices do not fit each other.
@@ -53,7 +53,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
 
 
 def check_scale(scale) -> float:
-    """``scale`` as a float; raises TypeError or ValueError unless it is one finite float32 number.
+    """Return ``scale`` as a float. Raises TypeError or ValueError unless it is one finite float32.
 
     A tensor is refused: no gradient would reach it.
     """
@@ -69,14 +69,14 @@ def check_scale(scale) -> float:
 
 
 def check_is_causal(is_causal) -> bool:
-    """``is_causal`` as a bool; raises TypeError unless it is True or False, of Python or NumPy."""
+    """Return ``is_causal`` as a bool. Raises TypeError unless it is one, of Python or NumPy."""
     if not isinstance(is_causal, bool | np.bool_):
         raise TypeError(f"is_causal must be True or False; got {is_causal!r}")
     return bool(is_causal)
 
 
 def check_distinct(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Called by an ``autograd.Function`` while it is compiled; raises UnsupportedError.
+    """Raise UnsupportedError where an ``autograd.Function`` is compiled for one tensor given twice.
 
     torch 2.11 merges arguments of a Function that are one tensor, and loses a gradient in silence.
     """
@@ -94,7 +94,7 @@ NO_SECOND_DERIVATIVE = (
 
 
 def check_first_derivative(line: str = NO_SECOND_DERIVATIVE) -> None:
-    """Called by a backward pass that cannot itself be differentiated; raises RuntimeError.
+    """Raise RuntimeError in a backward pass that is to be differentiated itself.
 
     Gradients are computed with autograd on only where someone may differentiate them. Compiled
     backward passes are refused by PyTorch, or by the operator they call.
@@ -122,7 +122,7 @@ def as_batched_heads(x: Tensor) -> Tensor:
 
 
 def empty_output(x: Tensor) -> Tensor:
-    """An uninitialised tensor of x's shape and dtype, whose layout follows from the shape alone.
+    """Return an uninitialised tensor like x, whose layout follows from the shape alone.
 
     ``(..., H, N, d)`` lies in memory as ``(..., N, H, d)``, which is how a model merges heads and
     how its projections leave them; with up to three dimensions it is contiguous. Never x's strides:

@@ -10,7 +10,7 @@ is near fp16's largest. An element keeps fp32's digits down to 2**-28 of that, a
 import triton
 import triton.language as tl
 
-from a2lib.attention.operands import INTERPRETED, int64, load_rows, store_rows
+from a2lib.attention.operands import int64, load_rows, one_dot, store_rows
 
 SPLIT_ROWS = tl.constexpr(128)  # a multiple of every tile's sides
 # Weights up to 1, and those that rounding makes larger, and the unit they are split in.
@@ -18,25 +18,14 @@ WEIGHTS = tl.constexpr(2.0**12)
 
 
 @triton.jit
-def _one_dot(a, b, TURNED: tl.constexpr, acc):
-    if TURNED:
-        b = tl.trans(b)
-    if INTERPRETED:
-        product = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    else:
-        product = tl.dot(a, b, acc)
-    return product
-
-
-@triton.jit
 def dot(a, b, TURNED: tl.constexpr = False):
     """``a @ b``, or ``a @ b.T`` if TURNED, in fp32 and in the product of their units; a and b are
     both terms each."""
     # The smallest first. Where an operand is infinite its second term gives NaN.
-    low = _one_dot(a[0], b[1], TURNED, None)
-    low = _one_dot(a[1], b[0], TURNED, low)
+    low = one_dot(a[0], b[1], TURNED, "fp16x3", None)
+    low = one_dot(a[1], b[0], TURNED, "fp16x3", low)
     # Not onto a sum so far, to which the tensor cores would add with less than fp32.
-    return _one_dot(a[0], b[0], TURNED, tl.where(low == low, low * 2**-11, 0.0))
+    return one_dot(a[0], b[0], TURNED, "fp16x3", tl.where(low == low, low * 2**-11, 0.0))
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""FlashAttention-2 tile by tile in plain PyTorch: the algorithm, readable, on any device.
+"""Run FlashAttention-2 tile by tile in plain PyTorch: the algorithm, readable, on any device.
 
 The loops are those of algorithms 1 and 2 of Dao, "FlashAttention-2" (2023), in the same order as
 the Triton kernels run them. It is slow (a handful of launches a tile) and small in memory.
@@ -25,7 +25,7 @@ def _tiles(n: int):
 
 
 def _scores(q: Tensor, k: Tensor, rows: slice, cols: slice, scale: float, is_causal: bool):
-    """Scaled, masked scores of one tile, in the accumulation dtype."""
+    """Return the scaled, masked scores of one tile, in the accumulation dtype."""
     s = _accumulate(q[..., rows, :]) @ _accumulate(k[..., cols, :]).transpose(-1, -2) * scale
     if is_causal and cols.stop - 1 > rows.start:
         i = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
@@ -39,12 +39,12 @@ def _accumulate(x: Tensor) -> Tensor:
 
 
 def _visible(rows: slice, n_keys: int, is_causal: bool):
-    """The key tiles that any query of these rows sees."""
+    """Return the key tiles that any query of these rows sees."""
     return _tiles(min(rows.stop, n_keys) if is_causal else n_keys)
 
 
 def _outside_autocast(function):
-    """Autocast would run the fp32 products of the tiles in 16 bits."""
+    """Keep autocast from running the fp32 products of the tiles in 16 bits."""
 
     @functools.wraps(function)
     def run(ctx, x, *args):
@@ -59,15 +59,25 @@ def _outside_autocast(function):
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):
-    """``FlashAttentionPyTorch.apply(q, k, v, is_causal=False)``: FlashAttention-2 without Triton.
+    """Run FlashAttention-2 in PyTorch: ``apply(q, k, v, is_causal=False)``.
 
-    q: ``(..., n_queries, d)``; k, v: ``(..., n_keys, d)`` with the same leading dimensions, but
-    that the last (heads) may be a whole fraction of q's. Any floating dtype; sums are kept in
-    fp32 (float64 for float64), also under autocast, which changes nothing here. Saves q, k, v, o
-    and one tensor of shape ``q.shape[:-1]``: the natural-log log-sum-exp of each score row.
+    Arguments:
 
-    Raises TypeError or ValueError for arguments that are no tensors or do not fit each other;
-    RuntimeError where backward is called with ``create_graph=True``.
+    - ``q``: ``(..., heads, n_queries, d)``; ``k`` and ``v``: ``(..., kv_heads, n_keys, d)``, in one
+      floating dtype. heads is a multiple of kv_heads (grouped-query attention).
+    - ``is_causal``: if true, query i sees the keys j <= i.
+
+    Returns: ``(..., heads, n_queries, d)`` in q's dtype. Sums are in float32 (float64 for float64),
+    also under autocast.
+
+    Saves q, k, v, o, and the natural-log log-sum-exp of each query's scores, ``q.shape[:-1]``.
+
+    Raises:
+
+    - TypeError or ValueError: arguments that are no tensors, or do not fit each other;
+    - RuntimeError: a backward with ``create_graph=True``.
+
+    Source: FlashAttention-2 (Dao, 2023), algorithms 1 and 2.
     """
 
     @staticmethod

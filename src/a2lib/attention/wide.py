@@ -35,9 +35,9 @@ def backward_wide_kernel(
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """As ``chunks.backward_chunks_kernel``, but with two programs per (key tile, chunk of queries,
-    query head), one for dK and dQ and one for dV, and Q, K, V and DO as ``split_wide_kernel``
-    leaves them."""
+    """Do as ``chunks.backward_chunks_kernel`` does, with two programs per (key tile, chunk of
+    queries, query head), one for dK and dQ and one for dV, and Q, K, V and DO as
+    ``split_wide_kernel`` leaves them."""
     scale = float32(scale)
     item = tl.program_id(0) // n_heads_total
     bh = tl.program_id(0) % n_heads_total

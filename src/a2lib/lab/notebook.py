@@ -73,11 +73,15 @@ class Run:
 
 
 def start(notebook: str, namespace: Mapping[str, object]) -> Run:
-    """Return the run of `notebook` (a name in notebooks/) whose globals are `namespace`, and print
-    what it runs on.
+    """Return the run of a notebook, and print on what it runs.
 
-    Its parameters are the names in its cell tagged `parameters`; `time_limit_s` and `remeasure`,
-    which every notebook has, are read here. Raises ParameterError for a wrong value of these.
+    Arguments:
+
+    - `notebook` is a name in notebooks/, without its ending.
+    - `namespace` is `globals()` of the notebook. Its parameters are the names in the cell tagged
+      `parameters`; `time_limit_s` and `remeasure`, which every notebook has, are read here.
+
+    Raises ParameterError for a wrong value of these two.
     """
     defaults = declared_parameters(notebook, namespace)
     limit_s = whole("time_limit_s", namespace.get("time_limit_s", 0), 0, YEAR_S)

@@ -18,6 +18,7 @@ from torch.compiler import is_compiling
 from a2lib.attention.reference import attention_reference
 from a2lib.attention.tiled import FlashAttentionPyTorch
 from a2lib.errors import UnsupportedError
+from a2lib.model.attention import causal_mask, compiled_flex
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -54,7 +55,7 @@ def sdpa(backend: str) -> Callable:
 def flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Run FlexAttention, compiled at the first call."""
     mask = causal_mask(q.shape[-2], k.shape[-2], q.device) if is_causal else None
-    return _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=is_grouped(q, k))
+    return compiled_flex()(q, k, v, block_mask=mask, enable_gqa=is_grouped(q, k))
 
 
 def flash_attention_4(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -82,28 +83,9 @@ def has_flash_attention_4() -> bool:
     )
 
 
-@functools.lru_cache(maxsize=1)
-def causal_mask(n_queries: int, n_keys: int, device: torch.device):
-    """Return FlexAttention's description of the causal mask; the last one is kept."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return create_block_mask(_sees, None, None, n_queries, n_keys, device)
-
-
 @functools.cache
 def _compiled_reference() -> Callable:
     return torch.compile(attention_reference, dynamic=False, fullgraph=True)
-
-
-@functools.cache
-def _compiled_flex() -> Callable:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
-
-
-def _sees(batch, head, query, key):
-    return query >= key
 
 
 @functools.cache

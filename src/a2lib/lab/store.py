@@ -57,12 +57,17 @@ _ALLOWED = {
 class Table(CsvFile):
     """The rows of one table measured on one device.
 
-    ``section`` is a name of ``sections.toml`` or a Section. A name that is not there needs ``key``,
-    its columns that say what was measured, and may have ``values``, those that came of it beside
-    ``ms``; both are words with spaces between. ``device`` is a slug as ``device_slug()`` returns it
-    (default: this machine's GPU, or "cpu"). ``data`` is the folder (default ``data_folder``).
+    Arguments:
 
-    Raises StoreError for an unknown name without key, or a registered one with another key.
+    - ``section`` is the name of a table, or a Section. The published tables are those of
+      ``sections.toml``. Another name makes a table of your own, and needs ``key``.
+    - ``device`` is a name as ``device_slug()`` returns it, such as "nvidia-h200" (default: this
+      machine's GPU, or "cpu").
+    - ``data`` is the folder of the rows (default: ``data_folder``).
+    - ``key`` has the columns that say what was measured, and ``values`` those of the results beside
+      ``ms``. Both are words with spaces between them.
+
+    Raises StoreError for an unknown name without ``key``, and for a published one with another key.
     """
 
     def __init__(

@@ -78,11 +78,21 @@ def sweep(
 ) -> int:
     """Measure the rows of `tasks` that are not stored; return how many the time limit has left.
 
-    `device` is "cuda" or "cpu", where `measure` works (default: the run's; ranks on "cuda" form an
-    NCCL group with a GPU each, on "cpu" a gloo group). The keys of a `whole` task are of one
-    measurement: they are never tried alone, and what fails is the row of all of them. With `fresh`
-    each task has a new process. A run that is to `remeasure` measures again what is stored, the
-    oldest first. A task that yields nothing for `silence_s` seconds is ended.
+    Arguments:
+
+    - `table` gets the rows.
+    - `tasks` is a list of tasks. A task is a list of keys, which are measured together in one call.
+    - `measure(keys)` is a generator that yields a dict for each row: the key and the values. It
+      runs in another process, so that running out of memory or hanging ends that process alone.
+    - `run` is what `start` has returned. If it is to `remeasure`, stored rows are measured again,
+      the oldest first.
+    - `ranks` is the number of processes that call `measure` together: an NCCL group with a GPU
+      each, or on the CPU a gloo group.
+    - `device` is "cuda" or "cpu", where `measure` works (default: the run's).
+    - `whole` says that the keys of a task are one measurement. If it fails, all of them get the
+      failure as their row. Otherwise each key is tried alone before its failure becomes a row.
+    - `fresh` starts a new process for each task.
+    - `silence_s` is the number of seconds after which a task that yields nothing is ended.
 
     Raises DeviceBusy where another process measures on the device, StoreError where a row cannot be
     stored, WorkerError where no process starts, Interrupted on a Ctrl-C. Rows that were yielded

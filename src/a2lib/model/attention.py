@@ -1,4 +1,4 @@
-"""Multi-head self-attention, with the attention itself by name and no other than the named one.
+"""Multi-head self-attention by a named implementation, and no other than that.
 
 name              what runs
 eager             ``attention_reference``: scores in full, the definition
@@ -45,26 +45,28 @@ def _sdpa(backend: SDPBackend) -> CausalAttention:
 def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if not q.is_cuda:
         raise UnsupportedError(f"flex needs a CUDA GPU for its backward, and q is on {q.device}")
-    mask = _causal_block_mask(q.shape[-2], q.device)
-    return _compiled_flex_attention()(q, k, v, block_mask=mask)
+    mask = causal_mask(q.shape[-2], k.shape[-2], q.device)
+    return compiled_flex()(q, k, v, block_mask=mask)
 
 
 @functools.cache
-def _compiled_flex_attention():
-    # Uncompiled it computes the scores in full, with a warning.
+def compiled_flex() -> Callable:
+    """Return FlexAttention compiled; uncompiled it computes the scores in full, with a warning."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-@functools.lru_cache(maxsize=8)
-def _causal_block_mask(length: int, device: torch.device):
+@functools.lru_cache(maxsize=1)
+def causal_mask(n_queries: int, n_keys: int, device: torch.device):
+    """Return FlexAttention's description of the causal mask; the last one is kept."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    def sees(b, h, query, key):
-        return query >= key
+    return create_block_mask(_sees, None, None, n_queries, n_keys, device)
 
-    return create_block_mask(sees, None, None, length, length, device=device)
+
+def _sees(batch, head, query, key):
+    return query >= key
 
 
 ATTENTIONS: dict[str, CausalAttention] = {
@@ -79,27 +81,31 @@ ATTENTIONS: dict[str, CausalAttention] = {
 
 
 def causal_attention(name: str) -> CausalAttention:
-    """Return the function ``attention(q, k, v) -> o`` of a name of ``ATTENTIONS``.
+    """Return the attention ``attention(q, k, v) -> o`` of a name of ``ATTENTIONS``.
 
-    Each tensor is ``(B, H, T, d)``. Raises ValueError for an unknown name. A call of the function
-    raises where the implementation cannot run its inputs: UnsupportedError from flash and flex,
-    RuntimeError from a backend of PyTorch.
+    q, k, v and o are ``(B, H, T, d)``. The attention itself raises where it cannot run its inputs:
+    UnsupportedError (flash, flex) or RuntimeError (a backend of PyTorch).
+
+    Raises ValueError for an unknown name.
     """
     check_name("attention", name, ATTENTIONS)
     return ATTENTIONS[name]
 
 
 class CausalMultiHeadSelfAttention(nn.Module):
-    """Attention of every token to itself and the tokens before it, in ``num_heads`` heads.
+    """Attend from every token to itself and those before it, in ``num_heads`` heads.
 
-    ``rope`` rotates queries and keys; with None they stay as they are. The blocks of a model share
-    one. ``attention`` is a name of ``ATTENTIONS``; the attribute of the same name is its function.
+    Arguments:
 
-    Under autocast the projections give 16-bit q, k and v. RoPE rotates q and k in float32 and
-    rounds them back, so that attention gets one dtype. CUDA's autocast runs softmax in float32, so
-    ``eager`` saves float32 probabilities and a 16-bit copy of them.
+    - ``d_model``: the width D; ``num_heads`` divides it.
+    - ``rope``: rotates queries and keys; the blocks of a model share one. None: no rotation.
+    - ``attention``: a name of ``ATTENTIONS``; the attribute of that name is its function.
 
-    Raises ValueError for heads that do not divide d_model and for a rope of another head size.
+    Under autocast q, k and v are in 16 bits. RoPE rotates in float32 and rounds back. On a GPU,
+    ``eager`` saves the probabilities twice, in float32 and in 16 bits, because autocast runs
+    softmax in float32.
+
+    Raises ValueError for heads that do not divide d_model, and for a rope of another head size.
     """
 
     def __init__(
@@ -132,15 +138,20 @@ class CausalMultiHeadSelfAttention(nn.Module):
         self.rope = rope
 
     def forward(self, x: Tensor, token_positions: Tensor | None = None) -> Tensor:
-        """x ``(B, T, d_model)`` to the same shape. token_positions, ``(T,)`` or ``(B, T)``, are for
-        RoPE alone: the mask goes by place in the sequence."""
-        q, k, v = (
-            projected.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)  # (B, H, T, d)
-            for projected in side_by_side(x, self.q_proj, self.k_proj, self.v_proj)
-        )
+        """Return ``(B, T, d_model)`` of x ``(B, T, d_model)``.
+
+        ``token_positions``, ``(T,)`` or ``(B, T)``, are for RoPE alone: the mask goes by place in
+        the sequence.
+        """
+        # No name holds the projections: rotated queries and keys take their memory's place.
+        q, k, v = map(self._by_head, side_by_side(x, self.q_proj, self.k_proj, self.v_proj))
         if self.rope is not None:
             if token_positions is not None and token_positions.dim() > 1:
                 token_positions = token_positions.unsqueeze(-2)  # (B, 1, T), one for all heads
             q, k = self.rope(q, token_positions), self.rope(k, token_positions)
         o = self.attention(q, k, v)
         return self.output_proj(o.transpose(-3, -2).flatten(-2))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Return ``(B, H, T, d)`` of x ``(B, T, d_model)``."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)

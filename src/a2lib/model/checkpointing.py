@@ -1,8 +1,8 @@
-"""Activation checkpointing: which activations of the blocks are saved for the backward.
+"""Activation checkpointing: choose which activations of the blocks are saved for the backward.
 
-A strategy is a function ``run(blocks, x) -> x`` that calls the blocks in order on ``x``; the plain
-one saves everything. ``strategy(text, num_layers)`` makes one from its name, with an argument after
-a colon where it takes one:
+A strategy is a function ``run(blocks, x) -> x`` that calls the blocks in order on ``x``.
+``strategy(text, num_layers)`` makes one from its name, with an argument after a colon where it
+takes one:
 
     none            save everything
     half            save the input of each block's attention and of each block's FFN, and recompute
@@ -16,15 +16,14 @@ a colon where it takes one:
                     (its seven linear layers), products (these and the two matmuls of eager
                     attention) or attention (its result, where it is one operation: not eager's)
 
-``a2lib.theory.memory.checkpointing`` has the memory and the work of each. All give the loss and the
-gradients of ``none`` to the bit if the operations themselves are deterministic, because the same
-operations run again on the same numbers. Recomputation stops as soon as it has what the backward
-lacks (PyTorch's early stop), so the last matmul of a segment is not repeated.
+- All have the loss and the gradients of ``none`` to the bit, if the operations are deterministic.
+- Recomputation stops once it has what the backward lacks (PyTorch's early stop): the last matmul of
+  a segment is not repeated.
+- Under autocast pass ``cache_enabled=False``: its cache of 16-bit weights outlives each segment.
+- ``a2lib.theory.memory.checkpointing`` has the memory and the work of each.
 
-Under autocast pass ``cache_enabled=False``: its cache of 16-bit weights otherwise outlives each
-segment. Another strategy is another entry of ``STRATEGIES``. Sources: Chen et al., "Training Deep
-Nets with Sublinear Memory Cost" (2016), for segments and recursion; PyTorch's
-``torch.utils.checkpoint`` for selection by operation.
+Sources: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for segments and
+recursion; PyTorch's ``torch.utils.checkpoint`` for selection by operation.
 """
 
 import functools
@@ -45,7 +44,7 @@ Run = Callable[[Sequence[nn.Module], Tensor], Tensor]
 
 
 def run_blocks(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Call each block in order on ``x``; the plain strategy, which saves everything."""
+    """Call each block in order on ``x``: the strategy that saves everything."""
     for block in blocks:
         x = block(x)
     return x
@@ -64,7 +63,7 @@ def _again(function: Callable, *arguments, **options):
 
 
 def _segments(k: int, run: Run = run_blocks) -> Run:
-    """``run`` on k blocks at a time, each time computed again."""
+    """Return the strategy that runs ``run`` on k blocks at a time and recomputes it."""
 
     def run_segments(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
         blocks = list(blocks)
@@ -117,10 +116,11 @@ def _selective(ops: str) -> Run:
 
 @functools.cache
 def keeping(names: tuple[str, ...]) -> tuple[Callable, Callable]:
-    """Return ``each`` for a block's call: save the input of either half, attention's result and the
-    results of the linear layers with these names, and recompute everything else.
+    """Return ``each`` for a block's call that saves the results of some linear layers.
 
-    ``names`` are of ``a2lib.activations.PRODUCTS``. Raises ValueError for another name.
+    Besides those, named as in ``a2lib.activations.PRODUCTS``, the input of either half and
+    attention's result are saved, and everything else is recomputed. Raises ValueError for another
+    name.
     """
     for name in names:
         check_name("kept", name, PRODUCTS)
@@ -182,7 +182,9 @@ STRATEGIES: dict[str, Callable[..., Run]] = {
 
 
 def strategy(text: str, num_layers: int) -> Run:
-    """The strategy that ``text`` names, for a model of ``num_layers`` blocks; errors as
-    ``a2lib.activations.parsed``."""
+    """Return the strategy that ``text`` names, for a model of ``num_layers`` blocks.
+
+    Raises ValueError as ``a2lib.activations.parsed``.
+    """
     name, argument = parsed(text, num_layers)
     return STRATEGIES[name](*([argument] if argument else []))

@@ -1,4 +1,4 @@
-"""The head and the loss in one, so that the logits of all tokens are never there at once.
+"""Compute the head and the loss in one, without the logits of all tokens at once.
 
 Tokens go through in chunks. Of each the logits are made, and from them at once the loss, the
 gradient of the logits in their place, and from that the gradients of x and of the weight: nothing
@@ -28,26 +28,25 @@ torch.library.define(
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Compute ``cross_entropy(x @ weight.T, targets)``, ``chunk`` tokens at a time.
+    """Compute ``cross_entropy(x @ weight.T, targets)`` without all logits in memory.
 
     Arguments:
 
-    - ``x`` is ``(..., D)`` and ``weight`` ``(V, D)``, of one floating dtype. Autocast casts both.
-    - ``targets`` is ``(...)``, int64, from 0 to V - 1. A token with the target -100 is left out of
-      the mean (PyTorch's ``ignore_index``); without any token left, the loss is NaN.
+    - ``x``: ``(..., D)``; ``weight``: ``(V, D)``, in one floating dtype. Autocast casts both.
+    - ``targets``: ``(...)``, int64, from 0 to V - 1, or -100 for a token that is left out of the
+      mean (PyTorch's ``ignore_index``).
+    - ``chunk``: the number of tokens whose logits are in memory at a time.
 
-    - ``chunk`` is the number of tokens whose logits are in memory at a time.
-
-    Returns a scalar in float32 (float64 for float64). The logits are rounded to x's dtype. The
-    softmax and the sum of the weight's gradient are in float32 at least. The forward computes both
-    gradients already; they cannot be differentiated again.
+    Returns: the mean loss, a scalar in float32 (float64 for float64); NaN if no token is left.
+    Logits are rounded to x's dtype; the softmax and the weight's gradient are summed in float32.
 
     Raises:
 
-    - ValueError for shapes or dtypes that do not fit, for no token and for a chunk below 1;
-    - RuntimeError in a backward with ``create_graph=True``;
-    - IndexError for a target outside of the vocabulary, on a CPU. On a GPU, where a look at the
-      targets would wait for the device, such a target makes the loss and the gradients NaN.
+    - ValueError: shapes or dtypes that do not fit, no token, or a chunk below 1;
+    - IndexError: a target outside the vocabulary, on a CPU. On a GPU, where a look at the targets
+      would wait for the device, it makes the loss and the gradients NaN;
+    - RuntimeError: a backward with ``create_graph=True``. The forward computes the gradients
+      already, and they cannot be differentiated again.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -76,7 +75,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int 
 
 
 def linear_cross_entropy_plain(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The same with all logits at once: the slow twin."""
+    """Compute the same with all logits at once: the slow twin."""
     return cross_entropy(F.linear(x, weight), targets)
 
 
@@ -119,7 +118,7 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(Sum of the tokens' losses; its gradient, of the logits' shape ``(N, V)`` and dtype)."""
+    """Return the sum of the tokens' losses, and its gradient, of the logits' shape and dtype."""
     wide = logits.to(_wide(logits.dtype))
     lse = wide.logsumexp(-1, keepdim=True)
     here = torch.arange(logits.shape[-1], device=logits.device) == targets.unsqueeze(-1)
@@ -137,7 +136,7 @@ def _compiled_softmax():
 
 
 def _add_product(total: Tensor, dlogits: Tensor, rows: Tensor) -> None:
-    """``total += dlogits.T @ rows``, whose sums are not rounded to 16 bits."""
+    """Add ``dlogits.T @ rows`` to total, without rounding sums to 16 bits."""
     if total.dtype == rows.dtype:
         total.addmm_(dlogits.T, rows)
     elif total.is_cuda:

@@ -1,10 +1,14 @@
-"""The layers that a Transformer is made of, under the course handout's names.
+"""The layers of a Transformer, under the course handout's names.
 
-Weights are initialised as the course's assignment 1 asks: a Linear from a normal distribution of
-variance 2 / (in + out) cut at three standard deviations, an Embedding from the unit normal cut at
-three, a norm with ones. Each ``reset_parameters(generator)`` draws in float32 and rounds, so that
-one seed means the same weights in every dtype. (Drawn in bfloat16 a truncated normal piles up at
-its bounds, since the inverse error function of a rounded 1 is infinite.)
+Weights are initialised as the course's assignment 1 asks:
+
+- Linear: a normal distribution of variance 2 / (in + out), cut at three standard deviations;
+- Embedding: the unit normal, cut at three;
+- RMSNorm: ones.
+
+Each ``reset_parameters(generator)`` draws in float32 and rounds, so that one seed means the same
+weights in every dtype. (Drawn in bfloat16 a truncated normal piles up at its bounds, since the
+inverse error function of a rounded 1 is infinite.)
 """
 
 import math
@@ -88,14 +92,12 @@ def _casts_while_compiling(x: Tensor, *weights: Tensor) -> bool:
 
 
 def side_by_side(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-    """``linear(x)`` of each: one matrix product where joining the weights costs nothing, or less
-    than it saves.
+    """Return ``linear(x)`` of each, by one matrix product where joining the weights pays.
 
-    That is in a compiled graph under 16-bit autocast, which copies every weight once in any case:
-    the casts write into one matrix. Weights that are in 16 bits already are copied where the
-    products are narrow. The backward has one product for x in the place of several and
-    their sum. Elsewhere, and where a Linear is replaced, hooked or there twice, each is called by
-    itself.
+    It pays in a compiled graph under 16-bit autocast: weights in float32 are copied there in any
+    case, and the casts write into one matrix; those in 16 bits are copied where the products are
+    narrow. The backward then has one product for x in the place of several and their sum. Where a
+    Linear is replaced, hooked or there twice, each is called by itself.
     """
     if not torch.compiler.is_compiling() or not _are_plain(linears):
         return tuple(linear(x) for linear in linears)
@@ -123,8 +125,8 @@ def _are_plain(linears: tuple[Linear, ...]) -> bool:
 
 
 def _narrow_weights(x: Tensor, *weights: Tensor) -> bool:
-    """Whether these are 16-bit weights, in autocast, of products so narrow that each alone leaves
-    much of a GPU idle: then a copy of them costs less. A wide one fills the GPU."""
+    """Return whether these are 16-bit weights, in autocast, of products so narrow that each alone
+    leaves much of a GPU idle: then a copy of them costs less. A wide one fills the GPU."""
     device = x.device.type
     return (
         torch.is_autocast_enabled(device)
@@ -134,7 +136,11 @@ def _narrow_weights(x: Tensor, *weights: Tensor) -> bool:
 
 
 class Embedding(nn.Module):
-    """Look up rows of the weight ``(num_embeddings, embedding_dim)`` by token id."""
+    """Look up rows of the weight ``(num_embeddings, embedding_dim)`` by token id.
+
+    An id outside the table raises IndexError on a CPU. On a GPU, where a look at the ids would wait
+    for the device, it is a device-side assertion.
+    """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, device=None, dtype=None):
         super().__init__()
@@ -151,8 +157,7 @@ class Embedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return ``(..., embedding_dim)`` of token_ids ``(...)``, int64 or int32.
 
-        Raises ValueError for another dtype. An id outside the table is PyTorch's IndexError on the
-        CPU and a device-side assertion on a GPU, where looking first would wait for the device.
+        Raises ValueError for another dtype.
         """
         if token_ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"token ids must be int64 or int32; got {token_ids.dtype}")
@@ -165,9 +170,10 @@ class Embedding(nn.Module):
 class RMSNorm(nn.Module):
     """Compute ``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension.
 
-    Source: Zhang and Sennrich, 2019. It is computed in float32 (float64 for float64), because the
-    squares of a 16-bit x overflow in float16 and lose bits in both 16-bit formats. The result has
-    x's dtype. Autocast changes nothing of this.
+    Returns x's shape and dtype. It is computed in float32 (float64 for float64), also under
+    autocast: the squares of a 16-bit x lose bits, and overflow in float16.
+
+    Source: Zhang and Sennrich, 2019.
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5, device=None, dtype=None):
@@ -191,7 +197,10 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Compute ``w2(silu(w1 x) * w3 x)`` (Shazeer, 2020), with three matrices of d_model x d_ff."""
+    """Compute ``w2(silu(w1 x) * w3 x)``, with three matrices of d_model x d_ff.
+
+    Source: Shazeer, 2020.
+    """
 
     def __init__(self, d_model: int, d_ff: int, device=None, dtype=None):
         super().__init__()
@@ -200,7 +209,7 @@ class SwiGLU(nn.Module):
         self.w3 = Linear(d_model, d_ff, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x ``(..., d_model)`` to the same shape."""
+        """Return ``(..., d_model)`` of x ``(..., d_model)``."""
         gate, value = side_by_side(x, self.w1, self.w3)
         return self.w2(F.silu(gate) * value)
 
@@ -208,10 +217,19 @@ class SwiGLU(nn.Module):
 class RotaryPositionalEmbedding(nn.Module):
     """Rotate the pair ``(x[2i], x[2i + 1])`` at position p by ``p * theta**(-2i / d_k)``.
 
-    Source: RoFormer (Su et al., 2021, equation 34). The cosines and sines of the angles are two
-    tables ``(max_seq_len, d_k / 2)`` in float32 (float64 in a float64 model). They are buffers
-    outside the state dict. Moving or casting the module computes them anew where needed, and never
-    casts them: a model in bfloat16 keeps float32 angles, and ``to_empty`` leaves no garbage.
+    Arguments:
+
+    - ``theta``: the base, a positive number;
+    - ``d_k``: the head size, even;
+    - ``max_seq_len``: the number of positions.
+
+    The cosines and sines are two tables ``(max_seq_len, d_k / 2)``, buffers outside the state dict.
+    They stay in float32 (float64 in a float64 model) when the module is cast to 16 bits, and
+    ``to_empty`` computes them anew.
+
+    Raises ValueError for sizes or a theta that cannot be.
+
+    Source: RoFormer (Su et al., 2021), equation 34.
     """
 
     def __init__(self, theta: float, d_k: int, max_seq_len: int, device=None, dtype=None):
@@ -240,11 +258,12 @@ class RotaryPositionalEmbedding(nn.Module):
         return self
 
     def forward(self, x: Tensor, token_positions: Tensor | None = None) -> Tensor:
-        """x ``(..., T, d_k)`` to the same shape and dtype; turned in float32 at least.
+        """Return x ``(..., T, d_k)`` rotated, in its dtype; computed in float32 at least.
 
-        ``token_positions`` ``(..., T)``, int64 or int32 from 0 to max_seq_len - 1, broadcast over
-        x's leading dimensions; they are 0 to T - 1 unless given. Raises ValueError where T, d_k or
-        a position does not fit; looking at given positions waits for the device.
+        ``token_positions``, int64 or int32 from 0 to max_seq_len - 1, broadcast to ``(..., T)``. By
+        default they are 0 to T - 1. A look at given ones waits for the device.
+
+        Raises ValueError where T, d_k or a position does not fit.
         """
         if x.shape[-1] != self.d_k:
             raise ValueError(f"x has {x.shape[-1]} features; RoPE was made for d_k = {self.d_k}")
@@ -285,15 +304,16 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 
     Arguments:
 
-    - ``logits`` is ``(..., V)``, with any leading dimensions. 16-bit logits are cast to float32
-      first, as autocast would; PyTorch alone would round the logarithms to 16 bits.
-    - ``targets`` is ``(...)``, int64, from 0 to V - 1. A token with the target -100 is left out of
-      the mean; without any token left, the loss is NaN.
-    - ``reduction`` is "mean", or "sum" for the sum.
+    - ``logits``: ``(..., V)``. Those in 16 bits are cast to float32 first, as autocast would.
+    - ``targets``: ``(...)``, int64, from 0 to V - 1, or -100 for a token that is left out of the
+      mean. The loss is NaN if no token is left.
+    - ``reduction``: "mean" or "sum".
 
-    Raises ValueError where the shapes do not fit or there is no token, and on the CPU IndexError
-    for a target outside the vocabulary. In a compiled graph and on a GPU, where a look at the
-    targets would wait for the device, such a target makes the loss and its gradients NaN.
+    Raises:
+
+    - ValueError: shapes that do not fit, or no token;
+    - IndexError: a target outside the vocabulary, on a CPU. In a compiled graph and on a GPU, where
+      a look at the targets would wait for the device, it makes the loss and its gradients NaN.
     """
     if logits.dim() < 1 or logits.shape[:-1] != targets.shape or targets.numel() == 0:
         raise ValueError(

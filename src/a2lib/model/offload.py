@@ -1,4 +1,4 @@
-"""Blocks whose results for the backward are kept, computed again or sent to the host, as planned.
+"""Keep, recompute or send to the host what each block saves for its backward, by a plan.
 
     plans = choose(always, results, blocks, room, ...)     # a2lib.theory.memory.keeping
     run = PlannedBlocks(plans, Mover(device))
@@ -33,12 +33,18 @@ IN_FLIGHT = 2**30
 
 
 class PlannedBlocks:
-    """A strategy (``model.checkpointing``): each block as its plan has it.
+    """Run each block as its plan says: a strategy of ``a2lib.model.checkpointing``.
 
-    ``mover`` is needed where a plan sends something. Raises ValueError for another number of blocks
-    than of plans or a plan that sends without a mover, and RuntimeError where a plan sends and
-    there is nothing to be sent, as in a block that is not compiled: PyTorch's own checkpoints show
-    what they keep to nobody.
+    Arguments:
+
+    - ``plans``: a ``BlockPlan`` for each block;
+    - ``mover``: needed where a plan sends something to the host.
+
+    Raises:
+
+    - ValueError: another number of blocks than of plans, or a plan that sends without a mover;
+    - RuntimeError: a plan sends, and there is nothing to be sent, as in a block that is not
+      compiled: PyTorch's own checkpoints show what they keep to nobody.
     """
 
     def __init__(self, plans: Sequence[BlockPlan], mover: Mover | None = None) -> None:
@@ -85,10 +91,10 @@ class _Moved:
 
 
 class Mover:
-    """Sends saved tensors of ``device`` to the host and brings them back; on the CPU it copies.
+    """Send saved tensors of ``device`` to the host and bring them back; on the CPU, copy them.
 
-    ``least`` is the size from which on a tensor is sent, ``in_flight`` how many bytes may be on
-    their way, both in bytes. ``moved_bytes`` counts what the forward at hand has sent.
+    ``least`` is the size from which on a tensor is sent, ``in_flight`` how much may be on its way,
+    both in bytes. The attribute ``moved_bytes`` counts what this forward has sent.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class Mover:
         self.begin()
 
     def begin(self) -> None:
-        """A new forward. What an earlier one has sent, and no backward has used, is gone."""
+        """Begin a forward. What an earlier one has sent, and no backward has used, is gone."""
         self.settle()
         self._forward += 1
         self.moved_bytes = 0
@@ -120,12 +126,14 @@ class Mover:
 
     @contextlib.contextmanager
     def moving(self, group: object, module: nn.Module, quota: int) -> Iterator[None]:
-        """Within it, of what is saved for backward the first tensors that fit so many bytes are
-        sent, but for ``module``'s parameters and buffers, small ones and such as are not dense.
+        """Send the first tensors that are saved within it for backward, up to ``quota`` bytes.
 
+        Parameters and buffers of ``module``, small tensors and those that are not dense stay.
         ``group`` names what comes back together. When the backward of one begins, by its first
-        saved tensor, the one before it starts. Raises RuntimeError where there is a quota and
-        nothing is sent; in a backward after which there was another forward, and in a second one.
+        saved tensor, the one before it starts.
+
+        Raises RuntimeError where there is a quota and nothing is sent, in a second backward, and in
+        a backward after another forward.
         """
         own: set[int] = set()
         begun = self.moved_bytes
@@ -197,7 +205,7 @@ class Mover:
 
 
 def _dense(x: Tensor) -> bool:
-    """Return whether its elements fill a piece of memory, each once, in whatever order."""
+    """Return whether x's elements fill a piece of memory, each once, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(x.stride(), x.size(), strict=True)):
         if size != 1 and stride != expected:

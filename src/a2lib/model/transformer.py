@@ -26,7 +26,7 @@ ROPE_THETA = 10_000.0
 class TransformerBlock(nn.Module):
     """Compute ``x + attn(ln1(x))`` and then, of the result, ``x + ffn(ln2(x))`` (pre-norm).
 
-    The arguments are those of CausalMultiHeadSelfAttention and SwiGLU.
+    The arguments are those of CausalMultiHeadSelfAttention, and ``d_ff``, the hidden width.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TransformerBlock(nn.Module):
         self.ffn = SwiGLU(d_model, d_ff, **place)
 
     def forward(self, x: Tensor, each: tuple[Callable, Callable] | None = None) -> Tensor:
-        """Return x ``(B, T, d_model)`` after both halves, in the same shape.
+        """Return ``(B, T, d_model)`` of x ``(B, T, d_model)``.
 
         ``each``, if given, calls the two halves, attention and FFN with their residuals, as
         ``each[i](half, x)``: a checkpoint can stand there.
@@ -64,28 +64,27 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """A decoder-only Transformer: token ids to the logits of each next token.
+    """Map token ids to the logits of each next token: a decoder-only Transformer.
 
     Arguments:
 
     - ``vocab_size`` V, ``context_length`` (the most tokens of a sequence), ``d_model`` D,
-      ``num_layers``, ``num_heads`` and ``d_ff`` F are the sizes.
-    - ``attention`` is a name of ``a2lib.model.ATTENTIONS``.
-    - ``checkpointing`` is a strategy of ``a2lib.model.checkpointing``. Neither this nor
-      ``attention`` changes the weights or their names.
-    - ``device`` and ``dtype`` are those of the weights (default: PyTorch's). On "meta" the weights
-      take no memory; ``model.to_empty(device=...)`` and ``model.reset_parameters(seed)`` make them.
-    - ``seed`` gives the same weights for every dtype on one type of device. Without it, the weights
-      come from PyTorch's global generator.
+      ``num_layers``, ``num_heads``, ``d_ff`` F, and ``rope_theta``, the base of RoPE;
+    - ``attention``: a name of ``a2lib.model.ATTENTIONS``;
+    - ``checkpointing``: a strategy of ``a2lib.model.checkpointing``;
+    - ``device``, ``dtype``: those of the weights (default: PyTorch's). On "meta" the weights take
+      no memory; ``model.to_empty(device=...)`` and ``model.reset_parameters(seed)`` make them;
+    - ``seed``: gives the same weights in every dtype on one type of device. Without one they come
+      from PyTorch's global generator.
 
-    Names and shapes of the state dict, each name followed by ``.weight``:
+    The state dict is the same for every attention and strategy. Each name ends in ``.weight``:
 
-    - ``token_embeddings`` (V, D), ``ln_final`` (D,) and ``lm_head`` (V, D);
-    - of block i, after ``layers.{i}.``: ``ln1`` (D,), ``ln2`` (D,), ``attn.q_proj``,
-      ``attn.k_proj``, ``attn.v_proj`` and ``attn.output_proj`` (D, D), ``ffn.w1`` (F, D),
-      ``ffn.w2`` (D, F) and ``ffn.w3`` (F, D).
+    - ``token_embeddings`` (V, D), ``ln_final`` (D,), ``lm_head`` (V, D);
+    - of block i, after ``layers.{i}.``: ``ln1`` and ``ln2`` (D,); ``attn.q_proj``, ``attn.k_proj``,
+      ``attn.v_proj`` and ``attn.output_proj`` (D, D); ``ffn.w1`` and ``ffn.w3`` (F, D), ``ffn.w2``
+      (D, F).
 
-    Raises ValueError for sizes that are not positive integers or do not fit each other, and for
+    Raises ValueError for sizes that are no positive integers or do not fit each other, and for
     unknown names.
     """
 
@@ -144,7 +143,8 @@ class TransformerLM(nn.Module):
     def use_checkpointing(self, name: str | Run) -> None:
         """Change the strategy of activation checkpointing, from the next forward on.
 
-        It is given by its name or as a function. Raises ValueError for an unknown name.
+        ``name`` is that of a strategy, or a function ``run(blocks, x) -> x``. Raises ValueError for
+        an unknown name.
         """
         self._run_blocks = name if callable(name) else strategy(name, self.shape.num_layers)
         self.checkpointing = name
@@ -161,11 +161,17 @@ class TransformerLM(nn.Module):
                 module.reset_parameters(generator)
 
     def forward(self, token_ids: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the logits ``(B, T, V)`` of token_ids ``(B, T)``, which are int64 or int32.
+        """Return the logits of token ids, or their loss.
 
-        With ``targets`` ``(B, T)``, int64, return the mean loss instead, a scalar, computed by
-        ``linear_cross_entropy``. Raises ValueError for another shape or dtype and for T outside 1
-        to context_length.
+        Arguments:
+
+        - ``token_ids``: ``(B, T)``, int64 or int32;
+        - ``targets``: ``(B, T)``, int64, or None.
+
+        Returns: the logits ``(B, T, V)``; with targets the mean loss instead, a scalar, by
+        ``linear_cross_entropy``.
+
+        Raises ValueError for another shape or dtype, and for T outside 1 to context_length.
         """
         if token_ids.dim() != 2:
             raise ValueError(f"token ids must be (batch, tokens); got {tuple(token_ids.shape)}")
@@ -176,5 +182,5 @@ class TransformerLM(nn.Module):
         return self.loss(self.ln_final(x), targets)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of what comes out of ``ln_final``."""
+        """Return the mean loss of x, which comes out of ``ln_final``."""
         return linear_cross_entropy(x, self.lm_head.weight, targets)

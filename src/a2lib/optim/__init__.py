@@ -2,12 +2,11 @@
 
 products = [m.weight for m in model.modules() if isinstance(m, Linear)]
 rest = [p for p in model.parameters() if all(p is not q for q in products)]
-optimizer = MasterAdamW([{"params": products, "working_dtype": torch.bfloat16},
-                         {"params": rest}])
+groups = [{"params": products, "working_dtype": torch.bfloat16}, {"params": rest}]
+optimizer = MasterAdamW(groups)
 with torch.autocast("cuda", torch.bfloat16):
     loss = cross_entropy(model(token_ids), targets)
-with optimizer.overlapping():       # or (ddp), where gradients are averaged; or without: all
-                                    # of it in step()
+with optimizer.overlapping():  # or overlapping(ddp), or without it: all of it in step()
     loss.backward()
 optimizer.step()
 optimizer.zero_grad()

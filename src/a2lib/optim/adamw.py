@@ -29,36 +29,40 @@ OF_PYTORCH = {
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """Update weights by AdamW; each bfloat16 weight has a float32 master.
-
-    Source: algorithm 2 of Loshchilov and Hutter (2019). On a GPU, one Triton kernel reads the
-    gradient in bfloat16, updates the master, and rounds it into the parameter; for a parameter that
-    is not contiguous, PyTorch's operators do so. The numbers are those of float32 weights under
-    bf16 autocast, which casts each weight and its gradient in every step. So a step moves 28 bytes
-    per parameter instead of 40. A float32 parameter is its own master.
+    """Update weights by AdamW, and keep a float32 master of each bfloat16 weight.
 
     Arguments:
 
-    - ``params`` are parameters or groups of them. They may be shards of ``a2lib.parallel.FSDP``, or
-      DTensors of PyTorch's ``fully_shard``; then each rank updates its part.
-    - ``lr``, ``betas``, ``eps`` and ``weight_decay`` are numbers, as in torch.optim.AdamW.
-    - ``working_dtype``, which a group may have too, is torch.bfloat16, torch.float32 or None. With
-      bfloat16, float32 parameters are rounded at once, and their masters keep the exact weights.
-      With None, each parameter stays as it is. Shards need None.
+    - ``params``: parameters or groups of them, in float32 or bfloat16. They may be shards of
+      ``a2lib.parallel.FSDP``, or DTensors of PyTorch's ``fully_shard``; then each rank updates its
+      part.
+    - ``lr``, ``betas``, ``eps``, ``weight_decay``: numbers, as in torch.optim.AdamW.
+    - ``working_dtype``, of all or of a group: torch.bfloat16, torch.float32 or None. With bfloat16,
+      float32 parameters are rounded at once, and their masters keep the exact weights. With None
+      each parameter stays as it is; shards need None.
 
-    Load a model's weights before making the optimizer, because a step sets every parameter to its
-    master. The model's state dict has the rounded weights; ``masters()`` and the optimizer's state
-    dict have the exact ones. This optimizer and torch.optim.AdamW load each other's state dict;
-    that of PyTorch has no masters.
+    The numbers are those of float32 weights under bf16 autocast, which casts each weight and its
+    gradient in every step; a step here moves 28 bytes per parameter instead of 40. On a GPU one
+    Triton kernel reads the bfloat16 gradient, updates the master and rounds it into the parameter.
+    A float32 parameter is its own master.
 
-    A parameter without a gradient is left out of a step. A step can be captured in a CUDA graph
-    after one that was not captured; ``lr`` and the other numbers are captured as they are.
+    To know:
+
+    - Load a model's weights before making the optimizer: a step sets each parameter to its master.
+    - The model's state dict has the rounded weights; ``masters()`` and the optimizer's state dict
+      have the exact ones.
+    - torch.optim.AdamW and this class load each other's state dict; PyTorch's has no masters.
+    - A parameter without a gradient is left out of a step.
+    - A step can be captured in a CUDA graph after one that was not; ``lr`` and the other numbers
+      are captured as they are.
 
     Not offered: amsgrad, maximize, a learning rate that is a tensor, loss scaling inside the step,
     sparse gradients.
 
     Raises ValueError for numbers out of range, for another dtype, and for a ``working_dtype`` of
     shards or of parameters that have gradients.
+
+    Source: Loshchilov and Hutter (2019), algorithm 2.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class MasterAdamW(torch.optim.Optimizer):
         self._forget()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As of torch.optim.Optimizer; errors as the class."""
+        """Add a group as torch.optim.Optimizer does. Raises as the class."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -104,7 +108,10 @@ class MasterAdamW(torch.optim.Optimizer):
             p.data = p.data.to(working)
 
     def masters(self) -> dict[Tensor, Tensor]:
-        """Return a dict from each parameter to its float32 master, which may be itself."""
+        """Return a dict from each parameter to its float32 master, which may be itself.
+
+        In it are the weights in full precision, to save or to compare.
+        """
         masters = {}
         for group in self.param_groups:
             for p in group["params"]:
@@ -120,18 +127,21 @@ class MasterAdamW(torch.optim.Optimizer):
         updates what is left. The updates run on a stream of their own, beside the backward.
 
         ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients, or
-        None where one process trains. With a wrapper, a bucket is updated once it has the mean,
-        while later buckets are on their way. Then call ``finish_gradient_synchronization`` after
-        the context, and ``step`` after that. On the CPU the updates happen in the finish.
+        None where one process trains. With a wrapper, call ``finish_gradient_synchronization``
+        after the context, and then ``step``. A bucket is updated once it has the mean, while later
+        ones are on their way; on a CPU, in the finish.
 
-        Limits: gradients cannot be clipped. A parameter must not be read after its gradient is
-        there, outside the graph or by a second backward, since it may have the next step's value.
-        If the backward raises, some parameters have been updated and some not.
+        Limits:
+
+        - Gradients cannot be clipped.
+        - Once its gradient is there, a parameter may have the next step's value: read it neither
+          outside the graph nor by a second backward.
+        - If the backward raises, some parameters have been updated and some not.
 
         Raises:
 
-        - TypeError for NaiveDDP, FlatDDP and FSDP as ``wrapper``, which average after the backward;
-        - RuntimeError, without a ``wrapper``, where a hook waits for a parameter's gradient or a
+        - TypeError: NaiveDDP, FlatDDP or FSDP as ``wrapper``, which average after the backward;
+        - RuntimeError, without a ``wrapper``: a hook waits for a parameter's gradient, or a
           parameter is FSDP's.
         """
         group_of = {}
@@ -195,7 +205,8 @@ class MasterAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update each parameter that has a gradient and is not updated yet.
 
-        Returns the loss of ``closure``, which is called first, if there is one.
+        ``closure``, if given, is called first. Returns its loss, or None. Raises RuntimeError for a
+        sparse gradient.
         """
         loss = None
         if closure is not None:
@@ -240,8 +251,11 @@ class MasterAdamW(torch.optim.Optimizer):
         update(weight, local(grad), master, *moments, state[STEP], *numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of torch.optim.Optimizer. A parameter that has a master and no step yet has zeros for
-        the rest, since PyTorch's AdamW takes what has a state for what has stepped."""
+        """Return the state as torch.optim.Optimizer does.
+
+        A parameter that has a master and no step yet has zeros for the rest, since PyTorch's AdamW
+        takes what has a state for what has stepped.
+        """
         whole = super().state_dict()
         for i, state in whole["state"].items():
             if MASTER in state and STEP not in state:
@@ -249,10 +263,11 @@ class MasterAdamW(torch.optim.Optimizer):
         return whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of torch.optim.Optimizer, which would round masters and moments to the parameters'
-        dtype: here they stay what they are. A parameter is set to its saved master, rounded where
-        it is in bfloat16; without one its own stays. A state of PyTorch's AdamW is taken as well.
-        Raises ValueError for settings and states that this class has not, before anything is
+        """Load a state of this class or of torch.optim.AdamW.
+
+        A parameter is set to its saved master, rounded where it is in bfloat16; without one its own
+        stays. Masters and moments stay in float32; PyTorch would round them to the parameters'
+        dtype. Raises ValueError for settings and states that this class has not, before anything is
         changed.
         """
         for group in state_dict["param_groups"]:
@@ -314,7 +329,7 @@ def _check_names(saved: dict[str, Any]) -> None:
 
 
 def _check_settings(group: dict[str, Any]) -> None:
-    """Also of a saved group, which may be another optimizer's."""
+    """Raise ValueError for a group's settings; a saved one may be another optimizer's."""
     for name in ("amsgrad", "maximize"):
         if group.get(name):
             raise ValueError(f"{name} is {group[name]}; allowed is False")

@@ -1,4 +1,4 @@
-"""AdamW's update of one parameter, in one pass over its memory."""
+"""Update one parameter by AdamW in one pass over its memory, in Triton."""
 
 import triton
 import triton.language as tl
@@ -28,7 +28,7 @@ def adamw(
     HAS_MASTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Elements from BLOCK * program on, of n; ``update_plain`` in updates.py says what it computes.
+    """Update elements from BLOCK * program on, of n, as ``update_plain`` in updates.py does.
 
     Without HAS_MASTER the weight is its own master.
     """

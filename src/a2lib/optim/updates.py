@@ -1,4 +1,4 @@
-"""AdamW's update of one parameter: by one kernel, or by PyTorch's operators."""
+"""Update one parameter by AdamW: by one kernel, or by PyTorch's operators."""
 
 from torch import Tensor
 
@@ -6,13 +6,16 @@ from a2lib.attention.launches import launch
 
 
 def update(weight: Tensor, grad: Tensor, master: Tensor, exp_avg: Tensor, *rest) -> None:
-    """One parameter's step, in place: on a GPU, where all are contiguous, by the kernel (Triton),
-    else by ``update_plain``, its slow twin, which has the same arguments."""
-    given = (weight, grad, master, exp_avg, *rest)
+    """Take one parameter's step in place, with the arguments of ``update_plain``, its slow twin.
+
+    The Triton kernel does it on a GPU if all tensors are contiguous, else PyTorch's operators.
+    """
+    arguments = (weight, grad, master, exp_avg, *rest)
     if _by_kernel(weight) and master.is_contiguous() and exp_avg.is_contiguous():
-        _by_triton(given[:6], given[6:])
+        tensors, numbers = arguments[:6], arguments[6:]
+        _by_triton(tensors, numbers)
     else:
-        update_plain(*given)
+        update_plain(*arguments)
 
 
 def update_plain(
@@ -30,7 +33,7 @@ def update_plain(
     eps: float,
     decay: float,
 ) -> None:
-    """The same by PyTorch's operators.
+    """Take one parameter's step in place, by PyTorch's operators.
 
     ``step`` counts those before, and stays. ``rest1`` and ``rest2`` are 1 less the betas, ``log1``
     and ``log2`` their logarithms, ``decay`` is lr times weight decay. ``master`` may be ``weight``

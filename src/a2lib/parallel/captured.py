@@ -58,23 +58,40 @@ class CapturedStep:
 
 
 def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
-    """Take ``warmup`` steps, capture the next one, and take that as the first replay; collective.
+    """Capture a training step in a CUDA graph, and replay it once; every rank calls it.
 
-    ``step`` takes no arguments and returns tensors, of which the floating ones must come out
-    finite. It is called on a side stream, and every time must do the same work on the same
-    addresses: inputs are written in place between replays, and so is a learning rate that changes,
-    which has to be a tensor. Every wrapper of this package can be in it. What it needs:
+        with capture_step(step) as captured:
+            for batch in batches:
+                tokens.copy_(batch)  # an input is written in place
+                loss = captured.replay()
 
-    - An optimizer that counts its steps on the GPU (``capturable=True``).
-    - No loss or output of an earlier step still held by the caller: autograd would hand the
-      gradients over on that step's stream, which is not captured.
-    - Nothing read on the host. A parameter without a gradient has none in the warm-up either.
-    - At least one step of warm-up: the order of the gradients is agreed on in it, and memory,
-      communicators and kernels are made.
+    ``warmup`` steps are taken before the capture, so ``warmup + 1`` steps are taken in all. Every
+    wrapper of this package can be part of the step.
 
-    Gradients live in the graph's memory. Raises ValueError without a step of warm-up, RuntimeError
-    without a GPU, and what the capture raised. The process has to end then: of the step that was
-    cut off, messages and updates were recorded and never sent.
+    Arguments:
+
+    - ``step`` takes no arguments and returns tensors, of which the floating ones must be finite. It
+      is called on a side stream. Each call must do the same work on the same addresses: between
+      replays write inputs in place, and also a learning rate that changes, which has to be a
+      tensor.
+    - ``warmup`` is the number of steps before the capture, at least 1. In them the order of the
+      gradients is agreed on, and memory, communicators and kernels are made.
+
+    The step must fulfil these conditions:
+
+    - The optimizer counts its steps on the GPU (``capturable=True``).
+    - The caller holds no loss or output of an earlier step. Autograd would hand the gradients over
+      on that step's stream, which is not captured.
+    - Nothing is read on the host.
+    - The same parameters have a gradient in every step, those of the warm-up too.
+
+    Returns a CapturedStep. Its ``replay()`` takes a step and returns the output, which each replay
+    writes anew. Gradients live in the graph's memory, which ``release()`` or the end of the context
+    frees.
+
+    Raises ValueError without a step of warm-up and RuntimeError without a GPU. What the capture
+    raises passes through; then end the process, because messages and updates of that step were
+    recorded and never sent.
     """
     if warmup < 1:
         raise ValueError(f"warmup must be at least 1; got {warmup!r}")

@@ -125,8 +125,11 @@ class _Replica(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards in this context only accumulate; the next one outside, or the finish without
-        another, averages the sum. May be nested."""
+        """Accumulate gradients without averaging them, in the backwards within this context.
+
+        The next backward outside averages the sum. So does the finish, without another backward.
+        May be nested.
+        """
         before, self._synchronizing = self._synchronizing, False
         try:
             yield
@@ -137,13 +140,15 @@ class _Replica(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Make each ``.grad`` the mean over the ranks; every rank calls it once a step.
 
-        Work queued after it on the current stream sees the means; the host does not wait on CUDA.
-        Called again it averages equal tensors, which changes nothing where the number of ranks is
-        a power of two. Raises RuntimeError within ``no_sync``, for a parameter that is no longer
-        frozen, and for one that came or was replaced after the module was wrapped: its gradient
-        would stay each rank's own. Raises it too, with the rank's number and on every rank, where
-        one began other forwards since the last step than the rest (``no_sync`` and ``no_grad``
-        apart): it skipped a step. On GPUs that is seen one step later.
+        Work queued after it on the current stream sees the means. The host does not wait for the
+        GPU. A second call averages equal tensors, which changes nothing where the number of ranks
+        is a power of two.
+
+        Raises RuntimeError within ``no_sync``. Raises it for a parameter that was frozen when it
+        was wrapped and no longer is, and for one that was added or replaced since: its gradient
+        would not be averaged. Raises it on every rank, with a rank's number, where that rank began
+        other forwards since the last step than the rest, because it skipped a step; on GPUs this is
+        seen one step later. Forwards in ``no_sync`` and ``no_grad`` do not count.
         """
         if not self._synchronizing:
             raise RuntimeError("finish_gradient_synchronization is called outside of no_sync()")
@@ -169,12 +174,11 @@ class _Replica(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Forget a backward that raised half way, or a step that is not to be taken; every rank
-        calls it, and then ``zero_grad``.
+        """Forget a backward that raised half way, or a step that is not to be taken.
 
-        What other ranks may wait for is sent, as zeros: RuntimeError, on every rank, where one
-        finished the step. After backwards in ``no_sync`` alone nothing is, and each rank may step
-        on its own gradients.
+        Every rank calls it, and then ``zero_grad``. What other ranks may wait for is sent as zeros;
+        where one of them finishes the step all the same, every rank raises RuntimeError. After
+        backwards in ``no_sync`` alone nothing is sent, and each rank may step on its own gradients.
         """
         in_no_sync_alone = self._step.accumulated and not self._step.forwards
         if self._has_sent() or not in_no_sync_alone:
@@ -225,7 +229,26 @@ class _Replica(nn.Module):
 
 
 class NaiveDDP(_Replica):
-    """One blocking all-reduce for each parameter, once backward is done."""
+    """Average gradients by one blocking all-reduce per parameter, after the backward.
+
+    It is the slow, obvious twin of the other three wrappers. All four share what follows.
+
+    Arguments:
+
+    - ``module`` is wrapped as it is, not copied. Its parameters and buffers become those of the
+      group's rank 0. Buffers are not sent again later. Frozen parameters must stay frozen.
+    - ``group`` is a process group, by default that of all ranks. Each of its ranks makes the
+      wrapper.
+
+    A step is a forward, a backward, ``finish_gradient_synchronization()`` and the optimizer's step.
+    After the finish each ``.grad`` is the mean over the ranks. A parameter that has a gradient on
+    some ranks only counts as zero on the others. One without a gradient on every rank keeps
+    ``.grad`` None, so that the optimizer skips it.
+
+    Raises RuntimeError without a process group, and for a parameter that another wrapper has.
+    Raises ValueError for modules that differ between ranks, are on several devices or on meta, or
+    contain an FSDP.
+    """
 
     def _average(self) -> str:
         for i, p in enumerate(self._trained):
@@ -237,9 +260,10 @@ class NaiveDDP(_Replica):
 
 
 class FlatDDP(_Replica):
-    """One blocking all-reduce for each dtype, of all gradients copied into one tensor.
+    """Average gradients by one blocking all-reduce per dtype, after the backward.
 
-    At its peak it needs the memory of the gradients once more.
+    All gradients of a dtype are copied into one tensor, so the peak of memory has the gradients
+    twice. Arguments, methods and errors are those of ``NaiveDDP``.
     """
 
     def _average(self) -> str:
@@ -409,9 +433,11 @@ class _Overlapped(_Replica):
 
 
 class DDP(_Overlapped):
-    """One asynchronous all-reduce for each parameter, on the gradient itself, during backward.
+    """Average gradients by one asynchronous all-reduce per parameter, during the backward.
 
-    The order, and what is refused, are as in ``BucketedDDP``.
+    Each gradient is sent where it lies, as soon as the backward has added it up. Arguments, methods
+    and errors are those of ``NaiveDDP``; the order of sending and its limits are those of
+    ``BucketedDDP``.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -419,30 +445,38 @@ class DDP(_Overlapped):
 
 
 class BucketedDDP(_Overlapped):
-    """One asynchronous all-reduce for each bucket, as soon as backward has its last gradient.
+    """Average gradients by one asynchronous all-reduce per bucket, during the backward.
 
-    ``bucket_size_mb``, in MB of 2**20 bytes, is the most that a bucket holds. A parameter that
-    is larger is a bucket by itself. A bucket has one dtype.
+    A bucket is a group of gradients of one dtype. It is sent as soon as its last gradient is there.
 
-    ``communication`` is how a bucket travels; the attribute of that name is the one taken.
+    Arguments:
 
-    - "backend": one call of the group's backend, NCCL or gloo, on the gradients themselves.
-    - "copy_engines": see ``copy_engines``; on CUDA, between GPUs of one host that reach each
-      other's memory, and made for large buckets (measured: 100 MB). Each ``.grad`` is a view of
-      memory that stays, and that the next means overwrite. What backward made is read where it
-      made it, and stays until the finish too.
-    - "auto": copy engines where they can, else the backend; ``why_backend`` says why.
+    - ``module`` and ``group`` are those of ``NaiveDDP``, as are the methods.
+    - ``bucket_size_mb`` is the most that a bucket holds, in MB of 2**20 bytes. A parameter that is
+      larger is a bucket by itself.
+    - ``communication`` says what sends a bucket. "backend" is one call of NCCL or gloo on the
+      gradients themselves. "copy_engines" is for CUDA and GPUs of one host that reach each other's
+      memory, and for large buckets (100 MB was measured). "auto" is copy engines where they can be
+      used, else the backend; the attribute ``why_backend`` then says why. The attribute
+      ``communication`` has the choice.
+    - ``communication_dtype`` is the dtype in which floating gradients are sent. None sends each in
+      its own; bfloat16 halves the bytes of float32. ``.grad`` keeps its dtype.
 
-    ``communication_dtype`` is the dtype that floating gradients travel in, None each's own:
-    bfloat16 halves what is sent. ``.grad`` keeps its dtype. Copy engines then add in float32, in
-    rank order, and round the mean once; a backend adds in that dtype and may round at each of the
-    W - 1 additions. With two ranks that is the same: gradients and sum are rounded.
+    Order: every rank sends its buckets in the order in which rank 0's first backward made the
+    gradients. A parameter that gets no gradient delays all later buckets until the finish. Hooks of
+    a module that is compiled as a whole fire after its backward: compile block by block.
 
-    The buckets leave in one order on every rank, that of rank 0's first backward; a parameter that
-    gets no gradient holds the later ones up until the finish. A second gradient before the finish,
-    and one that is replaced, raise RuntimeError: what is travelling would be changed.
+    Between a backward and the finish, RuntimeError is raised for a second gradient of a parameter
+    and for another tensor in its ``.grad``, because the first gradient may be on its way.
 
-    Raises ValueError for "copy_engines" where they cannot, and for values that are not allowed.
+    With copy engines, each ``.grad`` is a view of memory that stays, and the next means overwrite
+    it. The gradients that the backward made are kept until the finish as well.
+
+    Rounding: copy engines add in float32, in the order of the ranks, and round the mean once. A
+    backend adds in the dtype that is sent, and may round at each of the W - 1 additions. With two
+    ranks the two round alike.
+
+    Raises ValueError for "copy_engines" where they cannot be used, and for other wrong arguments.
     """
 
     def __init__(

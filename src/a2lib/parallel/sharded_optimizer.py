@@ -31,38 +31,47 @@ NOT_SETTINGS = ("params", "param_names")
 class ShardedOptimizer(Optimizer):
     """Keep each parameter's optimizer state on one rank of ``group`` (ZeRO, stage 1).
 
-    ``optimizer_cls(params, **kwargs)`` makes the optimizer: a class, or a ``functools.partial``.
-    Whole parameters are assigned to ranks, balanced by their bytes; ``owner(p)`` is the rank. So an
-    optimizer that looks at a whole matrix works too. ``step`` updates and exchanges chunk by chunk.
+        optimizer = ShardedOptimizer(ddp.parameters(), torch.optim.AdamW, lr=1e-3)
 
-    Parameters and gradients must be the same on every rank when ``step`` is called, as they are
-    behind DDP: clip before, by the norm of all gradients. The weights then equal those of one
-    process to the bit, if ``optimizer_cls`` works parameter by parameter, as those of torch.optim
-    do. LBFGS, which does not, is refused. An update that reads all parameters for each one comes
-    out wrong.
+    Each parameter has an owner among the ranks, so that all ranks own about as many bytes. In
+    ``step`` each rank updates the parameters that it owns, and the ranks exchange them. Parameters
+    are divided as wholes, so an optimizer that looks at a whole matrix works too. Source:
+    Rajbhandari et al., 2020. It sends more than theirs, because it takes averaged gradients.
+
+    Arguments:
+
+    - ``params`` are parameters or groups of them. Frozen ones are exchanged with the rest: give
+      those that are trained.
+    - ``optimizer_cls`` is a class or a ``functools.partial``; ``optimizer_cls(params, **kwargs)``
+      makes the inner optimizer. It must update each parameter by itself, as those of torch.optim
+      do. LBFGS does not, and is refused. Another one that reads all parameters to update each gives
+      wrong results.
+    - ``group`` is a process group, by default that of all ranks.
+
+    Before ``step``, parameters and gradients must be the same on every rank, as they are behind a
+    DDP wrapper. To clip, clip all gradients by their norm before ``step``. The weights then equal
+    those of one process to the bit.
 
     Every rank calls ``step``, ``state_dict``, ``load_state_dict`` and ``add_param_group``.
-    ``param_groups`` are whole, for learning-rate schedulers; ``state`` is this rank's part. An
-    error in ``step`` is raised on the rank that owns the parameter while the others wait for it:
-    end them, as torchrun does.
+    ``param_groups`` has all parameters, for learning-rate schedulers; ``state`` has this rank's. If
+    an update fails, the parameter's owner raises while the other ranks wait for it: end them all,
+    as torchrun does.
 
-    Memory: with several ranks the parameters move once, into chunks that are gathered in place.
-    Each stays the same ``Parameter`` and becomes a view. Therefore
+    Memory: with several ranks, the constructor moves the parameters into chunks, which are then
+    gathered in place. Each stays the same ``Parameter`` and becomes a view of its chunk. Therefore:
 
-    - make the optimizer before a step is captured in a CUDA graph, and after ``module.to`` or
-      ``load_state_dict(assign=True)``;
-    - what shared a parameter's memory before, such as a ``p.detach()`` that is kept, is left
-      behind;
-    - chunks are longer than their parameters by at most a sixteenth, or 1 MiB each;
-    - a parameter that is not contiguous, or is a view, stays where it is and is copied at each
-      step;
-    - ``torch.save`` writes whole chunks: clone the tensors of a part of a model first.
+    - Make the optimizer after ``module.to`` or ``load_state_dict(assign=True)``, and before a step
+      is captured in a CUDA graph.
+    - A tensor that shared a parameter's memory before, such as a kept ``p.detach()``, no longer
+      does.
+    - A chunk is longer than its parameters by at most a sixteenth, or 1 MiB.
+    - A parameter that is not contiguous, or is a view itself, stays where it is, and is copied in
+      each step.
+    - ``torch.save`` of some parameters writes whole chunks: clone the tensors first.
 
-    Frozen parameters are exchanged with the rest: give those that are trained.
-
-    Raises RuntimeError without a process group, and in ``step`` where a parameter's memory or
-    ``param_groups``' parameters have changed. Raises ValueError for parameters that differ between
-    ranks, share memory, are on the device meta or are shards of FSDP, and for groups that
+    Raises RuntimeError without a process group, and in ``step`` where a parameter's memory or the
+    parameters of ``param_groups`` have changed. Raises ValueError for parameters that differ
+    between ranks, share memory, are on the device meta or are shards of FSDP, and for groups that
     ``optimizer_cls`` refuses or whose parameters it moves.
     """
 

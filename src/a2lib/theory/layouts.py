@@ -30,8 +30,9 @@ ACTIVATIONS = ("fused", "library")
 GRADIENTS = {"fp32": WIDE, "bf16": NARROW}
 # Bytes per parameter that an optimizer keeps from step to step.
 OPTIMIZERS = {"adamw": 8, "adamw-bf16": 4, "adamw-8bit": 2}
-# The share of the data sheet's peak that matmuls of feed-forward layers reach on an H200 (rows of
-# section parallelism).
+# The share of the data sheet's peak that matmuls of the 8B model's feed-forward layers reach on an
+# H200 without communication: the best row of data/measured/parallelism. A claim of the page
+# parallelism-measured fails when it is no longer that.
 EFFICIENCY = 0.65
 
 

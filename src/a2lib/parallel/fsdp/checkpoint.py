@@ -48,14 +48,17 @@ METADATA, STORED = ".metadata", ".distcp"
 
 @torch.no_grad()
 def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | None = None) -> None:
-    """Write the masters, the persistent buffers (rank 0's) and the optimizer's state; collective.
+    """Write a checkpoint of an FSDP training to a new folder; every rank calls it.
 
-    The folder, on a file system that all ranks share, appears under its name when all of it is
-    written; what a save that was killed has left beside it, a ``.part`` that nobody writes to, is
-    removed. The optimizer is one of torch.optim over ``fsdp.parameters()``, or over some of them.
+    It has the master weights, rank 0's persistent buffers and the optimizer's state. All ranks must
+    share the file system. The folder gets its name when everything is written, so a folder of that
+    name is complete. A save that was killed leaves a folder whose name ends in ``.part``; the
+    next save beside it removes it.
 
-    Raises FileExistsError where the folder exists, or another process is writing it, the OSError of
-    one that cannot be made, and ValueError for an optimizer whose state cannot be divided by rows.
+    The optimizer is one of torch.optim, over ``fsdp.parameters()`` or some of them.
+
+    Raises FileExistsError where the folder exists or another process is writing it, OSError where
+    it cannot be made, and ValueError for an optimizer whose state cannot be divided by rows.
     """
     content = {"model": _as_stored(fsdp, _held_tensors(fsdp))}
     if optimizer is not None:
@@ -87,13 +90,17 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 
 @torch.no_grad()
 def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | None = None) -> None:
-    """Read what ``save_sharded`` wrote, at any number of ranks, into the same module and optimizer;
-    collective. Weights are overwritten in place, the optimizer's state and settings replaced, all
-    of it or, where something is raised, nothing. Each rank needs room for its part twice.
+    """Read what ``save_sharded`` wrote into the same module and optimizer; every rank calls it.
 
-    Raises FileNotFoundError where there is none, and ValueError where a file is not what was
-    written, where the module has other names or shapes, larger or smaller, and where there is no
-    optimizer or that of other groups. A checkpoint is code: load what you trust.
+    The number of ranks may be another than when it was saved. Weights are overwritten in place, and
+    the optimizer's state and settings are replaced. Where an error is raised nothing has changed.
+    Each rank needs room for its part twice.
+
+    Raises FileNotFoundError where there is no checkpoint. Raises ValueError where a file is not
+    what was written, where the module has other names or shapes, and where the checkpoint has no
+    optimizer or that of other groups.
+
+    A checkpoint is code: load only what you trust.
     """
     folder = Path(folder)
     _check_files(folder, fsdp)

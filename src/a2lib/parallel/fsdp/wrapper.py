@@ -30,7 +30,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class FSDP(nn.Module):
-    """Divide each parameter of two or more dimensions over the ranks by rows (ZeRO, stage 3).
+    """Shard each parameter of two or more dimensions over the ranks by rows (ZeRO, stage 3).
 
         fsdp = FSDP(module, compute_dtype=torch.bfloat16)
         optimizer = torch.optim.AdamW(fsdp.parameters())
@@ -38,47 +38,59 @@ class FSDP(nn.Module):
         fsdp.finish_gradient_synchronization()
         optimizer.step()
 
-    ``parameters()`` are this rank's rows, and the whole of parameters with fewer dimensions, in
-    float32 where the module had 16 bits. They are the module's own objects, changed in place. A
-    rank may have no rows.
+    Each rank keeps its rows of every matrix, with their gradients and their optimizer state. The
+    matrices of a unit, a block for example, are gathered before the unit computes and freed after
+    it. The backward gathers them again, and reduce-scatters their gradients. Parameters with fewer
+    dimensions, such as norm weights, are whole on every rank. Sources: Rajbhandari et al., 2020;
+    Zhao et al., 2023.
 
-    ``compute_dtype`` is the dtype in which the module computes: matrices are cast to it before they
-    are gathered, and so are floating inputs of units and of modules that own a matrix, and biases
-    of those modules. Other parameters, such as a norm's, keep their dtype; the inputs of torch.nn's
-    LayerNorm, RMSNorm and GroupNorm are cast to it. With None each parameter computes in its own
-    dtype. Gradients are reduced in the masters' dtype.
+    Arguments:
 
-    A unit is gathered as a whole: each element of an outermost ModuleList or Sequential that owns a
-    matrix. All else, the root, stays gathered from its forward to the end of the backward.
-    Activation checkpoints may be around units or inside. ``torch.compile`` the units before
-    wrapping, never the whole.
+    - ``module`` is changed in place. Its parameters stay the same objects and become this rank's
+      rows, of which a rank may have none. 16-bit parameters become float32 master weights.
+    - ``compute_dtype`` is the dtype in which the module computes, bfloat16 for example. Matrices
+      are cast to it before they are gathered. Floating inputs of units and of modules that own a
+      matrix are cast too, as are those modules' biases. Other parameters, such as a norm's, keep
+      their dtype, and the inputs of torch.nn's LayerNorm, RMSNorm and GroupNorm are cast. With None
+      each parameter computes in its own dtype. Gradients are reduced in the masters' dtype.
+    - ``group`` is a process group, by default that of all ranks.
 
-    Every rank runs the same units in the same order. Within a unit a parameter may be without a
-    gradient on some ranks, where it counts as zero, or on all, where ``.grad`` stays None. Several
-    backwards may come before one finish; each is reduce-scattered. With two ranks and one backward
-    a step the weights equal, to the bit, those of one process that adds the ranks' gradients in
-    order.
+    Units: the elements of an outermost ModuleList or Sequential are units if they own a matrix. All
+    else is the root, which stays gathered from its forward to the end of the backward. Activation
+    checkpoints may be around units or inside them. Use ``torch.compile`` on the units before
+    wrapping, never on the whole module.
 
-    ``state_dict`` and ``load_state_dict`` of the module, of a part of it, and of an optimizer that
-    works element by element are of whole parameters, and collective. ``module.head.weight`` outside
-    of ``gathered()`` is rows. ``save_sharded`` and ``load_sharded`` keep a training, for any number
-    of ranks. Refused, with RuntimeError or ValueError, are
+    Training: every rank runs the same units in the same order. A parameter that has a gradient on
+    some ranks only counts as zero on the others. One without a gradient on every rank keeps
+    ``.grad`` None. Several backwards may come before one finish; each reduce-scatters its
+    gradients. With two ranks and one backward per step the weights equal, to the bit, those of one
+    process that adds the ranks' gradients in order.
+
+    Whole weights: outside of ``gathered()``, ``module.head.weight`` is rows. ``state_dict`` and
+    ``load_state_dict`` have whole parameters, and every rank calls them: those of the module, of a
+    part of it, and of an optimizer that works element by element. ``save_sharded`` and
+    ``load_sharded`` keep a training on disk, for any number of ranks.
+
+    RuntimeError or ValueError is raised for each of these:
 
     - an optimizer that looks at whole matrices or at all parameters (Muon, LBFGS, Adafactor);
     - torch's norm of gradients: use ``clip_grad_norm_`` of this class;
-    - a call past the forward of a unit, such as ``module.head(x)``, outside of ``gathered()``;
-    - a write to a gathered parameter (``max_norm`` of an Embedding);
-    - a parameter that came, or was replaced, after wrapping;
+    - a call of a part of the module, such as ``module.head(x)``, outside of ``gathered()``;
+    - a write to a gathered parameter, as an Embedding with ``max_norm`` does;
+    - a parameter that was added or replaced after wrapping;
     - an optimizer's step without the finish, and a backward with ``create_graph``.
 
-    Limits: a hook on a parameter does not see the mean gradient, so change ``.grad`` after the
-    finish. What a unit computes for the loss has to be in what it returns. The weights of an LSTM
-    or GRU are not flattened. A GradScaler looks at each rank's own rows: step only where the norm,
-    which is over all ranks, is finite.
+    Limits that are not checked:
 
-    Raises RuntimeError without a process group; ValueError for modules that differ between ranks,
-    have an FSDP in them, are on several devices or on meta, and for a compute_dtype that is not
-    floating.
+    - A hook on a parameter does not see the mean gradient. Change ``.grad`` after the finish.
+    - What a unit computes for the loss has to be in what the unit returns.
+    - The weights of an LSTM or GRU are not flattened.
+    - A GradScaler looks at this rank's rows alone. Take a step only where the norm of
+      ``clip_grad_norm_``, which is over all ranks, is finite.
+
+    Raises RuntimeError without a process group. Raises ValueError for modules that differ between
+    ranks, contain an FSDP, are on several devices or on meta, and for a ``compute_dtype`` that is
+    not floating.
     """
 
     def __init__(
@@ -131,12 +143,14 @@ class FSDP(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Make each ``.grad`` the mean over the ranks, of this rank's rows or of the whole; every
-        rank calls it once a step. The host does not wait on CUDA.
+        """Average the gradients over the ranks; every rank calls it once a step.
 
-        Raises RuntimeError where a parameter came, was replaced, frozen or thawed after it was
-        wrapped, after a backward that raised, and, on every rank, where one began other forwards
-        since the last step than the rest.
+        Each ``.grad`` becomes the mean: this rank's rows of it, or the whole where the parameter is
+        whole. The host does not wait for the GPU.
+
+        Raises RuntimeError where a parameter was added, replaced, frozen or unfrozen after
+        wrapping, and after a backward that raised. Raises it on every rank where one of them began
+        other forwards since the last step than the rest.
         """
         self._check_backward()
         for unit in self._units:
@@ -170,10 +184,14 @@ class FSDP(nn.Module):
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
-        """Have every parameter whole within it, in the dtype that the module computes with, for
-        what goes past its forward: ``module.generate``, ``module.head.weight``. Collective, and
-        without gradients; RuntimeError for a forward that would have some, and at the end where a
-        parameter was changed in place."""
+        """Gather every parameter within this context, in the dtype in which the module computes.
+
+        Use it for what does not go through the module's forward, such as ``module.generate`` or
+        ``module.head.weight``. Every rank enters it. Nothing in it records gradients.
+
+        Raises RuntimeError for a forward that would record gradients, and at the end of the context
+        where a parameter was changed in place.
+        """
         if self._held_whole:
             yield
             return
@@ -203,9 +221,11 @@ class FSDP(nn.Module):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their 2-norm over all ranks is at most ``max_norm``; returns
-        the norm before, as torch's function of that name; RuntimeError before the finish.
-        Collective."""
+        """Scale all gradients so that their 2-norm over all ranks is at most ``max_norm``.
+
+        Returns the norm before that, a scalar tensor, as torch's function of that name does. Every
+        rank calls it. Raises RuntimeError before the finish.
+        """
         if self.unfinished():
             raise RuntimeError("clip_grad_norm_ comes after finish_gradient_synchronization")
         of_rows = self._sum_of_squares(self._sharded)

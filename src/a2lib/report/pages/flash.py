@@ -10,6 +10,9 @@ from a2lib.report.style import COLOURS, DIM, Look, Looks, chart
 from a2lib.report.units import count, digits, ms
 from a2lib.theory import attention
 
+# The first run of the kernels as they are. Five shapes of many heads are of an earlier one, by
+# kernels that differ in how many heads run together.
+SINCE = "20261129T12"
 PART = "compiled_backward"  # its forward is a2lib's, which makes it no peer
 FA4 = "fa4"  # a package of its own: "peers" are what PyTorch ships
 LOOKS = Looks(

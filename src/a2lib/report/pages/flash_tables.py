@@ -39,12 +39,15 @@ def limits(measured: dict) -> pd.DataFrame:
 
 def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a2lib's time over FlashAttention-4's with many heads, by length and mask, head size
-    and pass; last the leaderboard shape."""
+    and pass; last the leaderboard shape. A star: of a run before ``flash.SINCE``."""
     kinds = {"paper": "", "board": " (leaderboard)"}
-    ratios = pd.concat([flash.over_fa4(rows, kind=kind) for kind in kinds], keys=kinds)
-    ratios = pick(ratios.rename_axis(index={None: "kind"}).rename("ratio").reset_index(), pass_=OWN)
-    ratios["cell"] = ratios["ratio"].map("{:.2f}".format)
-    wide = ratios.pivot(
+    many = pick(rows, kind=list(kinds), pass_=OWN)
+    fa4 = pick(many, implementation=flash.FA4)[[*flash.SHAPE, "ms"]]
+    both = pick(many, implementation=OURS).merge(fa4, on=flash.SHAPE, suffixes=("", "_fa4"))
+    ratio = (both["ms"] / both["ms_fa4"]).astype(float)
+    star = (both["run"] < flash.SINCE).map({True: "*", False: ""})
+    both["cell"] = ratio.map("{:.2f}".format) + star
+    wide = both.pivot(
         index=["kind", "seq_len", "causal"], columns=["head_dim", "pass"], values="cell"
     ).sort_index(ascending=[False, True, False])
     lines = []

@@ -14,7 +14,7 @@ import pandas as pd
 from a2lib.report.page import one, pick
 from a2lib.report.plots import reference
 from a2lib.report.style import chart
-from a2lib.report.units import Number, count
+from a2lib.report.units import Number, count, percent
 from a2lib.shapes import SIZES
 from a2lib.theory import parallelism, schedules
 from a2lib.theory.devices import DEVICES
@@ -23,6 +23,7 @@ from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
 
 NAMES = {"dp": "data parallel", "fsdp": "FSDP", "tp": "tensor parallel"}
+SHORT = {"dp": "DP", "fsdp": "FSDP", "tp": "TP"}
 # The three parts of a pass's time above its prediction.
 PARTS = ["slow_matmuls", "slow_collectives", "slow_together"]
 PREDICTED = ["W", "compute", "communication", "predicted", "excess", *PARTS, "hidden"]
@@ -213,6 +214,18 @@ def thresholds_table(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
         lines.append([f"{NAMES[scheme]}, {pass_}: {unit}", by_sheet, by_rates, measured])
     heads = ["pass", "data sheet", "measured C, W", "measured"]
     return pd.DataFrame(lines, columns=heads)
+
+
+def hidden_table(rows: pd.DataFrame, width: int) -> pd.DataFrame:
+    """Return the hidden share by batch, of every scheme and pass at a layer's width."""
+    sent = pick(sending(rows), d_ff=width).set_index("tokens")
+    shares = {
+        f"{SHORT[scheme]} {pass_}": pick(sent, scheme=scheme, pass_=pass_)["hidden"].map(percent)
+        for scheme, pass_ in THRESHOLDS
+    }
+    table = pd.DataFrame(shares).sort_index()
+    table.insert(0, "tokens", table.index.map(count))
+    return table
 
 
 @chart(height=5.0)

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import importlib.util
+import multiprocessing.util
 import os
 import random
 import signal
@@ -71,6 +72,13 @@ settings.load_profile("a2lib")
 def locks_of_their_own(tmp_path_factory):
     """Tests measure nothing that counts: they wait for nobody, and nobody for them."""
     os.environ["A2LIB_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_short_address():
+    """The socket of the server of forked.py lies in multiprocessing's folder, which is made once: a
+    test that moves temporary folders into its own would make its name too long for a socket."""
+    multiprocessing.util.get_temp_dir()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -234,3 +234,5 @@ def test_an_output_that_is_a_folder_or_lies_in_none_is_one_clear_line(repository
 def test_a_misspelt_notebook_names_the_nearest(repository):
     done = run(repository, [PAPERMILL, "notebooks/tinny.ipynb"], ends=1)
     assert done.stderr.strip() == "no notebook tinny (did you mean tiny?); allowed are tiny"
+    done = run(repository, [PAPERMILL, "notebook/tiny.ipynb"], ends=1)
+    assert done.stderr == "no file notebook/tiny.ipynb; did you mean notebooks/tiny.ipynb?\n"

@@ -20,6 +20,8 @@ BIN := $(VENV)/bin
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ' | head -1)
 # An environment names its own path in every script, so a copy of it elsewhere still runs the original.
 MOVED := $(filter-out $(CURDIR),$(file <$(VENV)/.a2lib-where))
+# What is there is up to date, unless it is to be another.
+ASKED := $(and $(filter install,$(MAKECMDGOALS)),$(filter PYTHON=% TORCH=% PINS=%,$(MAKEOVERRIDES)))
 # One stamp for each kind of build, so that a machine that gains a GPU gets the CUDA build.
 STAMP := $(VENV)/.a2lib-$(if $(HAS_GPU),cuda,cpu)
 
@@ -63,7 +65,7 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml dev/constraints.txt dev/install.sh $(if $(MOVED),FORCE)
+$(STAMP): pyproject.toml dev/constraints.txt dev/install.sh $(if $(MOVED)$(ASKED),FORCE)
 	@dev/install.sh $(VENV)
 	@touch $(VENV)/.a2lib-cpu $(if $(HAS_GPU),$(VENV)/.a2lib-cuda)
 

@@ -68,14 +68,17 @@ case $venv in
            rm -rf "$venv"
        fi ;;
 esac
+version() { "$1" -c 'import platform; print(platform.python_version())'; }
 if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     command -v "$python" >/dev/null || die "no '$python' here; install Python 3.11 or newer, or run: make PYTHON=/path/to/python3"
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        die "a2lib needs Python 3.11 or newer, '$python' is $("$python" -c 'import platform; print(platform.python_version())'); run: make PYTHON=/path/to/python3.11"
+        die "a2lib needs Python 3.11 or newer, '$python' is $(version "$python"); run: make PYTHON=/path/to/python3.11"
     "$python" -c 'import venv, ensurepip' 2>/dev/null || die "'$python' cannot make environments; on Debian or Ubuntu: apt install python3-venv"
     step "making $venv with $("$python" --version)" "$python" -m venv --clear "$venv" || reason "'$python' could not make $venv"
 fi
 bin=$venv/bin
+[ -z "${PYTHON:-}" ] || [ "$(version "$python" 2>&1)" = "$(version "$bin/python")" ] ||
+    say "$venv is there, with Python $(version "$bin/python"): for '$python' run make distclean first"
 pip() { "$bin/python" -m pip --disable-pip-version-check "$@"; }
 "$bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     die "$venv is of a Python older than 3.11: remove it (make distclean) and run make again"

@@ -44,9 +44,11 @@ if options.resume != losses.exists():
 lines = pd.read_csv(losses).to_dict("records") if options.resume else []
 if options.steps <= len(lines):
     parser.error(f"--steps {options.steps}: the run has {len(lines)} steps already")
+folder.mkdir(parents=True, exist_ok=True)  # what cannot be written fails before the training
 if DEVICE == "cuda":
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # more would gain little here
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)  # more would gain little here
 if WORLD > 1:
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
 
@@ -85,7 +87,6 @@ for step in range(len(lines) + 1, options.steps + 1):
         break
 
 checkpoint = folder / f"step-{step}"
-folder.mkdir(parents=True, exist_ok=True)
 if options.wrapper == "fsdp":
     save_sharded(checkpoint, model, optimizer)
 elif RANK == 0:
@@ -94,6 +95,6 @@ if RANK == 0:
     pd.DataFrame(lines).to_csv(losses, index=False)
     pd.DataFrame(lines).plot("step", "loss", ylabel="loss").figure.savefig(folder / "losses.png")
     print(f"the losses are in {losses} and losses.png, weights and moments in {checkpoint}")
-    print(f"stopped at step {step}; --resume goes on, behind the last one with more --steps")
+    print(f"stopped at step {step}; --resume goes on (from the last one with more --steps)")
 if WORLD > 1:
     dist.destroy_process_group()

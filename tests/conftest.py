@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import importlib.util
+import multiprocessing.util
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 # A shell starts what it puts into the background deaf to Ctrl-C, which is what some tests send.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -30,6 +32,9 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # matplotlib's list of fonts: one that another environment left names fonts that are gone.
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).resolve().parents[1] / "build" / "matplotlib")
+
+# What tests store need not outlive the machine; each flush waits for a disk.
+os.fsync = lambda descriptor: None
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -69,6 +74,13 @@ def locks_of_their_own(tmp_path_factory):
     os.environ["A2LIB_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def a_short_address():
+    """The socket of the server of forked.py lies in multiprocessing's folder, which is made once: a
+    test that moves temporary folders into its own would make its name too long for a socket."""
+    multiprocessing.util.get_temp_dir()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def garbage_is_looked_for_among_new_objects():
     """What is timed is timed after a collection, which takes a quarter of a second where the heap
@@ -100,6 +112,17 @@ def python():
     for child in started:
         child.kill()
         child.communicate()
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """A sweep's processes have PyTorch already. How it starts real ones is tested in tests/lab."""
+    import forked
+
+    from a2lib.lab import sweep
+
+    names = SimpleNamespace(**{**vars(subprocess), "Popen": forked.Worker})
+    monkeypatch.setattr(sys.modules[sweep.__module__], "subprocess", names)
 
 
 @pytest.fixture
@@ -182,10 +205,19 @@ def turn(item):
 MARK = "mark.gpu"
 
 
+def pytest_report_header():
+    if not torch.cuda.is_available():
+        return "no GPU here: tests/gpu is left out"
+
+
 def pytest_ignore_collect(collection_path, config):
     """A machine that only measures runs `-m gpu` with little installed: what has no such test is
-    not imported there. Everywhere else every file is."""
-    if config.option.markexpr != "gpu" or "tests" not in collection_path.parts:
+    not imported there. Without a GPU tests/gpu is not imported but under `-m gpu`, as
+    tests/setup/test_imports.py does, since 600 tests would be collected to be skipped."""
+    if config.option.markexpr != "gpu":
+        is_of_gpus = collection_path == Path(__file__).with_name("gpu")
+        return True if is_of_gpus and not torch.cuda.is_available() else None
+    if "tests" not in collection_path.parts:
         return None
     files = [collection_path]
     if collection_path.is_dir():

@@ -4,6 +4,7 @@ imported it once.
 To start Python and import PyTorch takes longer than most of what the tests run.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -141,6 +142,8 @@ def _begin(function, arguments: tuple, environment: dict[str, str], log: str) ->
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
+    gc.freeze()  # what is timed is timed after a collection, which would go through all modules
+    os.fsync = lambda descriptor: None  # as in tests/conftest.py
     import torch
 
     torch.set_num_threads(1)

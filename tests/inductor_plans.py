@@ -8,6 +8,8 @@ import torch._functorch.config
 import torch._inductor.config
 from torch._inductor.graph import GraphLowering
 
+from a2lib.lab import inductor
+
 
 class Eager:
     """In the place of a compiled module: runs the graph as it is."""
@@ -30,8 +32,16 @@ def planned():
             GraphLowering.save_output_code(code.value)
         return Eager(graph)
 
+    configure = inductor.configure
+
+    def without_caches(**options):  # a plan is nothing that a cache holds
+        configure(**options)
+        torch._inductor.config.fx_graph_cache = False
+        torch._functorch.config.enable_autograd_cache = False
+
     torch._dynamo.reset()
     with (
+        mock.patch.object(inductor, "configure", without_caches),
         mock.patch.object(GraphLowering, "compile_to_module", compile_to_module),
         # Probing for the CPU's instruction set would call a compiler.
         mock.patch("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list),

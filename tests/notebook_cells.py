@@ -4,7 +4,7 @@ import csv
 import json
 from types import SimpleNamespace
 
-from a2lib.lab.sections import SECTIONS
+from a2lib.lab.sections import COMMON, SECTIONS
 from a2lib.lab.store import format_value
 from a2lib.paths import ROOT
 
@@ -13,7 +13,8 @@ TAGS = ("parameters", "cases", "measure")
 
 def load_cells(name, **parameters):
     """Return the names that the cells tagged parameters, cases and measure of notebooks/NAME.ipynb
-    define, with `parameters` in place of the defaults; no sweep runs."""
+    define, and as `namespace` their globals, with `parameters` in place of the defaults; no sweep
+    runs."""
     return _run(name, parameters, only=TAGS)
 
 
@@ -37,6 +38,18 @@ def stored_keys(table, keys):
     return {tuple(format_value(c, key[c]) for c in columns) for key in keys}
 
 
+def fits(row, section):
+    """Return whether a row has exactly the key columns of a section, and values that it has."""
+    return set(row) - {*section.values, *COMMON} == set(section.key)
+
+
+def identities(table, tasks):
+    """Return the keys of `tasks` as `table` stores them; none may be asked for twice."""
+    asked = [table.identify(key) for task in tasks for key in task]
+    assert len(asked) == len(set(asked))
+    return set(asked)
+
+
 def _run(name, parameters, only=(), added=None):
     path = ROOT / "notebooks" / f"{name}.ipynb"
     notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -52,4 +65,4 @@ def _run(name, parameters, only=(), added=None):
             namespace.update(parameters)
         if added and cell["id"] in added:
             exec(added[cell["id"]], namespace)
-    return SimpleNamespace(**namespace)
+    return SimpleNamespace(**namespace, namespace=namespace)

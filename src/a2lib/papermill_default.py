@@ -76,16 +76,24 @@ def refuse_paths(notebook: Path, output: Path | None = None) -> None:
     """End this process with one line for a notebook that is none of notebooks/, or an output that
     is a folder, or another of them: `papermill notebooks/f*.ipynb` would write over a record."""
     ours = ROOT / "notebooks"
+    names = sorted(path.stem for path in ours.glob("*.ipynb"))
     if notebook.suffix == ".ipynb" and notebook.parent.resolve() == ours.resolve():
-        names = sorted(path.stem for path in ours.glob("*.ipynb"))
         if notebook.stem not in names:
             raise SystemExit(f"no notebook {none_of(names, notebook.stem)}")
+    elif notebook.stem in names and is_absent(notebook):
+        path = os.path.relpath(ours / notebook.name)
+        raise SystemExit(f"no file {notebook}; did you mean {path}?")
     if output is None:
         return
     if output.is_dir():
         raise SystemExit(f"{output} is a folder: name a file, {output / notebook.name} say")
     if is_ours(output) and output.resolve() != notebook.resolve():
         raise SystemExit(f"{output} is a notebook itself, and would be written over: name one file")
+
+
+def is_absent(notebook: Path) -> bool:
+    """Whether papermill would look for a file, which a URL is none, and there is none."""
+    return notebook.suffix == ".ipynb" and not notebook.exists() and ":" not in str(notebook)
 
 
 def is_ours(notebook: Path) -> bool:

@@ -48,36 +48,3 @@ def test_no_block_of_python_is_overlooked():
 def test_an_example_runs_as_it_stands(name, tmp_path):
     done = run_example(EXAMPLES[name], tmp_path)
     assert done.returncode == 0, done.printed
-
-
-PAGE = """# A page
-
-```python
-print("alone")
-```
-
-::::{dropdown} A fold
-1. A list
-
-   ```python
-   # torchrun --standalone --nproc-per-node 2 ranks.py
-   import os
-   assert os.environ["WORLD_SIZE"] == "2"
-   ```
-::::
-
-````python
-assert False, "not so"
-````
-
-```{code-cell} ipython3
-1 / 0
-```
-"""
-
-
-@pytest.mark.slow
-def test_each_block_of_a_page_is_found_and_one_that_fails_is_seen(tmp_path):
-    done = [run_example(code, tmp_path) for code in find_examples(PAGE)]
-    assert [process.returncode for process in done] == [0, 0, 1]
-    assert done[0].printed == "alone\n" and "not so" in done[2].printed

@@ -32,10 +32,21 @@ def test_a_long_attention_names_the_length_that_takes_less_than_a_minute(said):
     passes = ("forward", "backward", "end_to_end")
     line = said([[attention(65536, pass_) for pass_ in passes]])
     flops = 7 * (2 + 5 + 7) * 65536**2 * 64
-    assert f"about {flops / 1e11 / 60:.0f} minutes or more" in line
+    words = (
+        f"about {4 * flops / 1e11 / 60:.0f} minutes or more on this CPU ({flops / 1e12:.1f} TFLOP)"
+    )
+    assert words in line
     shorter = int(re.search(r"Smaller: -p seq_len (\d+)$", line)[1])
     assert said([[attention(shorter, pass_) for pass_ in passes]]) == ""
     assert said([[attention(2 * shorter, pass_) for pass_ in passes]])
+
+
+def test_a_length_that_only_python_makes_long_is_said(said):
+    key = attention(8192, "end_to_end")
+    assert said([[key]]) == ""
+    assert "about a minute or more on this CPU (0.4 TFLOP)" in said(
+        [[{**key, "implementation": "tiled", "heads": 2}]]
+    )
 
 
 def test_a_step_counts_once_for_all_its_phases_and_once_for_each_rank(said):

@@ -5,7 +5,9 @@ import re
 from a2lib.paths import ROOT
 
 
-def test_the_notebook_of_the_readme_runs_with_an_entry_of_the_readers(tmp_path, monkeypatch):
+def test_the_notebook_of_the_readme_runs_with_an_entry_of_the_readers(
+    tmp_path, monkeypatch, forked_workers
+):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
     text = (ROOT / "src" / "a2lib" / "lab" / "README.md").read_text(encoding="utf-8")
     parameters, *cells = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -19,3 +21,16 @@ def test_the_notebook_of_the_readme_runs_with_an_entry_of_the_readers(tmp_path, 
     frame = namespace["frame"]
     assert list(frame["sort"]) == ["builtin", "torch", "mine"] * 2
     assert set(frame["status"]) == {"ok"} and (frame["ns_an_element"] > 0).all()
+
+
+def test_the_figure_of_the_readme_has_each_size_once():
+    text = (ROOT / "src" / "a2lib" / "lab" / "README.md").read_text(encoding="utf-8")
+    (cell,) = re.findall(r"```\{code-cell\} ipython3\n---\n.*?\n---\n(.*?)```", text, re.DOTALL)
+    *lines, last = cell.strip().splitlines()
+    namespace = {}
+    exec("\n".join(lines), namespace)
+    axes = eval(last, namespace)
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert "128" in labels and len(labels) == len(set(labels))
+    devices = {text.get_text() for text in axes.get_legend().get_texts()}
+    assert {"nvidia-h100-80gb-hbm3", "nvidia-h200"} <= devices

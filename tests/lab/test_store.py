@@ -19,12 +19,6 @@ refuses = functools.partial(refused, error=StoreError)
 NOT_MEASURED = dict.fromkeys(("ms", "ms_p20", "ms_p80", "n"))
 
 
-@pytest.fixture(autouse=True)
-def no_flush(monkeypatch):
-    """That rows are flushed is another file's test; here it would take the time."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def filled(store, make_row) -> Table:
     for seq_len in (128, 256, 512):

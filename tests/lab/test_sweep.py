@@ -253,14 +253,19 @@ def killed_once(asked):
 
 
 @pytest.mark.slow
-def test_what_a_rank_does_is_the_row_of_its_configuration_but_not_who_is_killed(table, run):
-    """Each part but the first ends the ranks, so that others start: one sweep for all."""
-    asked = [keys(part, sizes=(1,)) for part in (*KILLED, "raise", "hang", "abort")]
-    sweep(table, asked, killed_once, run, ranks=2, silence_s=20)
+def test_who_is_killed_is_measured_again_and_a_rank_that_aborts_is_a_row(table, run):
+    """Each part ends torchrun, so that another starts: one sweep for all."""
+    asked = [keys(part, sizes=(1,)) for part in (*KILLED, "abort")]
+    sweep(table, asked, killed_once, run, ranks=2)
     for part in KILLED:
         assert notes(table, part) == {"3 gloo"}, part
-    assert notes(table, "raise") == {"rank 1 of 2: ValueError: first line"}
     assert notes(table, "abort") == {"rank 1 of 2 was killed by SIGABRT"}
+
+
+def test_what_a_rank_raises_or_where_it_hangs_is_the_row(table, run, forked_workers):
+    tasks = [keys("raise", sizes=(1,)), keys("hang", sizes=(1,))]
+    sweep(table, tasks, in_group, run, ranks=2, silence_s=12)
+    assert notes(table, "raise") == {"rank 1 of 2: ValueError: first line"}
     [note] = notes(table, "hang")
     assert "rank 1 in play" in note and "rank 0 in" in note
 

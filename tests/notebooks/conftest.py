@@ -1,15 +1,17 @@
-import subprocess
-import sys
-from types import SimpleNamespace
-
-import forked
 import pytest
 
-from a2lib import lab
+
+@pytest.fixture(autouse=True)
+def rows_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
 
 
 @pytest.fixture
-def forked_workers(monkeypatch):
-    """A sweep's processes have PyTorch already. How it starts real ones is tested in tests/lab."""
-    names = SimpleNamespace(**{**vars(subprocess), "Popen": forked.Worker})
-    monkeypatch.setattr(sys.modules[lab.sweep.__module__], "subprocess", names)
+def replace(monkeypatch):
+    """``replace(cells, name=value)``: other values for globals of the notebook."""
+
+    def swap(cells, **values):
+        for name, value in values.items():
+            monkeypatch.setitem(cells.namespace, name, value)
+
+    return swap

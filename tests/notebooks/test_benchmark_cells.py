@@ -2,7 +2,6 @@
 
 import pytest
 from notebook_cells import load_cells
-from refusals import refused
 
 from a2lib import lab
 from a2lib.shapes import Shape
@@ -68,23 +67,12 @@ def test_energy_is_blank_where_no_driver_tells_it(cells):
 @pytest.mark.slow
 def test_a_first_step_is_taken_apart_in_processes_that_have_not_imported_torch(cells):
     ns = cells(sweep="first")
+    nothing, block = ns.first_tasks
+    parts = {"import", "first", "second", "steady"}
+    assert {key["part"] for key in nothing} == parts
     run = lab.start("benchmark", vars(ns))
     options = {"whole": True, "fresh": True}
-    assert lab.sweep(ns.firsts, ns.first_tasks, ns.measure_first, run, **options) == 0
+    assert lab.sweep(ns.firsts, [block], ns.measure_first, run, **options) == 0
     rows = ns.firsts.rows()
     assert {row["status"] for row in rows} == {"ok"}, rows
-    parts = {
-        prepared: [row["part"] for row in rows if row["prepared"] == prepared]
-        for prepared in ("nothing", "block")
-    }
-    assert set(parts["nothing"]) == {"import", "first", "second", "steady"}
-    assert set(parts["block"]) == {*parts["nothing"], "block_first", "block_second"}
-
-
-def test_what_cannot_be_is_refused(cells):
-    for words, parameters in {
-        "mode = 'x': allowed: all, inference": {"mode": "x"},
-        "need a GPU": {"capture": True},
-        "sweep = 'tables': ": {"sweep": "tables"},
-    }.items():
-        refused(words, cells, **parameters, error=lab.ParameterError)
+    assert {row["part"] for row in rows} == {*parts, "block_first", "block_second"}

@@ -3,14 +3,12 @@
 import pytest
 from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
 
-from a2lib.lab import ParameterError, start, sweep
+from a2lib.lab import start, sweep
 
 SMALL = {"context": 8, "precision": "fp32"}
 
 
-@pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def test_the_sweeps_ask_for_every_committed_row(monkeypatch):
@@ -69,15 +67,3 @@ def test_all_cells_store_and_draw_a_row_for_each_strategy():
     assert {(row["status"], row["n"], row["layers"]) for row in rows} == {("ok", "1", "4")}
     assert len(cells.figure.axes) == 1
     assert list(cells.shown["counted_GB"].notna()) == [True, True, False]
-
-
-@pytest.mark.parametrize(("wrong", "words"), [
-    ({"strategies": "segment:5"}, "allowed are none, half"),
-    ({"strategies": "segments:8"}, "allowed as k are 1 to 4"),
-    ({"precision": "tf32"}, "needs a GPU"),
-    ({"sweep": "segment"}, "did you mean segments"),
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(wrong, words):
-    with pytest.raises(ParameterError, match=words) as refusal:
-        load_cells("checkpointing", **wrong)
-    assert "\n" not in str(refusal.value)

@@ -4,14 +4,11 @@ import contextlib
 
 import pytest
 import torch
-import torch._functorch.config
-import torch._inductor.config
 from inductor_plans import planned
-from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+from notebook_cells import committed_keys, fits, load_cells, run_cells, stored_keys
 
-from a2lib.lab import ParameterError, inductor
+from a2lib.lab import inductor
 from a2lib.lab.inductor import Graph
-from a2lib.lab.sections import COMMON
 from a2lib.lab.steps import StepTimes
 from a2lib.shapes import Shape
 
@@ -25,20 +22,7 @@ GRAPHS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-
-
-@pytest.fixture
-def replace(monkeypatch):
-    """``replace(cells, name=value)``: other values for globals of the notebook."""
-
-    def swap(cells, **values):
-        for name, value in values.items():
-            monkeypatch.setitem(cells.measure_models.__globals__, name, value)
-
-    return swap
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.fixture
@@ -46,14 +30,6 @@ def attention(configured, monkeypatch, tmp_path):
     """``attention(**parameters)``: the cells, which time quickly and plan what they compile."""
     monkeypatch.setattr(inductor, "prime", lambda device: None)
     monkeypatch.setattr(inductor, "cache_dir", lambda: tmp_path)
-    configure = inductor.configure
-
-    def without_caches(**options):  # a plan is nothing that a cache holds
-        configure(**options)
-        torch._inductor.config.fx_graph_cache = False
-        torch._functorch.config.enable_autograd_cache = False
-
-    monkeypatch.setattr(inductor, "configure", without_caches)
 
     def load(**parameters):
         cells = load_cells("compile", **TINY, **parameters)
@@ -81,11 +57,6 @@ def status_of(rows, name):
     return {row["status"] for (implementation, _), row in rows.items() if implementation == name}
 
 
-def fits(row, section):
-    """Whether a row has exactly the key columns of a section, and values that it has."""
-    return set(row) - {*section.values, *COMMON} == set(section.key)
-
-
 # What is asked for
 
 
@@ -109,17 +80,6 @@ def test_several_sizes_and_a_model_are_asked_for_by_name():
     }
     assert [task[0]["mode"] for task in cells.model_tasks] == list(cells.MODES)
     assert {key["compile"] for key in cells.model_tasks[0]} == {"none", "blocks"}
-
-
-@pytest.mark.parametrize("wrong", [
-    {"written": "sparse"},
-    {"seq_len": 0},
-    {"sweep": "model"},
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(wrong):
-    with pytest.raises(ParameterError) as refusal:
-        load_cells("compile", **wrong)
-    assert "\n" not in str(refusal.value)
 
 
 # Attention
@@ -162,10 +122,20 @@ def test_an_attention_of_the_readers_own_is_held_against_the_truth(attention):
     assert measured(cells, ["eager"])["eager", "backward"]["status"] == "error"
 
 
-@pytest.mark.slow
+# A C++ compiler would take seconds for each kernel; tests/lab/test_inductor.py calls one.
+PLANNED = """
+measure_whole = measure_attention
+
+def measure_attention(keys):
+    from inductor_plans import planned
+
+    with planned():
+        yield from measure_whole(keys)
+"""
+
+
 def test_all_cells_run_and_show_what_inductor_made():
-    """Seconds of the C++ compiler for each empty cache."""
-    cells = run_cells("compile", **{**TINY, "seq_len": 8, "head_dim": 4, "batch": 1})
+    cells = run_cells("compile", {"measure-attention": PLANNED}, **TINY)
     frame = cells.attentions.frame().set_index(["implementation", "pass"])
     assert set(frame["status"]) == {"ok"} and len(frame) == 4
     calls = frame[["kernels_called", "library_calls"]]

@@ -36,9 +36,7 @@ MAKE["nothing"] = lambda model: model
 """
 
 
-@pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def keys(cells):
@@ -74,20 +72,6 @@ def test_what_the_parameters_name(gpus):
     ]
 
 
-@pytest.mark.parametrize("wrong", [
-    {"sweep": "all"},
-    {"capture": True},
-    {"carrier": "copy_engines"},
-    {"wrappers": "naive", "sent_dtype": "bf16"},
-    {"world_size": 1},
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
-    gpus(0)
-    with pytest.raises(ParameterError) as refusal:
-        load_cells("ddp", **wrong)
-    assert "\n" not in str(refusal.value)
-
-
 def test_pytorchs_wrapper_is_not_captured(gpus):
     gpus(2)
     with pytest.raises(ParameterError, match="torch_ddp"):
@@ -98,7 +82,7 @@ def test_pytorchs_wrapper_is_not_captured(gpus):
 def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus, tmp_path):
     gpus(0)
     cells = load_cells("ddp", context=8, bucket_mb=100)
-    exec(OF_A_READER, cells.measure.__globals__)
+    exec(OF_A_READER, cells.namespace)
     [first, *_] = cells.tasks[0]
     ways = [cells.way(name) for name in ("mine", "sums", "nothing")]
     ways += [cells.way("bucketed", 100, "copy_engines"), cells.way("torch_ddp", 25)]

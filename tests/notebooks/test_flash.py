@@ -6,9 +6,8 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from attention_standins import call
-from notebook_cells import load_cells, run_cells
+from notebook_cells import fits, load_cells, run_cells
 
 from a2lib import lab
 from a2lib.attention import attention_reference, dispatch
@@ -38,17 +37,6 @@ def cells(configured):
 
 
 @pytest.fixture
-def replace(monkeypatch):
-    """``replace(cells, name=value)``: other values for globals of the notebook."""
-
-    def swap(cells, **values):
-        for name, value in values.items():
-            monkeypatch.setitem(cells.measure.__globals__, name, value)
-
-    return swap
-
-
-@pytest.fixture
 def on_a_gpu(cells, monkeypatch):
     """``on_a_gpu(**parameters)``: the notebook's names where there is a GPU."""
     monkeypatch.setattr(lab, "device_kind", lambda: "cuda")
@@ -75,12 +63,6 @@ def by_name(rows):
 
 def statuses(rows, name):
     return [rows[name, pass_].get("status", "ok") for pass_ in PASSES if (name, pass_) in rows]
-
-
-def fits(row, section):
-    """Whether a row has exactly the key columns of a section, and values that it has."""
-    values = {*section.values, *lab.sections.COMMON}
-    return set(row) - values == set(section.key) and set(section.key) <= set(row)
 
 
 def wrong(q, k, v, is_causal):
@@ -168,18 +150,6 @@ def test_a_cpu_measures_what_it_can(cells):
     assert {(key["seq_len"], key["dtype"]) for key in keys} == {(128, "fp32")}
 
 
-@pytest.mark.parametrize("parameters, words", [
-    ({"sweep": "hand"}, "did you mean handout"),
-    ({"implementations": "a2lib,cudnn"}, "allowed: auto, all, a2lib, eager"),
-    ({"seq_len": 0}, "a whole number from 1"),
-    ({"sweep": "handout", "seq_len": 64}, "sweep = handout has its own lengths"),
-])  # fmt: skip
-def test_a_wrong_parameter_is_one_line_that_says_what_is_allowed(cells, parameters, words):
-    with pytest.raises(lab.ParameterError, match=words) as caught:
-        cells(**parameters)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_sweep_can_be_of_one_dtype_and_of_some_implementations(on_a_gpu):
     notebook = on_a_gpu(sweep="all", dtype="fp32", implementations="eager,flex", passes="forward")
     keys = [key for task in notebook.tasks for key in task]
@@ -199,15 +169,6 @@ def test_times_are_positive_and_in_order(cells):
         assert 0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"] < math.inf
         # The host does the work itself here.
         assert row["ms_host"] is row["sm_mhz"] is row["peak_bytes"] is None
-
-
-def test_an_entry_of_the_readers_has_rows_beside_the_others(cells, replace):
-    notebook = cells(**TINY)
-    notebook.MAKE["mine"] = F.scaled_dot_product_attention
-    (shape,) = notebook.shapes_of("shape")
-    keys = notebook.keys_at(shape)
-    assert {key["implementation"] for key in keys} == {"eager", "tiled", "sdpa_flash", "mine"}
-    assert statuses(by_name(notebook.measure(keys)), "mine") == ["ok"] * 3
 
 
 @pytest.mark.parametrize("bad, status, note", [

@@ -7,7 +7,7 @@ import committed
 import pytest
 import torch
 from forked import STEPS
-from notebook_cells import load_cells
+from notebook_cells import identities, load_cells
 
 from a2lib.lab import ParameterError, bulk, read_section, sweep
 from a2lib.lab.notebook import Run
@@ -36,15 +36,7 @@ MAKE["own"] = no_reduction
 """
 
 
-@pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-
-
-def identities(table, tasks):
-    asked = [table.identify(key) for task in tasks for key in task]
-    assert len(asked) == len(set(asked))
-    return set(asked)
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def test_the_sweeps_ask_for_every_published_row(gpus):
@@ -62,19 +54,6 @@ def test_what_the_parameters_name(gpus):
     cells = load_cells("fsdp", wrappers="fsdp2")
     assert [task[0]["wrapper"] for task in cells.memory_tasks] == ["fsdp2"]
     assert [key["wrapper"] for key in cells.tasks[0]] == ["fsdp2"]
-
-
-@pytest.mark.parametrize("wrong", [
-    {"sweep": "all"},
-    {"capture": True},
-    {"wrappers": "fsdp3"},
-    {"world_size": 1},
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
-    gpus(0)
-    with pytest.raises(ParameterError) as refusal:
-        load_cells("fsdp", **wrong)
-    assert "\n" not in str(refusal.value)
 
 
 def test_pytorchs_is_not_captured(gpus):
@@ -148,7 +127,7 @@ def test_what_two_ranks_hold_is_what_the_theory_says(gpus):
 def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus):
     gpus(0)
     cells = load_cells("fsdp", context=8)
-    exec(OF_A_READER, cells.measure.__globals__)
+    exec(OF_A_READER, cells.namespace)
     [keys] = cells.tasks
     # Last, since it changes its process; in bf16, whose roundings are larger than in fp32.
     wrong = {**keys[0], "wrapper": "own", "precision": "bf16"}

@@ -83,15 +83,24 @@ def test_with_a_notebook_piped_in_overwrites_nothing(repository):
     assert_ran(repository, done.stderr)
 
 
+BUSY = """
+from a2lib.errors import OneLine
+class Busy(OneLine, RuntimeError): pass
+raise Busy("this CPU is measured by another")"""
+
+
 def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
     done = run(repository, [*LITERAL[:2], "-r", "seq_len", "x", "-y", "{seq_len: [1, 2"], ends=1)
     assert WHERE not in done.stderr  # papermill stopped before it wrote one
 
-    write_tiny(repository / "notebooks" / "tiny.ipynb", "seq_len: int = 1\nassert False")
+    write_tiny(repository / "notebooks" / "tiny.ipynb", f"seq_len: int = 1\n{BUSY}")
     done = run(repository, LITERAL, ends=1)
     assert f"{WHERE} {OUTPUT}" in done.stderr
-    assert "AssertionError" in (repository / OUTPUT).read_text()
-    assert "measured at" not in done.stderr
+    cells = nbformat.read(repository / OUTPUT, as_version=4).cells
+    [error] = [output for cell in cells for output in cell.get("outputs", ())]
+    assert error.traceback == ["Busy: this CPU is measured by another"]
+    assert done.stderr.strip().splitlines()[-1] == error.traceback[0]
+    assert "measured at" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
@@ -225,3 +234,5 @@ def test_an_output_that_is_a_folder_or_lies_in_none_is_one_clear_line(repository
 def test_a_misspelt_notebook_names_the_nearest(repository):
     done = run(repository, [PAPERMILL, "notebooks/tinny.ipynb"], ends=1)
     assert done.stderr.strip() == "no notebook tinny (did you mean tiny?); allowed are tiny"
+    done = run(repository, [PAPERMILL, "notebook/tiny.ipynb"], ends=1)
+    assert done.stderr == "no file notebook/tiny.ipynb; did you mean notebooks/tiny.ipynb?\n"

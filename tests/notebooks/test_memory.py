@@ -4,16 +4,14 @@ import pytest
 import torch
 from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
 
-from a2lib.lab import ParameterError, bulk, start, sweep
+from a2lib.lab import bulk, start, sweep
 from a2lib.shapes import MODELS, Shape
 from a2lib.theory.memory.step import StepMemory, peak
 
 SMALL = {"context": 16, "batch": 2}
 
 
-@pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def asked_by(**parameters):
@@ -71,7 +69,7 @@ def test_peaks_are_those_of_the_count(plain_frames, mode):
 
 def test_out_of_memory_names_the_phase_and_keeps_what_was_before():
     cells = load_cells("memory", **SMALL)
-    names = cells.measure.__globals__
+    names = cells.namespace
 
     def run_steps(step, counter, most):
         cells.run_steps(step, counter, most)
@@ -113,14 +111,3 @@ def test_all_cells_store_rows_and_pictures_and_recordings_are_of_a_gpu_alone(tmp
     assert pictures == ["saved"]
     (block,) = cells.blocks.frame().to_dict("records")
     assert block["saved_bytes"] == cells.formula(block)
-
-
-@pytest.mark.parametrize(("wrong", "words"), [
-    ({"model": "smal"}, "did you mean small"),
-    ({"context": 0}, "from 1"),
-    ({"sweep": "tables"}, "table, sizes"),
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(wrong, words):
-    with pytest.raises(ParameterError, match=words) as refusal:
-        load_cells("memory", **wrong)
-    assert "\n" not in str(refusal.value)

@@ -9,7 +9,7 @@ import committed
 import pytest
 from notebook_cells import load_cells
 
-from a2lib.lab import ParameterError, read_section, sweep
+from a2lib.lab import read_section, sweep
 from a2lib.lab.notebook import Run
 from a2lib.paths import ROOT
 
@@ -17,9 +17,7 @@ SMALL = {"tokens": 16, "d_model": 16, "d_ff": 32, "layers": 2}
 PASSES = ("forward", "backward", "end_to_end")
 
 
-@pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def measured(cells, tmp_path):
@@ -55,19 +53,6 @@ def test_a_size_and_a_scheme_of_ones_own(gpus):
         (16, 16, 1024),
     }
     assert [key["pass"] for key in task] == [*PASSES, *PASSES]
-
-
-@pytest.mark.parametrize("wrong", [
-    {"schemes": "fsdp_tp"},
-    {"tokens": 3},
-    {"d_ff": 33, "schemes": "tp"},
-    {"world_size": 1},
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
-    gpus(0)
-    with pytest.raises(ParameterError) as refusal:
-        load_cells("parallelism", **wrong)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.slow

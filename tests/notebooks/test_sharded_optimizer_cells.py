@@ -6,7 +6,7 @@ The optimizer itself is checked in ranks: tests/parallel/checks_sharded_optimize
 import committed
 import pytest
 from forked import STEPS
-from notebook_cells import load_cells
+from notebook_cells import identities, load_cells
 
 from a2lib.lab import ParameterError, read_section, sweep
 from a2lib.lab.notebook import Run
@@ -34,15 +34,7 @@ MAKE["half"] = lambda params, options: Half(params, **options)
 """
 
 
-@pytest.fixture(autouse=True)
-def rows_of_their_own(monkeypatch, tmp_path, forked_workers):
-    monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
-
-
-def identities(table, tasks):
-    asked = [table.identify(key) for task in tasks for key in task]
-    assert len(asked) == len(set(asked))
-    return set(asked)
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -66,19 +58,6 @@ def test_what_the_parameters_name(gpus):
     assert {(key["carrier"], key["capture"]) for key in task} == {("copy_engines", True)}
     with pytest.raises(ParameterError, match="torch_ddp"):
         load_cells("sharded_optimizer", capture=True, wrappers="torch_ddp")
-
-
-@pytest.mark.parametrize("wrong", [
-    {"sweep": "all"},
-    {"capture": True},
-    {"wrappers": "bucket"},
-    {"world_size": 1},
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(gpus, wrong):
-    gpus(0)
-    with pytest.raises(ParameterError) as refusal:
-        load_cells("sharded_optimizer", **wrong)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.slow
@@ -116,7 +95,7 @@ def test_what_every_rank_holds_and_sends(gpus):
 def test_rows_of_two_ranks_with_optimizers_of_the_readers_own(gpus):
     gpus(0)
     cells = load_cells("sharded_optimizer", context=8)
-    exec(OF_A_READER, cells.measure.__globals__)
+    exec(OF_A_READER, cells.namespace)
     of_a_reader = [{**cells.tasks[0][0], "optimizer": name} for name in ("mine", "half")]
     copied = [{**key, "carrier": "copy_engines"} for key in cells.tasks[0]]
     tasks = [[*cells.tasks[0], *of_a_reader], *cells.tasks[1:], copied]

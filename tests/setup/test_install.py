@@ -180,3 +180,14 @@ def test_a_python_that_is_too_old_or_missing_is_one_line(repository):
     assert done.returncode == 1
     assert done.stderr.startswith("install: no 'no-such-python' here; install Python 3.11")
     assert not (repository / ".venv").exists()
+
+
+def test_another_python_than_that_of_the_environment_is_not_passed_over(repository):
+    other = ".venv is there, with Python 3.11.0: for 'python3.99' run make distclean first"
+    write_program(repository / "bin" / "python3.99", "#!/bin/sh\necho 3.99.1\n")
+    asks = 'case "$*" in *python_version*) echo 3.11.0; exit ;; esac\n'
+    write_program(
+        repository / ".venv" / "bin" / "python", PYTHON.replace("#!/bin/sh\n", f"#!/bin/sh\n{asks}")
+    )
+    assert other in install(repository, PYTHON="python3.99").stderr
+    assert "distclean" not in install(repository).stderr

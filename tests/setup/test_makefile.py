@@ -219,6 +219,14 @@ def test_a_stamp_older_than_the_pins_installs_again(repository):
     assert programs(repository) == ["python"]
 
 
+def test_another_torch_is_installed_where_there_is_one(repository):
+    write_program(repository / "dev" / "install.sh", "#!/bin/sh\necho install $TORCH $* >>calls\n")
+    make(repository, "install", "TORCH=torch==2.11.0")
+    assert (repository / "calls").read_text() == "install torch==2.11.0 .venv\n"
+    make(repository, "test", "TORCH=torch==2.11.0")  # asks for tests
+    assert programs(repository) == ["python"]
+
+
 def test_a_copy_of_a_checkout_installs_again(repository, tmp_path_factory):
     note = "#!/bin/sh\necho install $* >>calls\npwd -P >.venv/.a2lib-where\n"
     write_program(repository / "dev" / "install.sh", note)

@@ -1,7 +1,8 @@
 """Say before a sweep that takes minutes on a CPU how long it takes, and what makes it smaller.
 
 The handout's sizes are a GPU's. The estimate is of the operations that a row's key stands for, at
-the rate of a matrix product on this CPU. Once rows are there the progress bar knows better.
+the rate of a matrix product on this CPU, or several times slower (`SLOWER`). Once rows are there
+the progress bar knows better.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ QUICK_FLOPS = 1e11
 CALLS = 3
 # Of an attention as many times as notebooks/flash.ipynb has it at least.
 ATTENTION_CALLS = 7
+# How many times slower than one product they compute, about, at 8,192 tokens on two cores: the one
+# writes and reads matrices, the other launches a handful of kernels a tile from Python.
+SLOWER = {"eager": 4, "tiled": 16}
 # A step is one measurement, whichever of its rows are asked for.
 PARTS_OF_A_STEP = ("phase", "step_number", "moment", "part", "repeat")
 
@@ -36,14 +40,17 @@ def forecast(tasks: Iterable[Sequence[Key]], device: str) -> None:
         return
     cases = {_case(key): key for task in tasks for key in task}
     flops = {case: flops_of(key) for case, key in cases.items()}
-    total = sum(flops.values())
-    if total < QUICK_FLOPS:
+    work = {
+        case: flops[case] * SLOWER.get(key.get("implementation"), 1) for case, key in cases.items()
+    }
+    if sum(work.values()) < QUICK_FLOPS:
         return
-    seconds = total / flops_per_s()
+    seconds = sum(work.values()) / flops_per_s()
     if seconds >= LONG_S:
-        largest = cases[max(flops, key=flops.__getitem__)]
+        largest = cases[max(work, key=work.__getitem__)]
+        tflop = sum(flops.values()) / 1e12
         say(
-            f"This takes about {in_words(seconds)} or more on this CPU ({total / 1e12:,.1f} TFLOP)."
+            f"This takes about {in_words(seconds)} or more on this CPU ({tflop:,.1f} TFLOP)."
             f" Smaller: {smaller(largest, seconds)}"
         )
 

@@ -144,11 +144,14 @@ class _Replica(nn.Module):
         GPU. A second call averages equal tensors, which changes nothing where the number of ranks
         is a power of two.
 
-        Raises RuntimeError within ``no_sync``. Raises it for a parameter that was frozen when it
-        was wrapped and no longer is, and for one that was added or replaced since: its gradient
-        would not be averaged. Raises it on every rank, with a rank's number, where that rank began
-        other forwards since the last step than the rest, because it skipped a step; on GPUs this is
-        seen one step later. Forwards in ``no_sync`` and ``no_grad`` do not count.
+        Raises RuntimeError:
+
+        - within ``no_sync``;
+        - for a parameter that was frozen when it was wrapped and no longer is, or that was added or
+          replaced since: its gradient would not be averaged;
+        - on every rank, with the number of a rank that has run other forwards since the last step
+          than the rest, because it skipped a step for example. On GPUs this is seen one step later.
+          Forwards in ``no_sync`` and ``no_grad`` do not count.
         """
         if not self._synchronizing:
             raise RuntimeError("finish_gradient_synchronization is called outside of no_sync()")

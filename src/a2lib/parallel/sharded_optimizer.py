@@ -44,8 +44,8 @@ class ShardedOptimizer(Optimizer):
       those that are trained.
     - ``optimizer_cls`` is a class or a ``functools.partial``; ``optimizer_cls(params, **kwargs)``
       makes the inner optimizer. It must update each parameter by itself, as those of torch.optim
-      do. LBFGS does not, and is refused. Another one that reads all parameters to update each gives
-      wrong results.
+      do. LBFGS does not, and is refused. Not checked: any other optimizer that reads all parameters
+      to update one gives wrong results.
     - ``group`` is a process group, by default that of all ranks.
 
     Before ``step``, parameters and gradients must be the same on every rank, as they are behind a

@@ -25,10 +25,16 @@ def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
             parts.append(f"{_title(field)} {' and '.join(versions)}")
     days = _sorted_values(used["started"].str[:10])
     parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
-    commits = [f"`{commit}`" for commit in _sorted_values(used["git"])]
+    commits = [f"`{commit}`" for commit in _sorted_values(used["git"].map(short_commit))]
     if commits:
         parts.append("commit " + ", ".join(commits))
     return ", ".join(parts)
+
+
+def short_commit(commit: str) -> str:
+    """Return a commit by its first eight digits, as git shows it, with `-dirty` if it has that."""
+    digits, dash, dirty = commit.partition("-")
+    return digits[:8] + dash + dirty
 
 
 def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str) -> Markdown:

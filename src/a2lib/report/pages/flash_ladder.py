@@ -94,6 +94,7 @@ def climb(rows: pd.DataFrame, *kinds: str) -> Chart:
         axes = figure.subplots(len(kinds), 1, squeeze=False)[:, 0]
         for ax, kind in zip(axes, kinds, strict=True):
             _climb(ax, rows, kind)
+        axes[-1].set_xlabel("forward and backward, ms")
 
     return Chart(draw, height=3.5 * len(kinds))
 
@@ -118,7 +119,7 @@ def _climb(ax, rows: pd.DataFrame, kind: str) -> None:
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.minorticks_off()
     ax.set(yticks=range(len(names)), yticklabels=names)
-    ax.set(ylim=(len(names) - 0.5, -1.3), xlabel="forward and backward, ms")
+    ax.set(ylim=(len(names) - 0.5, -1.3))
     ax.grid(False, axis="y")
     for (name, label), side, off in zip(PEERS.items(), ("right", "left"), (-3, 3), strict=True):
         peer = medians["ms"][name]

@@ -1,8 +1,7 @@
-"""notebooks/flash.ipynb through papermill, as a reader runs it, at the smallest size."""
+"""Notebooks as they are committed, and one through papermill, as a reader runs it."""
 
 import csv
 import json
-import os
 import re
 import shutil
 
@@ -10,15 +9,14 @@ import nbformat
 import pytest
 from notebook_runs import PAPERMILL, run
 
-from a2lib.lab import device_lock
 from a2lib.lab.store import data_folder
 from a2lib.paths import ROOT
-from a2lib.theory.attention import PASSES
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FLASH = ROOT / "notebooks" / "flash.ipynb"
-# Of the tables that a CPU does not fill, those that are quickly drawn; the others show nothing.
-SHOWN_AS_PUBLISHED = ("flash_accuracy", "flash_protocol")
+# Has one sweep, and less to load than most.
+SHORT = ROOT / "notebooks" / "checkpointing.ipynb"
+STRATEGIES = ("none", "block")
 # A parameter: its name, its type, its default and what it is.
 PARAMETER = re.compile(r"(\w+): (int|float|str|bool) = (.+?)  # (.+)")
 LOCAL_PATH = re.compile(r"(?<![\w.~/$<-])/\w[\w.-]*/")
@@ -31,22 +29,9 @@ def texts(notebook):
             yield output.get("text", "") + output.get("data", {}).get("text/plain", "")
 
 
-def figures(notebook):
-    """How many of its outputs are figures."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    return sum("image/png" in output.get("data", {}) for output in outputs)
-
-
-def rows(measured, section, **cells):
-    """The rows of a section, all of the notebook's runs and with these cells."""
-    with open(measured / "runs.csv", newline="") as file:
-        runs = {run["run"] for run in csv.DictReader(file)}
-    with open(measured / section / "cpu.csv", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert {row["run"] for row in found} <= runs
-    for name, cell in cells.items():
-        assert {row[name] for row in found} == {str(cell)}, name
-    return found
+def table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def tagged(notebook, tag):
@@ -88,20 +73,6 @@ def test_help_notebook_documents_every_parameter():
         assert f"{name}: {kind} (default" in done.stdout and comment in done.stdout
 
 
-def test_a_busy_device_is_one_line_and_no_traceback(tmp_path, monkeypatch):
-    monkeypatch.setenv("A2LIB_LOCKS", str(tmp_path))
-    output, data = tmp_path / "out.ipynb", tmp_path / "data"
-    env = {"A2LIB_DATA": str(data), "CUDA_VISIBLE_DEVICES": ""}
-    with device_lock("cpu", "run a"):
-        done = run(ROOT, [PAPERMILL, str(FLASH), str(output)], ends=1, env=env)
-    assert "Traceback" not in done.stderr and not data.exists()
-    cells = nbformat.read(output, as_version=4).cells
-    (error,) = [o for c in cells for o in c.get("outputs", ()) if o.output_type == "error"]
-    (line,) = error.traceback
-    assert done.stderr.strip().splitlines()[-1] == line
-    assert f"DeviceBusy: this CPU is measured by process {os.getpid()}, run a, since " in line
-
-
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     """The notebook run from its own folder, as JupyterLab does, where it measured, and what the
@@ -110,25 +81,21 @@ def executed(tmp_path_factory):
     copy = tmp_path_factory.mktemp("repository")
     ignored = shutil.ignore_patterns("*.pyc.*", "*.egg-info")  # another process may be writing one
     shutil.copytree(ROOT / "src", copy / "src", ignore=ignored)
-    for table in SHOWN_AS_PUBLISHED:
-        shutil.copytree(ROOT / "data" / "measured" / table, copy / "data" / "measured" / table)
-    shutil.copy(ROOT / "data" / "measured" / "runs.csv", copy / "data" / "measured")
     (copy / "notebooks").mkdir()
-    shutil.copy(FLASH, copy / "notebooks")
-    asked = ["-p", "seq_len", "16", "-p", "heads", "1.0"]
-    asked += ["-p", "implementations", "eager,sdpa_cudnn"]
+    shutil.copy(SHORT, copy / "notebooks")
+    asked = ["-p", "context", "8", "-p", "steps", "1.0", "-p", "strategies", ",".join(STRATEGIES)]
     env = {"A2LIB_GIT": "0" * 12, "CUDA_VISIBLE_DEVICES": ""}
-    done = run(copy, [PAPERMILL, FLASH.name, *asked], cwd=copy / "notebooks", env=env)
-    notebook = nbformat.read(copy / "build" / "runs" / "flash.ipynb", as_version=4)
+    done = run(copy, [PAPERMILL, SHORT.name, *asked], cwd=copy / "notebooks", env=env)
+    notebook = nbformat.read(copy / "build" / "runs" / SHORT.name, as_version=4)
     return notebook, copy / "build" / "data" / "measured", done.stderr
 
 
 @pytest.mark.slow
 def test_the_terminal_says_where_the_notebook_and_the_rows_are(executed, monkeypatch):
     notebook, measured, said = executed
-    assert said.endswith("the executed notebook is in ../build/runs/flash.ipynb\n")
-    assert "heads = 1" in tagged(notebook, "injected-parameters")[0].source
-    assert not [*(measured.parents[2] / "data").rglob("cpu.csv")]  # which are not for commits
+    assert said.endswith("the executed notebook is in ../build/runs/checkpointing.ipynb\n")
+    assert "steps = 1" in tagged(notebook, "injected-parameters")[0].source
+    assert not (measured.parents[2] / "data").exists()  # which is for commits
     monkeypatch.delenv("A2LIB_DATA", raising=False)
     assert data_folder("cuda") == ROOT / "data"
 
@@ -136,29 +103,23 @@ def test_the_terminal_says_where_the_notebook_and_the_rows_are(executed, monkeyp
 @pytest.mark.slow
 def test_rows_are_stored_under_their_run(executed):
     _, measured, _ = executed
-    found = rows(measured, "flash")
-    assert {(row["implementation"], row["pass"]): row["status"] for row in found} == {
-        (name, p): "unsupported" if name == "sdpa_cudnn" else "ok"
-        for name in ("eager", "sdpa_cudnn")
-        for p in PASSES
-    }
-    assert rows(measured, "ceiling", status="ok")
-    with open(measured / "runs.csv", newline="") as file:
-        runs = list(csv.DictReader(file))
-    command = "papermill notebooks/flash.ipynb -p seq_len 16 -p implementations eager,sdpa_cudnn"
-    assert {run["command"] for run in runs} == {command}
-    assert {json.loads(run["parameters"])["sweep"] for run in runs} == {"shape"}
+    found = table(measured / "checkpointing" / "cpu.csv")
+    assert {(row["strategy"], row["status"]) for row in found} == {(s, "ok") for s in STRATEGIES}
+    [recorded] = table(measured / "runs.csv")
+    assert {row["run"] for row in found} == {recorded["run"]}
+    asked = "-p context 8 -p strategies none,block -p steps 1.0"
+    assert recorded["command"] == f"papermill notebooks/checkpointing.ipynb {asked}"
+    assert json.loads(recorded["parameters"])["strategies"] == "none,block"
 
 
 @pytest.mark.slow
 def test_a_bar_is_one_line_a_table_has_a_figure_and_no_output_names_this_machine(executed):
     notebook, measured, _ = executed
     shown = list(texts(notebook))
-    bars = [text for text in shown if re.search(r" \d+/\d+ rows ", text)]
-    assert len(bars) == 2  # ceilings, times
-    assert all("100%" in bar and "\r" not in bar and "\n" not in bar for bar in bars)
-    assert figures(notebook) == 2 + len(SHOWN_AS_PUBLISHED)  # ceilings and times, measured here
+    [bar] = [text for text in shown if re.search(r" \d+/\d+ rows ", text)]
+    assert "100%" in bar and "\r" not in bar and "\n" not in bar
     outputs = [o for c in notebook.cells for o in c.get("outputs", ())]
+    assert [o for o in outputs if "image/png" in o.get("data", {})]
     assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
     assert LOCAL_PATH.search(f"in {ROOT}/data")
     assert not LOCAL_PATH.search("$A2LIB_DATA/a/b, 1/2 TFLOP/s")

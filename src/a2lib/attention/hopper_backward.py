@@ -34,6 +34,7 @@ KEYS = gl.constexpr(128)
 @builtin
 def _add_to_global(desc, coord, source, _semantic=None):
     """Add a tile of shared memory to global memory, elements outside of it dropped."""
+    # Gluon has no public name for the copy engine's addition (Triton 3.6).
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, desc.handle, coord, source.handle)

@@ -220,6 +220,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
 @functools.cache
 def _stream_of():
     """Return the function that says a GPU's current stream; launches would ask one by one."""
+    # What Triton's own launches ask: PyTorch's public way makes an object of each stream.
     from triton.runtime import driver
 
     return driver.active.get_current_stream

@@ -141,8 +141,8 @@ def table_work(kernel, family, BD, causal, tile):
 
 def tiles_of_the_table(every):
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
-    without the causal mask where registers are tight. Or with the mask the plain tile of the largest
-    heads, and in 16 bits of heads of 64."""
+    without the causal mask where registers are tight. Or the plain tile, with the mask, of the
+    largest heads and in 16 bits of heads of 64."""
     for key, rows in list(dispatch.TILES.items()):
         kernel, family, BD, causal = key
         in_16_bits = family == "16bit"

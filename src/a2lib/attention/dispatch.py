@@ -353,8 +353,8 @@ def chunk_loops(BD: int, dtype: str) -> int:
 # How many programs and heads run at a time on Hopper.
 
 # Heads that run together have at most so much for all programs to read: it stays in the L2 cache.
-# Where programs stay, less was faster, and of heads of keys that query heads share one is read at a
-# time (on an H100).
+# Where programs stay, less was faster (on an H200), and of heads of keys that query heads share one
+# is read at a time (on an H100).
 L2_BYTES = 32 * 2**20
 L2_BYTES_STAY = 2 * 2**20
 L2_BYTES_GROUPED = 24 * 2**20

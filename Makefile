@@ -85,6 +85,7 @@ html: $(BOOK)
 # About a sixth of the book's time. What a lone page says of other pages is missing in it, and warned of.
 page: $(STAMP)
 	@[ -f 'book/$(PAGE).md' ] || { echo 'make: no page book/$(PAGE).md; for example: make page PAGE=flash' >&2; exit 1; }
+	@echo 'One page alone: what it links to on other pages (terms, labels, citations) is warned of below.'
 	@env -u A2LIB_DATA $(BIN)/jupyter-book build book/$(PAGE).md --config book/_config.yml -q </dev/null
 
 pdf: $(BOOK)

@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ' | head -1)
 # An environment names its own path in every script, so a copy of it elsewhere still runs the original.
 MOVED := $(filter-out $(CURDIR),$(file <$(VENV)/.a2lib-where))
-# What is there is up to date, unless it is to be another.
+# An environment that is there is up to date, unless another one is asked for.
 ASKED := $(and $(filter install,$(MAKECMDGOALS)),$(filter PYTHON=% TORCH=% PINS=%,$(MAKEOVERRIDES)))
 # One stamp for each kind of build, so that a machine that gains a GPU gets the CUDA build.
 STAMP := $(VENV)/.a2lib-$(if $(HAS_GPU),cuda,cpu)

@@ -138,7 +138,7 @@ def lifted_breaches(files: dict[str, Path], graph: dict[str, list[Import]]) -> l
 
 
 def serves(module: str) -> str:
-    """Whether a module serves "every" section or "one"; "" where its part is not so divided."""
+    """Return whether a module serves "every" section or "one", or "" if its part has none."""
     names = module.split(".")
     prefixes = (".".join(names[:n]) for n in range(len(names), 0, -1))
     return next((ROOMS[p] for p in prefixes if p in ROOMS), "")

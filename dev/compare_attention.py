@@ -51,7 +51,7 @@ def attention_of(src, name):
 
 
 def calls_of(attention, qkv, do, causal):
-    """What is timed: forward without gradients, forward with, and both passes."""
+    """Return what is timed: forward without gradients, forward with, and both passes."""
     frozen = [x.detach() for x in qkv]
 
     def both():

@@ -1,4 +1,4 @@
-"""What the book needs of Sphinx beyond its configuration.
+"""Give the book what it needs of Sphinx beyond its configuration.
 
 1. No page asks another site for anything. Jupyter Book always loads sphinx-thebe, whose script on
    every page names a CDN; its hooks are taken out. Scripts that two extensions add are kept once.

@@ -1,4 +1,4 @@
-"""What an error of this library looks like to its reader."""
+"""Show a reader the errors of this library: one line each."""
 
 import difflib
 import re

@@ -54,7 +54,7 @@ from a2lib.theory.transformer import forward_flops_by_part, parameter_count, ste
 
 @dataclass(frozen=True)
 class Way:
-    """How a step is taken.
+    """A way to take a step.
 
     ``fsdp`` shards the model: "torch" is PyTorch's FSDP2, "a2lib" this library's. ``head`` makes
     the loss: in "chunks" of tokens, each computed again in backward, or "fused", its gradients made

@@ -41,7 +41,7 @@ _main = click.Command.main
 
 
 def main(command: click.Command, args: list[str] | None = None, *more: object, **options: object):
-    """What click calls to run a command: this one prepares papermill's, for a notebook of ours."""
+    """Run a command as click asks: prepare papermill's, for a notebook of ours."""
     if command.name == "papermill":
         args = list(sys.argv[1:] if args is None else args)
         paths = positionals(command, args)
@@ -92,12 +92,12 @@ def refuse_paths(notebook: Path, output: Path | None = None) -> None:
 
 
 def is_absent(notebook: Path) -> bool:
-    """Whether papermill would look for a file, which a URL is none, and there is none."""
+    """Return whether papermill would look for a file, not for a URL, and there is none."""
     return notebook.suffix == ".ipynb" and not notebook.exists() and ":" not in str(notebook)
 
 
 def is_ours(notebook: Path) -> bool:
-    """Whether a file is one of this repository's notebooks."""
+    """Return whether a file is one of this repository's notebooks."""
     is_notebook = notebook.suffix == ".ipynb" and notebook.is_file()
     return is_notebook and notebook.resolve().parent == (ROOT / "notebooks").resolve()
 
@@ -254,7 +254,7 @@ def results(notebook: dict) -> str:
 
 
 def printed(outputs: list[dict]) -> str:
-    """What a cell of these outputs printed."""
+    """Return what a cell of these outputs printed."""
     return "".join("".join(output["text"]) for output in outputs if output.get("name") == "stdout")
 
 

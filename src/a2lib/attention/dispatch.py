@@ -131,7 +131,7 @@ def _can_use_hopper(call: Call) -> bool:
 
 
 def _has_hopper_kernels(call: Call) -> bool:
-    """Heads of 40 to 128, in steps of 8, in 16 bits."""
+    """Return whether there are kernels for Hopper: heads of 40 to 128, by 8, in 16 bits."""
     return call.dtype != "fp32" and 32 < call.head_dim <= 128 and call.head_dim % 8 == 0
 
 

@@ -98,7 +98,7 @@ class Pass:
         self._tiled("forward", ("q", "k", "v", "o"), ("lse",), self._sizes(), programs)
 
     def _forward_key_chunks(self):
-        """Add the chunks of keys up from ``parts`` and ``part_lse``, a part each."""
+        """Let each chunk of keys fill a part of ``parts`` and ``part_lse``; combine them."""
         call, o = self.call, self.tensors["o"]
         chunk_keys = dispatch.keys_per_chunk(call)
         n_chunks = dispatch.n_chunks_of(chunk_keys, call)

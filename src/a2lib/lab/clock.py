@@ -49,9 +49,11 @@ class Mark:
 
 
 class Clock:
-    """Of "cuda": CUDA events around each call on the current stream, the L2 cache flushed before
-    it. Of "cpu": the host's monotonic clock; a call is done when it is queued, and caches are left
-    as the call before left them.
+    """A clock for calls on "cuda" or "cpu".
+
+    On "cuda" it is CUDA events around each call on the current stream, the L2 cache flushed before
+    it. On "cpu" it is the host's monotonic clock; a call is done when it is queued, and caches are
+    left as the call before left them.
 
     The calls of one batch are queued without waiting in between, so that the host runs ahead as it
     does in a training step and a launch is only seen where the host cannot keep up. ``sm_mhz`` is

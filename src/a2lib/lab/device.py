@@ -22,8 +22,8 @@ def has_driver() -> bool:
 
 
 def _may_have_cuda() -> bool:
-    """Whether torch is worth asking for a device: it takes seconds to load, and has none without a
-    driver."""
+    """Return whether torch is worth asking for a device: it takes seconds to load, and has none
+    without a driver."""
     return "torch" in sys.modules or has_driver()
 
 
@@ -37,7 +37,7 @@ def device_kind() -> str:
 
 
 def gpu_count() -> int:
-    """How many CUDA devices torch has."""
+    """Return how many CUDA devices torch has."""
     if not _may_have_cuda():
         return 0
     import torch

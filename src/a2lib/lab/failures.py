@@ -1,4 +1,4 @@
-"""What an exception says about a configuration: out of memory, unsupported, or an error."""
+"""Tell what an exception says about a configuration: out of memory, unsupported, or an error."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Whether each all-gather of an FSDP is done when its unit's turn comes: by events on both streams.
+"""Ask whether an FSDP's all-gathers are done when their unit's turn comes, by events.
 
     moments, waited_ms = steps_with_marks(training, capture=False)
     rows = gather_rows(moments)                          # of the bulk table "gathers"

@@ -1,4 +1,4 @@
-"""What a call costs the GPU alone: its kernels, captured once and replayed as a CUDA graph.
+"""Time what a call costs the GPU alone: its kernels, captured once and replayed as a CUDA graph.
 
 for name, columns in time_in_turns(makers, section, device="cuda"):    # by the host, and replayed
     yield {**keys[name], **columns}

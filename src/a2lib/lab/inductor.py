@@ -1,4 +1,4 @@
-"""What Inductor does while something is compiled: its graphs, its kernels, its caches.
+"""Watch Inductor while something is compiled: its graphs, its kernels, its caches.
 
 with caches_in(folder):                # empty at first: what compiles now is compiled cold
     with watching() as graphs:
@@ -46,7 +46,7 @@ class Graph:
 
 
 def read(code: str, moved: int | None = None) -> Graph:
-    """What the generated ``code`` of one graph launches in a call."""
+    """Return what the generated ``code`` of one graph launches in a call."""
     kernels = _OWN.findall(code)
     library = [name for name in _LIBRARY.findall(code) if not name.startswith(_NO_KERNEL)]
     return Graph(

@@ -1,4 +1,4 @@
-"""What kind of work a kernel does, by its name.
+"""Tell by its name what kind of work a kernel does.
 
 The first rule that matches counts. Names are those of PyTorch, cuBLAS, cuDNN, Triton and NCCL on
 Hopper as their sources and public traces have them; a trace says by ``unfiled_percent`` how much of

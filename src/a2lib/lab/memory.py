@@ -1,4 +1,4 @@
-"""How much memory there is, how much a call needs, and what a library takes for itself."""
+"""Measure memory: how much there is, what a call needs, what a library takes for itself."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""What a notebook's cells begin with: which device measures, and with which parameters.
+"""Begin a notebook's run: which device measures, and with which parameters.
 
     run = start("ddp", globals())      # prints the device and the versions
 

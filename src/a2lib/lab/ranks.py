@@ -1,4 +1,4 @@
-"""What several ranks measure together: on which devices, under which conditions, how long it takes.
+"""Measure with several ranks together: their devices, their conditions, their times.
 
 backend, device = backend_of(world_size, backend)          # in a notebook's cells
 times = time_together({"ms": step}, device, budget_ms=800)  # in `measure`, by every rank

@@ -107,7 +107,7 @@ def scrub(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what there is here of Python, the commit, torch, triton and what drives a GPU."""
+    """Return the versions of Python, the commit, torch, triton and what drives a GPU."""
     texts = {"python": platform.python_version(), "git": git_version()}
     try:
         spec = importlib.util.find_spec("torch")

@@ -1,4 +1,4 @@
-"""What autograd keeps for a backward: every tensor once, with the module and operations that do.
+"""List what autograd keeps for a backward: every tensor once, with the module that saves it.
 
     x = x.requires_grad_()
     output, saved = saved_for_backward(block, x)

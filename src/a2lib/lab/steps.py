@@ -55,7 +55,7 @@ Phase = Callable[[str], AbstractContextManager]
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """What a step is. The fields are key columns of the tables of steps.
+    """The configuration of a step. The fields are key columns of the tables of steps.
 
     `model` is a named size or a Shape. `mode` is inference (a forward that keeps nothing), forward
     (that keeps what a backward needs), forward-backward, train-step (with AdamW) or

@@ -1,4 +1,4 @@
-"""How the time of a call develops while it is repeated without pause, second by second.
+"""Follow the time of a call while it is repeated without pause, second by second.
 
 Each call is timed as in ``a2lib.lab.timing``, between events and behind a flush of the L2
 cache, so that what differs from a short burst is the state of the device: the clock that its power

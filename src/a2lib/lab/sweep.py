@@ -198,7 +198,7 @@ def _blame_missing(group: _Group, table: Table, task: list[Key], stored: set, ru
 
 
 class _End:
-    """How the processes of a sweep ended: what they stored, and of the task at which they died the
+    """The end of a sweep's processes: what they stored, and of the task at which they died the
     status and the note."""
 
     def __init__(self, reached: int, stored: set[tuple[str, ...]]) -> None:

@@ -1,4 +1,4 @@
-"""How long a call takes, on a GPU or on the CPU.
+"""Time a call, on a GPU or on the CPU.
 
 On a GPU each sample is the time between two CUDA events around one call, after a buffer larger than
 the L2 cache was overwritten, which is what ``triton.testing.do_bench`` (Triton 3.6) measures. That
@@ -208,7 +208,7 @@ def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 
 
 def sample_count(rep_ms: float, estimate_ms: float, min_n: int, max_n: int) -> int:
-    """How many calls of ``estimate_ms`` fill ``rep_ms``, at least ``min_n``, at most ``max_n``."""
+    """Return the calls of ``estimate_ms`` that fill ``rep_ms``, from ``min_n`` to ``max_n``."""
     wanted = max_n if estimate_ms <= 0 else math.ceil(min(rep_ms / estimate_ms, max_n))
     return max(wanted, min_n)
 

@@ -1,4 +1,4 @@
-"""What a GPU did in some steps: the kernels of a trace, each with the ranges that launched it.
+"""Read what a GPU did in some steps: the kernels of a trace, each with the ranges that launched it.
 
     trace = from_profiler(profiler)            # a torch.profiler.profile that is over
     trace = from_nsys("report.sqlite")         # nsys export --type sqlite report.nsys-rep

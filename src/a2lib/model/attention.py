@@ -54,9 +54,9 @@ def compiled_flex() -> Callable:
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=8)
 def causal_mask(n_queries: int, n_keys: int, device: torch.device):
-    """Return FlexAttention's description of the causal mask; the last one is kept."""
+    """Return FlexAttention's description of the causal mask; the last few are kept."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(_sees, None, None, n_queries, n_keys, device)

@@ -1,4 +1,4 @@
-"""How a bucket of gradients becomes the mean over the ranks: by the group's backend, or by copy
+"""Make a bucket of gradients the mean over the ranks: by the group's backend, or by copy
 engines; the choice between them."""
 
 from collections.abc import Sequence

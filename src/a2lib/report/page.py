@@ -1,4 +1,4 @@
-"""What a page of the book is written with: rows, numbers in the text, claims, tables.
+"""Write a page of the book: rows, numbers in the text, claims, tables.
 
     page = Page("sorting", columns)     # its section, and the function that derives columns
     t = page.rows                       # of the published device: a pandas table

@@ -1,4 +1,4 @@
-"""Which parameters are divided, and which unit has them.
+"""Choose the parameters that are divided, and the unit of each.
 
 Sharding follows parameters, not class names: every parameter of two or more dimensions. Each
 element of an outermost ModuleList or Sequential is a unit, all else is the root's, and so is a

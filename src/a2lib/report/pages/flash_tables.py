@@ -42,10 +42,11 @@ def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
     and pass; last the leaderboard shape. A star: of a run before ``flash.SINCE``."""
     kinds = {"paper": "", "board": " (leaderboard)"}
     many = pick(rows, kind=list(kinds), pass_=OWN)
-    fa4 = pick(many, implementation=flash.FA4)[[*flash.SHAPE, "ms"]]
+    fa4 = pick(many, implementation=flash.FA4)[[*flash.SHAPE, "ms", "run"]]
     both = pick(many, implementation=OURS).merge(fa4, on=flash.SHAPE, suffixes=("", "_fa4"))
     ratio = (both["ms"] / both["ms_fa4"]).astype(float)
-    star = (both["run"] < flash.SINCE).map({True: "*", False: ""})
+    older = (both["run"] < flash.SINCE) | (both["run_fa4"] < flash.SINCE)
+    star = older.map({True: "*", False: ""})
     both["cell"] = ratio.map("{:.2f}".format) + star
     wide = both.pivot(
         index=["kind", "seq_len", "causal"], columns=["head_dim", "pass"], values="cell"

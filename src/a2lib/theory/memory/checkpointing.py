@@ -1,4 +1,4 @@
-"""What an activation-checkpointing strategy saves and recomputes, for N equal blocks, exactly.
+"""Count exactly what activation checkpointing saves and recomputes, for N equal blocks.
 
 Let a block's input take I bytes, what it saves for its backward A (its input included), its
 parameters' gradients G, and the most that is in use while one block's backward runs M (A and

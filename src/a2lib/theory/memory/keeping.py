@@ -1,4 +1,4 @@
-"""Which tensors each block saves for its backward, recomputes, or offloads to CPU memory.
+"""Choose the tensors that each block saves, recomputes, or offloads to CPU memory.
 
 A block of N tokens always saves its input, attention's output and the FFN's input (in 16 bits,
 2 N D bytes each), and attention's log-sum-exps. Norms, RoPE and SwiGLU are always recomputed, which

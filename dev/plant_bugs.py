@@ -30,6 +30,7 @@ TILED, KERNELS = "attention/tiled.py", "attention/kernels.py"
 DDP, GROUP, CARRIERS = "parallel/ddp.py", "parallel/group.py", "parallel/carriers.py"
 SHARDED, EXCHANGE = "parallel/sharded_optimizer.py", "parallel/exchange.py"
 SHARDS, UNITS = "parallel/fsdp/shards.py", "parallel/fsdp/units.py"
+TRANSFERS = "parallel/fsdp/transfers.py"
 WRAPPER = "parallel/fsdp/wrapper.py"
 
 
@@ -192,7 +193,7 @@ PLANTED = {
         "nothing": [],
         "weights are not exchanged after the step": [
             (SHARDED, "chunk.start(self._rank, self._group)", "pass"),
-            (SHARDED, "chunk.finish(self._rank)", "pass"),
+            (SHARDED, "chunk.finish()", "pass"),
         ],
         "each parameter is broadcast from the wrong rank": [
             (EXCHANGE, "rows[rank], group", "rows[1 - rank], group")
@@ -258,7 +259,7 @@ PLANTED = {
         "nothing": [],
         "gradients stay in the compute dtype": [
             (
-                UNITS,
+                TRANSFERS,
                 "dtype, device = same[0].master.dtype,",
                 "dtype, device = same[0].shown_dtype,",
             ),

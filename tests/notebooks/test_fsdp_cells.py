@@ -22,13 +22,13 @@ PARTS = {"parameter": "parameters", "gradient": "gradients", "optimizer": "optim
 # Wrappers of a reader: one is ours, one keeps each rank's own gradients.
 OF_A_READER = """
 def no_reduction(model, low):
-    from a2lib.parallel.fsdp import units
+    from a2lib.parallel.fsdp import transfers
 
     def keep(parts, wholes, group):
         for part, whole in zip(parts, wholes, strict=True):
             part.copy_(whole.chunk(dist.get_world_size())[dist.get_rank()])
 
-    units.reduce_scatter_coalesced = keep
+    transfers.reduce_scatter_coalesced = keep
     return FSDP(model, low)
 
 MAKE["mine"] = lambda model, low: FSDP(model, low)
@@ -50,7 +50,8 @@ def test_the_sweeps_ask_for_every_published_row(gpus):
 def test_what_the_parameters_name(gpus):
     gpus(2)
     [task] = load_cells("fsdp", capture=True, context=64).tasks
-    assert [(key["wrapper"], key["context"]) for key in task] == [("fsdp", 64)]
+    named = [(key["wrapper"], key["context"]) for key in task]
+    assert named == [("fsdp", 64), ("fsdp_copies", 64)]
     cells = load_cells("fsdp", wrappers="fsdp2")
     assert [task[0]["wrapper"] for task in cells.memory_tasks] == ["fsdp2"]
     assert [key["wrapper"] for key in cells.tasks[0]] == ["fsdp2"]

@@ -63,13 +63,18 @@ def names(size, modules):
 
 
 def main(folder, device, modules) -> None:
-    """Join the group of torchrun's ranks, run the checks and end."""
+    """Join the group of torchrun's ranks, run the checks and end. ``device`` is "cpu", "cuda", a
+    GPU for each rank, or "one_gpu" for all, which NCCL refuses."""
     if device == "cuda":
         own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(own)
         dist.init_process_group("nccl", device_id=own, timeout=COLLECTIVE_LIMIT)
     else:
         dist.init_process_group("gloo", timeout=COLLECTIVE_LIMIT)
+    if device != "cpu":
+        torch.set_default_device("cuda")
+        # In TF32 a last bit of a weight may be a thousandth of it.
+        torch.backends.cudnn.allow_tf32 = False
     events = open(Path(folder, os.environ["RANK"]), "a", buffering=1)
 
     def report(**event) -> None:
@@ -89,10 +94,6 @@ def run(modules, report) -> list[str]:
     torch.set_num_threads(1)
     # It also fills with NaN what nobody has written yet.
     torch.use_deterministic_algorithms(True)
-    if dist.get_backend() == "nccl":
-        torch.set_default_device("cuda")
-        # In TF32 a last bit of a weight may be a thousandth of it.
-        torch.backends.cudnn.allow_tf32 = False
     failed = run_each(names(world()[1], modules), report)
     if world()[1] == 4:
         half = pair_up()
@@ -145,6 +146,10 @@ def meet(name, failed) -> None:
 
 
 # What checks use.
+
+
+def on_gpus():
+    return torch.get_default_device().type == "cuda"
 
 
 def world():
@@ -342,10 +347,18 @@ def save_and_load(folder, fsdp, other):
         same(theirs[name].view(torch.uint8), x.view(torch.uint8), name)
 
 
+def copied(make, *args, **options):
+    """A wrapper that sends by copy engines."""
+    with copies_on_the_cpu():
+        wrapper = make(*args, communication="copy_engines", **options)
+    assert wrapper.communication == "copy_engines" and wrapper.why_backend is None
+    return wrapper
+
+
 @contextlib.contextmanager
 def copies_on_the_cpu():
     """Memory that ranks share as GPUs do theirs, so that copy engines' steps run without them."""
-    if dist.get_backend() == "nccl":
+    if on_gpus():
         yield
         return
     from a2lib.parallel import carriers, copy_engines

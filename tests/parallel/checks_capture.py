@@ -27,6 +27,8 @@ WRAPPERS = {
     "sharded_optimizer": DDP,
     "fsdp": FSDP,
     "fsdp_bf16": functools.partial(FSDP, compute_dtype=torch.bfloat16),
+    "fsdp_copies": functools.partial(FSDP, **ENGINES),
+    "fsdp_copies_bf16": functools.partial(FSDP, compute_dtype=torch.bfloat16, **ENGINES),
 }
 
 
@@ -103,6 +105,7 @@ def same_weights(training, plain, what):
 CHECKED = {
     **{f"captured_{kind}": (captured_as_launched, kind) for kind in WRAPPERS},
     "captured_copies_for_many_steps": (captured_as_launched, "copy_engines", 50),
+    "captured_fsdp_copies_for_many_steps": (captured_as_launched, "fsdp_copies_bf16", 50),
 }
 for name, (function, *given) in CHECKED.items():
     function = functools.partial(function, *given)

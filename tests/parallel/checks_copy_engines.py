@@ -1,16 +1,16 @@
 """Copy engines: their steps on memory that processes share, and which communication is taken."""
 
+import functools
 import random
 from unittest.mock import patch
 
+import checking
 import torch
-import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
-from checking import Tied, alone, check, raises, same, seeded, world
-from checks_ddp import copied
+from checking import Tied, alone, check, copied, raises, same, seeded, world
 from torch import nn
 
-from a2lib.parallel import BucketedDDP, copy_engines
+from a2lib.parallel import FSDP, BucketedDDP, copy_engines
 from a2lib.parallel.lane import Lane
 
 
@@ -37,7 +37,7 @@ def buckets_take_random_steps():
     some ranks or on all, and steps that failed half way. With two ranks a backend does the same."""
     _, size = world()
     for sent, bucket_mb in ((None, 0.02), (torch.bfloat16, 1e-6), (torch.float16, 100)):
-        random_steps(copied, sent, bucket_mb)
+        random_steps(functools.partial(copied, BucketedDDP), sent, bucket_mb)
     if size == 2:
         # Not in float16: NCCL halves before it adds, of its smallest numbers a rounding more.
         random_steps(BucketedDDP, torch.bfloat16, 0.02)
@@ -55,7 +55,7 @@ def copy_engines_may_be_as_late_as_the_finish():
     begun = patch.object(Lane, "run", lambda _, work: queued.append(work))
     with begun, patch.object(Lane, "wait", staticmethod(everything)):
         for sent in (None, torch.bfloat16):
-            random_steps(copied, sent, 0.02)
+            random_steps(functools.partial(copied, BucketedDDP), sent, 0.02)
 
 
 def random_steps(make, sent, bucket_mb):
@@ -129,18 +129,22 @@ def _mean_of(i, p, given, before, sent):
 
 @check(2)
 def which_communication_is_taken_is_told():
-    with raises(ValueError, r"must be one of \('backend', 'copy_engines', 'auto'\); got 'nccl'"):
-        BucketedDDP(Tied(), 25, communication="nccl")
+    reason = "there is one rank" if checking.on_gpus() else "on cpu, not on GPUs"
+    own = alone()
+    for make in (FSDP, functools.partial(BucketedDDP, bucket_size_mb=25)):
+        module = Tied()
+        shape = module.head.weight.shape
+        words = r"must be one of \('backend', 'copy_engines', 'auto'\); got 'nccl'"
+        with raises(ValueError, words):
+            make(module, communication="nccl")
+        with raises(ValueError, f"copy engines cannot .*{reason}; 'backend' or 'auto' can"):
+            make(module, group=own, communication="copy_engines")
+        assert module.head.weight.shape == shape  # as it was
+        assert make(Tied()).communication == "backend"
+        wrapper = make(module, group=own, communication="auto")
+        assert wrapper.communication == "backend" and reason in wrapper.why_backend
     with raises(ValueError, "communication_dtype must be a floating dtype or None; got torch.int8"):
         BucketedDDP(Tied(), 25, communication_dtype=torch.int8)
-    assert BucketedDDP(Tied(), 25).communication == "backend"
-    own = alone()
-    reason = "there is one rank" if dist.get_backend() == "nccl" else "on cpu, not on GPUs"
-    with raises(ValueError, f"copy engines cannot .*{reason}; 'backend' or 'auto' can"):
-        BucketedDDP(Tied(), 25, own, communication="copy_engines")
-    ddp = BucketedDDP(Tied(), 25, own, communication="auto")
-    assert ddp.communication == "backend" and reason in ddp.why_backend
-    assert f"communication=backend ({ddp.why_backend})" in repr(ddp)
 
 
 @check(2)

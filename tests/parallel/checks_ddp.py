@@ -6,8 +6,17 @@ from contextlib import nullcontext
 
 import checking
 import torch
-import torch.distributed as dist
-from checking import Tied, check, loss_on, raises, same, same_gradients, same_parameters, world
+from checking import (
+    Tied,
+    check,
+    copied,
+    loss_on,
+    raises,
+    same,
+    same_gradients,
+    same_parameters,
+    world,
+)
 from torch import nn
 
 from a2lib.optim import MasterAdamW
@@ -19,15 +28,8 @@ KINDS = {
     "DDP": DDP,
     "BucketedDDP some": functools.partial(BucketedDDP, bucket_size_mb=0.0005),
     "BucketedDDP one": functools.partial(BucketedDDP, bucket_size_mb=100),
-    "BucketedDDP some, copied": lambda module, **options: copied(module, 0.0005, **options),
+    "BucketedDDP some, copied": functools.partial(copied, BucketedDDP, bucket_size_mb=0.0005),
 }
-
-
-def copied(module, bucket_size_mb, **options):
-    with checking.copies_on_the_cpu():
-        ddp = BucketedDDP(module, bucket_size_mb, communication="copy_engines", **options)
-    assert ddp.communication == "copy_engines" and ddp.why_backend is None
-    return ddp
 
 
 HOOKED = [kind for kind in KINDS if kind not in ("NaiveDDP", "FlatDDP")]
@@ -224,9 +226,7 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
         assert its_state.keys() == state.keys()
         for i, values in state.items():
             checking.same_by_name(its_state[i], values, f"{kind}, of {i}")
-        # gloo has no stream for them: its own messages' are updated in the finish.
-        beside = "copied" in kind or dist.get_backend() == "nccl"
-        assert early == [0] + [count * beside] * 3, (kind, early)
+        assert early == [0] + [count] * 3, (kind, early)
     with raises(TypeError, "takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got NaiveDD"):
         with MasterAdamW(module.parameters()).overlapping(NaiveDDP(module)):
             pass

@@ -2,16 +2,25 @@
 
 import copy
 import functools
+import itertools
 import warnings
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import checking
 import torch
 import torch.distributed as dist
-from checking import backward_of_each, check, loss_on, raises, same, take_step, token_batches, world
+from checking import (
+    backward_of_each,
+    check,
+    copied,
+    loss_on,
+    raises,
+    same,
+    take_step,
+    token_batches,
+    world,
+)
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP, BucketedDDP, group
@@ -41,95 +50,28 @@ def check_freed(fsdp):
             assert p.buffer.untyped_storage().nbytes() == 0, p.names
 
 
-class Ways(nn.Module):
-    """Blocks run plainly, in checkpoints around or inside, once or twice, with other outputs."""
-
-    def __init__(self, way, width=6, blocks=3):
+class Stack(nn.Module):
+    def __init__(self, width=6, blocks=3):
         super().__init__()
-        self.way = way
         self.embed = nn.Embedding(11, width)
-        self.blocks = nn.ModuleList(Block(way, width) for _ in range(blocks))
+        self.blocks = nn.Sequential(*(checking.Residual(width) for _ in range(blocks)))
         self.head = nn.Linear(width, 11)
 
     def forward(self, tokens):
-        x = self.embed(tokens)
-        blocks = list(self.blocks) * (2 if self.way == "twice" else 1)
-        if self.way == "segments":
-            for segment in (blocks[:2], blocks[2:]):
-                x = checkpoint(nn.Sequential(*segment), x, use_reentrant=False)
-            return self.head(x)
-        for block in blocks:
-            if self.way in ("around", "reentrant"):
-                x = checkpoint(block, x, use_reentrant=self.way == "reentrant")
-            elif self.way == "dict":
-                x = block(x)["deep"][0]
-            elif self.way == "opaque":
-                x = block(x).x
-            elif self.way == "view":
-                x = block(x)
-                x += 1
-            else:
-                x = block(x)
-        return self.head(x)
+        return self.head(self.blocks(self.embed(tokens)))
 
 
-class Block(checking.Residual):
-    def __init__(self, way, width):
-        super().__init__(width)
-        self.way = way
-
-    def forward(self, x):
-        if self.way == "inside":
-            return checkpoint(super().forward, x, use_reentrant=False)
-        y = super().forward(x)
-        match self.way:
-            case "dict":
-                return {"deep": [y, 3]}
-            case "opaque":
-                return SimpleNamespace(x=y)
-            case "view":
-                return y.view(-1, y.shape[-1]).view_as(y)
-        return y
-
-
-WAYS = "plain around reentrant inside segments twice dict opaque view".split()
-
-
-@check(2)
-def fsdp_trains_as_one_process_to_the_bit():
-    """Each way to run blocks, odd row counts, AdamW, two steps of two backwards."""
-    rank, size = world()
-    for way in WAYS:
-        first = Ways(way)
-        fsdp, reference = FSDP(checking.moved(first, rank)), copy.deepcopy(first)
-        check_weights(fsdp, reference, way)
-        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (fsdp, reference)]
-        batches = iter(token_batches(2 * size * 2))
-        for step in range(2):
-            # The second micro-batch of each rank adds to the mean of the first.
-            gradients = []
-            for _ in range(2):
-                losses = [loss_on(next(batches)) for _ in range(size)]
-                losses[rank](fsdp).backward()
-                checking.mean_gradients(reference, [[loss] for loss in losses])
-                gradients.append([p.grad.clone() for p in reference.parameters()])
-            fsdp.finish_gradient_synchronization()
-            for p, *both in zip(reference.parameters(), *gradients, strict=True):
-                p.grad = both[0] + both[1]
-            for name, p in fsdp.module.named_parameters():
-                if p.dim() < 2:  # these are added first and averaged then: another rounding
-                    whole = dict(reference.named_parameters())[name]
-                    assert torch.allclose(p.grad, whole.grad, rtol=1e-5, atol=1e-7), (way, name)
-                    whole.grad = p.grad.clone()
-            check_gradients(fsdp, reference, f"{way}, step {step}")
-            check_freed(fsdp)
-            take_step(*optimizers)
-            check_weights(fsdp, reference, f"{way}, step {step}")
+BOTH = FSDP, functools.partial(copied, FSDP)  # by the backend, and by copy engines
 
 
 @check(4)
 def fsdp_shards_for_more_ranks_than_rows():
     """Fewer rows than ranks, rows that the world does not divide, no ModuleList; exact sums."""
+    for make in BOTH:
+        shard_for_more_ranks_than_rows(make)
+
+
+def shard_for_more_ranks_than_rows(make):
     rank, size = world()
 
     class Plain(nn.Module):
@@ -142,7 +84,7 @@ def fsdp_shards_for_more_ranks_than_rows():
             return self.wide(self.thin(x)).sum() + (self.deep * x[0, 0]).sum()
 
     reference = checking.exact(Plain())
-    fsdp = FSDP(checking.moved(reference, rank))
+    fsdp = make(checking.moved(reference, rank))
     check_weights(fsdp, reference, "wrapped")
     shapes = [(1, 5), (1, 5), (1, 5), (0, 5)]
     assert fsdp.module.thin.weight.shape == shapes[rank]
@@ -189,29 +131,28 @@ def in_low_precision(module, dtype):
     return module
 
 
+def computes_in_low_precision(make, dtype, first):
+    rank, size = world()
+    fsdp, reference = make(copy.deepcopy(first), compute_dtype=dtype), copy.deepcopy(first)
+    computing = in_low_precision(reference, dtype)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (fsdp, reference)]
+    batches = iter(token_batches(3 * size))
+    for step in range(3):
+        tokens = [next(batches) for _ in range(size)]
+        assert fsdp(tokens[rank]).dtype == dtype
+        backward_of_each(fsdp, computing, [loss_on(t) for t in tokens])
+        assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
+        check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
+        take_step(*optimizers)
+        check_weights(fsdp, reference, f"{dtype}, {step}")
+
+
 @check(2)
 def fsdp_computes_in_low_precision():
     """To the bit as one process that casts; masters, gradients and their mean are float32."""
-    rank, size = world()
-    for dtype in (torch.bfloat16, torch.float16):
-        for make in (
-            lambda: Ways("plain"),
-            lambda: TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0),
-        ):
-            first = make()
-            fsdp = FSDP(copy.deepcopy(first), compute_dtype=dtype)
-            reference = copy.deepcopy(first)
-            computing = in_low_precision(reference, dtype)
-            optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (fsdp, reference)]
-            batches = iter(token_batches(3 * size))
-            for step in range(3):
-                tokens = [next(batches) for _ in range(size)]
-                assert fsdp(tokens[rank]).dtype == dtype
-                backward_of_each(fsdp, computing, [loss_on(t) for t in tokens])
-                assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
-                check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
-                take_step(*optimizers)
-                check_weights(fsdp, reference, f"{dtype}, {step}")
+    models = Stack(), TransformerLM(11, 8, 8, 2, 2, 16, attention="eager", seed=0)
+    for make, dtype, first in itertools.product(BOTH, (torch.bfloat16, torch.float16), models):
+        computes_in_low_precision(make, dtype, first)
     low = FSDP(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).bfloat16())
     assert {p.dtype for p in low.parameters()} == {torch.float32}
     output = low(torch.randn(2, 4).bfloat16())
@@ -222,35 +163,12 @@ def fsdp_computes_in_low_precision():
 
 
 @check(2)
-def fsdp_recovers_and_refuses():
+def fsdp_refuses():
     rank, _ = world()
-    module = Ways("plain")
+    module = Stack()
     reference = copy.deepcopy(module)
     fsdp = FSDP(module)
     tokens = token_batches(1)[0]
-    handle = module.blocks[1].up.register_forward_pre_hook(lambda *_: 1 / 0)
-    with raises(ZeroDivisionError, "division"):
-        fsdp(tokens)
-    handle.remove()
-    check_freed(fsdp)
-    check_weights(fsdp, reference, "after an error in forward")
-    # A backward that raises half way, and a step that is not taken.
-    handle = module.blocks[1].norm.register_full_backward_hook(lambda *_: 1 / 0)
-    with raises(ZeroDivisionError, "division"):
-        loss_on(tokens)(fsdp).backward()
-    handle.remove()
-    fsdp.zero_grad()
-    for then in (lambda: fsdp(tokens), fsdp.finish_gradient_synchronization):
-        with raises(RuntimeError, "a backward has not come to its end"):
-            then()
-    fsdp.reset()
-    check_freed(fsdp)
-    loss_on(tokens)(fsdp).backward()
-    check_freed(fsdp)
-    torch.optim.SGD(fsdp.parameters(), lr=1.0).zero_grad()
-    backward_of_each(fsdp, reference, [loss_on(tokens)] * 2)
-    check_gradients(fsdp, reference, "after steps that were not taken")
-    fsdp.zero_grad()
     # A forward without a backward, then weights that change, then one with.
     fsdp(tokens)
     with torch.no_grad():
@@ -275,7 +193,7 @@ def fsdp_recovers_and_refuses():
             fsdp.finish_gradient_synchronization()
         p.requires_grad_(True)
     with raises(ValueError, "compute_dtype must be a floating dtype or None; got torch.int8"):
-        FSDP(Ways("plain"), compute_dtype=torch.int8)
+        FSDP(Stack(), compute_dtype=torch.int8)
     with raises(ValueError, r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"):
         FSDP(nn.Linear(4 + rank, 2))
 
@@ -284,7 +202,7 @@ def fsdp_recovers_and_refuses():
 def fsdp_skips_a_step_that_every_rank_skips():
     """In the forward, between it and the backward, half way through that; ``reset`` or not."""
     rank, size = world()
-    first = Ways("plain")
+    first = Stack()
 
     def raises_in(module, part):
         handle = module.register_forward_pre_hook(lambda *_: 1 / 0)
@@ -293,25 +211,40 @@ def fsdp_skips_a_step_that_every_rank_skips():
             handle = module.register_full_backward_hook(lambda *_: 1 / 0)
         return handle
 
-    for part in ("forward", "loss", "backward"):
-        for by_reset in (True, False) if part != "backward" else (True,):
-            fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
-            pair = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]
-            for step in range(3):
-                losses = [*map(loss_on, token_batches(size * 3)[size * step :][:size])]
-                if part == "loss":
-                    losses[rank](fsdp)
-                else:
-                    handle = raises_in(fsdp.module.blocks[1].norm, part)
-                    with raises(ZeroDivisionError, "division"):
-                        losses[rank](fsdp).backward()
-                    handle.remove()
-                if by_reset:
-                    fsdp.reset()
-                fsdp.zero_grad()
-                backward_of_each(fsdp, reference, losses)
-                check_gradients(fsdp, reference, f"{part}, step {step}")
-                take_step(*pair)
+    def skip(fsdp, losses, part):
+        if part == "loss":
+            losses[rank](fsdp)
+            return
+        handle = raises_in(fsdp.module.blocks[1].norm, part)
+        with raises(ZeroDivisionError, "division"):
+            losses[rank](fsdp).backward()
+        handle.remove()
+        if part == "forward":
+            check_freed(fsdp)
+            return
+        for then in (lambda: losses[rank](fsdp), fsdp.finish_gradient_synchronization):
+            with raises(RuntimeError, "a backward has not come to its end"):
+                then()
+
+    ways = (
+        ("forward", True),
+        ("forward", False),
+        ("loss", True),
+        ("loss", False),
+        ("backward", True),
+    )
+    for (part, by_reset), make in itertools.product(ways, BOTH):
+        fsdp, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
+        pair = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]
+        for step in range(3):
+            losses = [*map(loss_on, token_batches(size * 3)[size * step :][:size])]
+            skip(fsdp, losses, part)
+            if by_reset:
+                fsdp.reset()
+            fsdp.zero_grad()
+            backward_of_each(fsdp, reference, losses)
+            check_gradients(fsdp, reference, f"{part}, step {step}")
+            take_step(*pair)
 
 
 @check(2)
@@ -320,7 +253,7 @@ def wrappers_do_without_several_tensors_in_one_call():
     rank, size = world()
     losses = [*map(loss_on, token_batches(size))]
     for make in (FSDP, lambda module: BucketedDDP(module, 0.001)):
-        first = Ways("plain")
+        first = Stack()
         wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
         with patch.object(group, "_checks_each_call", lambda: True):
             backward_of_each(wrapper, reference, losses)
@@ -335,7 +268,7 @@ def fsdp_leaves_compiled_blocks_one_graph():
 
     rank, size = world()
     warnings.simplefilter("default")  # torch's own, while it compiles
-    first = Ways("plain", blocks=2)
+    first = Stack(blocks=2)
     module = copy.deepcopy(first)
     blocks = module.blocks
     blocks[0] = torch.compile(blocks[0], backend="aot_eager", fullgraph=True)

@@ -6,12 +6,13 @@ from unittest.mock import patch
 
 import torch
 from checking import backward_of_each, check, same, token_batches, token_loss
+from checks_fsdp import BOTH
 from torch import nn
 
 from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP
-from a2lib.parallel.fsdp import units
-from a2lib.parallel.fsdp.units import MOMENTS, prepare
+from a2lib.parallel.fsdp.transfers import BackendTransfer
+from a2lib.parallel.fsdp.units import MOMENTS
 from a2lib.shapes import Shape
 from a2lib.theory import fsdp as theory
 
@@ -32,14 +33,14 @@ def fsdp_holds_what_the_theory_says():
         def look(moment, unit, fsdp=fsdp, told=told, held=held):
             told.append((moment, unit))
             if moment == "computes":
-                held.append(fsdp.held_bytes())
+                held.append({part: n for part, n in fsdp.held_bytes().items() if part != "shared"})
 
-        def watched(same, fsdp=fsdp, casting=casting):
+        def watched(transfer, same, fsdp=fsdp, casting=casting, prepare=BackendTransfer.prepare):
             casting.append(fsdp.held_bytes()["gathered"])
-            return prepare(same)
+            return prepare(transfer, same)
 
         fsdp.observe(look)
-        with patch.object(units, "prepare", watched):
+        with patch.object(BackendTransfer, "prepare", watched):
             token_loss(fsdp(tokens), tokens).backward()
             fsdp.observe(None)
             fsdp.finish_gradient_synchronization()
@@ -82,8 +83,13 @@ class Layers(nn.Module):
 @check(2)
 def fsdp_holds_two_units_whatever_the_order():
     """Backwards, with gaps, twice, part of them; then in order again, gathered ahead again."""
+    for make in BOTH:
+        hold_two_units_whatever_the_order(make)
+
+
+def hold_two_units_whatever_the_order(make):
     reference = Layers()
-    fsdp, held = FSDP(copy.deepcopy(reference)), []
+    fsdp, held = make(copy.deepcopy(reference)), []
     whole = reference.layers[0].weight.nbytes
     batches = torch.randn(2, 4, 8)
     most = []

@@ -1,14 +1,12 @@
 """FSDP of modules that others wrote and of uses that are easily forgotten, against one process."""
 
-import copy
+import itertools
 import warnings
 
 import torch
 from checking import check, mean_gradients, seeded, take_step, world
-from checks_fsdp import mine_of
+from checks_fsdp import BOTH, mine_of
 from torch import nn
-
-from a2lib.parallel import FSDP
 
 WIDTH = 6
 
@@ -146,9 +144,9 @@ def fsdp_trains_other_peoples_modules():
     rank, size = world()
     # cuDNN's, of sharded weights: it copies them at each call.
     warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous")
-    for what, make in MAKES.items():
+    for (what, make), wrap in itertools.product(MAKES.items(), BOTH):
         torch.manual_seed(0)
-        fsdp = FSDP(make())
+        fsdp = wrap(make())
         torch.manual_seed(0)
         reference = make()
         steps = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]
@@ -169,20 +167,3 @@ def fsdp_trains_other_peoples_modules():
                 with quiet():
                     alike(fsdp(batch(7)), reference(batch(7)), what)
             check_alike(fsdp, reference, what)
-
-
-@check(2)
-def fsdp_takes_the_norm_of_float64_in_float64():
-    """One parameter is in float32 all the same; squares of the others are past its range."""
-    rank, size = world()
-    torch.manual_seed(0)
-    reference = nn.Sequential(nn.Linear(WIDTH, 3).double(), nn.Linear(3, 2))
-    for p in reference.parameters():
-        p.grad = torch.randn_like(p) * (1e30 if p.dtype == torch.float64 else 1)
-    fsdp = FSDP(copy.deepcopy(reference))
-    for p, q in zip(fsdp.parameters(), reference.parameters(), strict=True):
-        p.grad = mine_of(q.grad).clone()
-    norm = nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
-    assert norm.isfinite() and torch.allclose(fsdp.clip_grad_norm_(1.0), norm, rtol=1e-12)
-    for p, q in zip(fsdp.parameters(), reference.parameters(), strict=True):
-        alike(p.grad, mine_of(q.grad), "clipped")

@@ -3,10 +3,10 @@
 import copy
 import random
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import torch
 from checking import check, seeded, world
+from checks_fsdp import BOTH
 from checks_fsdp_modules import check_alike
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -57,14 +57,19 @@ class Views(nn.Linear):
         return super().forward(x).view(-1, 2, WIDTH // 2).view(x.shape)
 
 
-class Hides(nn.Linear):
-    """Returns its result in an object that nobody looks into."""
+@dataclass
+class Output:
+    x: torch.Tensor
+
+
+class Wraps(nn.Linear):
+    """Returns its result in an object."""
 
     def __init__(self):
         super().__init__(WIDTH, WIDTH)
 
     def forward(self, x, use):
-        return SimpleNamespace(x=torch.sin(super().forward(x)))
+        return Output(torch.sin(super().forward(x)))
 
 
 class Frozen(nn.Module):
@@ -105,7 +110,7 @@ class Shares(nn.Module):
         return x + self.last(torch.tanh(self.layer(x)))
 
 
-BLOCKS = (Residual, Branches, Passes, Views, Hides, Frozen, Adapted, Checkpointed, Shares)
+BLOCKS = (Residual, Branches, Passes, Views, Wraps, Frozen, Adapted, Checkpointed, Shares)
 
 
 class Net(nn.Module):
@@ -132,7 +137,7 @@ class Net(nn.Module):
     def run(self, x, part, use):
         for i in part:
             output = self.blocks[i](x, use)
-            x = output.x if isinstance(output, SimpleNamespace) else output
+            x = output.x if isinstance(output, Output) else output
             x = x.view(-1, WIDTH)  # another view than a block returned
         return x
 
@@ -221,11 +226,11 @@ def random_use(draw, blocks):
     return Use(draw.choice(WAYS), order, checkpoints, draw.random() < 0.5)
 
 
-def steps_are_those_of_one_process(kinds, uses, draw, what):
+def steps_are_those_of_one_process(make, kinds, uses, draw, what):
     rank, size = world()
     torch.manual_seed(0)
     module = Net(kinds)
-    reference, fsdp = copy.deepcopy(module), FSDP(module)
+    reference, fsdp = copy.deepcopy(module), make(module)
     optimizers = [torch.optim.AdamW(m.parameters(), eps=1e-3) for m in (reference, fsdp)]
     for number, use in enumerate(uses):
         parts = []
@@ -257,7 +262,8 @@ def fsdp_trains_random_modules_as_one_process():
         kinds = draw.choices(BLOCKS, k=draw.randint(1, 4))
         uses = [random_use(draw, len(kinds)) for _ in range(STEPS)]
         names = " ".join(kind.__name__ for kind in kinds)
-        steps_are_those_of_one_process(kinds, uses, draw, f"case {case}: {names},")
+        make = BOTH[case % 2]
+        steps_are_those_of_one_process(make, kinds, uses, draw, f"case {case}: {names},")
 
 
 @check(2)
@@ -266,12 +272,12 @@ def fsdp_sends_every_gradient_once():
     cases = {
         "trained before frozen, reentrant": ((Frozen, Residual), Use(checkpoints="reentrant")),
         "nothing trained but in reentrant": ((Adapted, Frozen), Use(checkpoints="reentrant")),
-        "hidden, a forward between": ((Hides,), Use(between)),
-        "hidden, computed again": ((Hides,), Use(checkpoints="reentrant")),
-        "hidden, called twice": ((Hides, Residual), Use(order=[0, 1, 0])),
+        "in an object, a forward between": ((Wraps,), Use(between)),
+        "in an object, called twice": ((Wraps, Residual), Use(order=[0, 1, 0])),
         "a view that is passed on": ((Views, Passes), Use()),
         "a layer of the root": ((Shares,), Use()),
     }
     for what, (kinds, use) in cases.items():
         use.order = use.order or list(range(len(kinds)))
-        steps_are_those_of_one_process(kinds, [use], random.Random(0), what)
+        for make in BOTH:
+            steps_are_those_of_one_process(make, kinds, [use], random.Random(0), what)

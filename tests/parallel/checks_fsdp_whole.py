@@ -1,11 +1,12 @@
 """FSDP under PyTorch's own names: state dicts, calls and weights are whole, or refused."""
 
 import copy
+import itertools
 
 import checking
 import torch
-from checking import Tied, check, loss_on, raises, same, take_step, token_batches, world
-from checks_fsdp import Ways, check_freed, check_weights
+from checking import Tied, check, loss_on, raises, same, take_step, token_batches
+from checks_fsdp import BOTH, check_freed, check_weights
 from torch import nn
 from torch.optim import SGD, Adafactor, AdamW
 
@@ -13,97 +14,42 @@ from a2lib.optim import MasterAdamW
 from a2lib.parallel import FSDP
 
 
-def same_states(mine, theirs, what):
-    assert mine["param_groups"] == theirs["param_groups"], what
-    assert mine["state"].keys() == theirs["state"].keys(), what
-    for i, values in theirs["state"].items():
-        pair = []
-        for state in (mine["state"][i], values):
-            pair.append({key: x.cpu() for key, x in state.items()})
-        checking.same_by_name(*pair, f"{what}, of {i}")
-
-
-def step_both(fsdp, reference, optimizers, number):
-    rank, size = world()
-    losses = [loss_on(tokens) for tokens in token_batches(size * (number + 1))[-size:]]
-    checking.backward_of_each(fsdp, reference, losses)
-    take_step(*optimizers)
-
-
-@check(2, 4)
-def state_dicts_of_an_fsdp_are_whole():
-    """Those of the module, the wrapper and a part, saved and loaded, at any number of rows."""
-    rank, size = world()
-    first = Tied(width=5)
-    for dtype in (None, torch.bfloat16):
-        fsdp = FSDP(checking.moved(first, rank), compute_dtype=dtype)
-        checking.same_by_name(fsdp.module.state_dict(), first.state_dict())
-        prefixed = {f"module.{name}": x for name, x in first.state_dict().items()}
-        checking.same_by_name(fsdp.state_dict(), prefixed)
-        checking.same_by_name(fsdp.module.blocks[0].state_dict(), first.blocks[0].state_dict())
-        other = FSDP(Tied(width=5), compute_dtype=dtype)
-        other.load_state_dict(fsdp.state_dict())
-        check_weights(other, first, "loaded")
-        second = Tied(width=5)
-        other.module.load_state_dict(second.state_dict())
-        check_weights(other, second, "loaded from a plain one")
-        own = {name: p.detach() for name, p in fsdp.module.named_parameters()}
-        if own["embed.weight"].shape != first.embed.weight.shape:
-            with raises(ValueError, r"embed.weight is \(11, 5\) as a whole, which load_state_di"):
-                other.module.load_state_dict(own, strict=False)
-
-
 @check(2)
-def state_dicts_of_an_optimizer_over_an_fsdp_are_whole():
-    """As a plain one's, and loaded by a new optimizer, by one that has stepped, by a plain one."""
-    kinds = [
-        (AdamW, {"lr": 0.05, "amsgrad": True}),
-        (SGD, {"lr": 0.05, "momentum": 0.9}),
-        (MasterAdamW, {"lr": 0.05}),
-    ]
-    for cls, options in kinds:
-        first = Ways("plain")
-        fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
-        pair = cls(fsdp.parameters(), **options), cls(reference.parameters(), **options)
-        for number in range(2):
-            step_both(fsdp, reference, pair, number)
-        state = pair[0].state_dict()
-        same_states(state, pair[1].state_dict(), cls.__name__)
-        # A new optimizer of new rows, one that has stepped, and a plain one go on alike.
-        other, plain = FSDP(Ways("plain")), copy.deepcopy(reference)
-        for stepped in (False, True):
-            other.load_state_dict(fsdp.state_dict())
-            again = cls(other.parameters(), **options)
-            if stepped:
-                step_both(other, Ways("plain"), (again,), 5)
-                other.load_state_dict(fsdp.state_dict())
-            again.load_state_dict(copy.deepcopy(state))
-            same_states(again.state_dict(), state, f"{cls.__name__}, loaded")
-            follower = copy.deepcopy(reference)
-            theirs = cls(follower.parameters(), **options)
-            theirs.load_state_dict(copy.deepcopy(state))
-            step_both(other, follower, (again, theirs), 3)
-            check_weights(other, follower, f"{cls.__name__}, stepped {stepped}")
-        theirs = cls(plain.parameters(), **options)
-        theirs.load_state_dict(copy.deepcopy(state))
-        part = {0: {key: x[:1] if x.dim() else x for key, x in state["state"][0].items()}}
-        if cls is AdamW:
-            with raises(ValueError, r"of embed.weight is \(11, 6\) as a whole, which load_state_d"):
-                again.load_state_dict({**state, "state": part})
-
-
-@check(2)
-def an_optimizer_with_states_of_other_shapes_has_no_state_dict():
-    class Summing(SGD):
-        def step(self):
-            for p in self.param_groups[0]["params"]:
-                self.state[p]["sums"] = torch.zeros(2)
-
-    fsdp = FSDP(Ways("plain"))
-    optimizer = Summing(fsdp.parameters())
-    step_both(fsdp, Ways("plain"), (optimizer,), 0)
-    with raises(ValueError, "Summing's sums of embed.weight has not its parameter's shape"):
-        optimizer.state_dict()
+def state_dicts_of_rows_are_refused():
+    """Of the module, the wrapper and a part, of an optimizer that has stepped and one that was
+    loaded before it did; of one rank, which has all rows, they are whole."""
+    first, line = Tied(), "has no state dict, since a rank has rows alone: gather_full_params"
+    fsdp, single = FSDP(copy.deepcopy(first)), FSDP(copy.deepcopy(first), group=checking.alone())
+    checking.same_by_name(single.module.state_dict(), first.state_dict())
+    single.module.load_state_dict(first.state_dict())
+    for part in (fsdp, fsdp.module, fsdp.module.blocks[0]):
+        with raises(RuntimeError, line):
+            part.state_dict()
+        with raises(RuntimeError, line):
+            part.load_state_dict({})
+    tokens = token_batches(1)[0]
+    plain = AdamW(first.parameters())
+    states = []
+    for module, optimizer in ((first, plain), (single, AdamW(single.parameters()))):
+        loss_on(tokens)(module).backward()
+        if module is single:
+            single.finish_gradient_synchronization()
+        optimizer.step()
+        states.append(optimizer.state_dict()["state"])
+    assert states[0].keys() == states[1].keys()
+    loss_on(tokens)(fsdp).backward()
+    fsdp.finish_gradient_synchronization()
+    for cls in (AdamW, MasterAdamW):
+        loaded, stepped = cls(fsdp.parameters()), cls(fsdp.parameters())
+        loaded.load_state_dict(plain.state_dict())
+        stepped.step()
+        of_rows = r"of embed.weight is \(11, 6\), not \(\d, 6\) as this rank's rows: load_sharded"
+        with raises(ValueError, of_rows):
+            loaded.step()
+        with raises(ValueError, of_rows):
+            stepped.load_state_dict(plain.state_dict())
+        with raises(RuntimeError, f"this {cls.__name__} has no state dict.*save_sharded"):
+            stepped.state_dict()
 
 
 @check(2)
@@ -244,12 +190,12 @@ def fsdp_takes_frozen_weights_of_any_dtype():
 
     dtypes = (torch.int16, torch.uint16, torch.uint8, torch.int64, torch.bool, torch.float64)
     eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
-    for dtype in (*dtypes, *eight_bits):
+    for dtype, make in itertools.product((*dtypes, *eight_bits), BOTH):
         first, x = Scaled(dtype), torch.randn(2, 3)
-        fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
+        fsdp, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
         checking.backward_of_each(fsdp, reference, [lambda m, x=x: m(x).sum()] * 2)
         same(fsdp(x), reference(x), str(dtype))
-        whole = fsdp.module.state_dict()["weight"]
+        whole = fsdp.gather_full_params()["weight"]
         same(whole.view(torch.uint8), first.weight.detach().view(torch.uint8), str(dtype))
         low = FSDP(Scaled(dtype), compute_dtype=torch.bfloat16)
         if dtype in eight_bits:

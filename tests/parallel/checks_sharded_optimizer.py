@@ -90,7 +90,8 @@ def parameters_lie_in_chunks_of_one_gather_each():
     chunks = [chunk for chunk, _ in sharded._chunks]
     assert len(chunks) > 3  # three dtypes, of which one is cut
     moved = {name for name, p in module.named_parameters() if p.data_ptr() != places[name]}
-    assert moved == set(places) - {"strided", "part", "empty"}
+    assert moved == set(places) - {"empty"}
+    assert module.strided.stride() == (1, 40)
     give_gradients(0, module)
     gather = exchange.all_gather_single
     with patch.object(exchange, "all_gather_single", wraps=gather) as gathers:
@@ -98,9 +99,7 @@ def parameters_lie_in_chunks_of_one_gather_each():
     sent = [(whole.nbytes, own.nbytes) for (whole, own), _ in gathers.call_args_list]
     assert len(sent) == len(chunks)
     assert all(whole == size * own for whole, own in sent)
-    copied = sum(p.numel() * p.element_size() for p in (module.strided, module.part))
-    every = sum(p.numel() * p.element_size() for p in module.parameters())
-    assert sum(whole for whole, _ in sent) >= every - copied
+    assert sum(whole for whole, _ in sent) >= sum(p.nbytes for p in module.parameters())
     # A parameter that is elsewhere afterwards would be left as it is, without a word.
     module.large.data = module.large.data.clone()
     with raises(RuntimeError, "a parameter has other memory than this optimizer gave it"):
@@ -134,17 +133,6 @@ def a_parameter_larger_than_the_rest_does_not_pad_the_chunks():
 
 
 @check(2)
-def an_optimizer_may_be_made_by_a_call():
-    mine = Mixed()
-    reference = copy.deepcopy(mine)
-    sharded = ShardedOptimizer(mine.parameters(), functools.partial(AdamW, lr=0.1), eps=1e-4)
-    plain = AdamW(reference.parameters(), lr=0.1, eps=1e-4)
-    assert sharded.defaults == plain.defaults
-    for step in range(2):
-        step_both(step, sharded, plain, mine, reference)
-
-
-@check(2)
 def sharded_closure_runs_once_with_gradients():
     module = Mixed()
     sharded = ShardedOptimizer(module.parameters(), SGD, lr=0.5)
@@ -169,7 +157,7 @@ def groups_may_come_later_and_settings_reach_the_ranks():
     reference = copy.deepcopy(mine)
     optimizers = []
     for module, make in (
-        (mine, lambda g: ShardedOptimizer(g, AdamW, lr=0.1)),
+        (mine, lambda g: ShardedOptimizer(g, functools.partial(AdamW, lr=0.1))),
         (reference, lambda g: AdamW(g, lr=0.1)),
     ):
         early, late = groups_of(module)

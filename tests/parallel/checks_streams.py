@@ -13,7 +13,7 @@ from checks_capture import WRAPPERS
 from torch.nn import functional as F
 
 from a2lib.optim import MasterAdamW
-from a2lib.parallel import BucketedDDP, ShardedOptimizer
+from a2lib.parallel import FSDP, BucketedDDP, ShardedOptimizer
 from a2lib.parallel.copy_engines import mean_of_parts, mean_of_parts_plain
 from a2lib.parallel.lane import Lane
 
@@ -81,7 +81,10 @@ def the_same_whoever_is_late(kind):
     checking.same_by_name(trained(make, first, updating), expected, "nobody late")
 
 
-LATE = "fsdp", "fsdp_bf16", "copy_engines", "copy_engines_bf16", "updating", "updating_copies"
+LATE = (
+    "fsdp", "fsdp_bf16", "fsdp_copies", "fsdp_copies_bf16",
+    "copy_engines", "copy_engines_bf16", "updating", "updating_copies",
+)  # fmt: skip
 for kind in LATE:
     function = functools.partial(the_same_whoever_is_late, kind)
     function.__name__, function.__module__ = f"{kind}_waits_where_it_must", __name__
@@ -95,23 +98,23 @@ def the_mean_is_that_of_plain_operations():
     dtypes = torch.float32, torch.bfloat16, torch.float16, torch.float64
     places = (2, 0), (2, 1), (3, 1), (8, 7)
     for dtype, (world_size, rank) in list(itertools.product(dtypes, places))[mine::size]:
-        for own_dtype in dict.fromkeys((dtype, torch.float32)):
-            parts = torch.randn(world_size, 10_016)
-            own = parts[rank, :10_000].to(own_dtype)
-            others = torch.cat([parts[:rank], parts[rank + 1 :]]).to(dtype)[:, :10_000]
+        for mean_dtype in dict.fromkeys((dtype, torch.float32)):
+            parts = torch.randn(world_size, 10_016).to(dtype)
+            own = parts[rank, :10_000]
+            others = torch.cat([parts[:rank], parts[rank + 1 :]])[:, :10_000]
             means = []
             for take in (mean_of_parts, mean_of_parts_plain):
-                source, mean = own.clone(), torch.empty_like(own, dtype=dtype)
-                take(source, others, mean, rank)
-                means.append((mean, source))
-            for a, b in zip(*means, strict=True):
-                same(a, b, f"{own_dtype} and {dtype}, {rank} of {world_size}")
+                means.append(torch.empty_like(own, dtype=mean_dtype))
+                take(own, others, means[-1], rank)
+            same(*means, f"{dtype} to {mean_dtype}, {rank} of {world_size}")
 
 
 @check(2)
 def auto_takes_copy_engines_between_gpus():
-    ddp = BucketedDDP(Tied(), 25, communication="auto")
-    assert ddp.communication == "copy_engines" and ddp.why_backend is None, ddp.why_backend
+    for make in (FSDP, functools.partial(BucketedDDP, bucket_size_mb=25)):
+        wrapper = make(Tied(), communication="auto")
+        assert wrapper.communication == "copy_engines", wrapper.why_backend
+        assert wrapper.why_backend is None
 
 
 @check(2)

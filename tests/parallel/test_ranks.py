@@ -1,5 +1,7 @@
 """Every check of the modules ``checks_*``: in 2 and in 4 ranks with gloo, which start once for all,
-and in 2 with NCCL, there also those for GPUs alone.
+in 2 with NCCL, there also those for GPUs alone, and some in 2 that share one GPU:
+
+    python -m pytest tests/parallel/test_ranks.py -k one_gpu
 
 To the bit there too: two ranks add in one order. A check that fails leaves the next ones to run
 where every rank comes to its end; one that hangs ends its launch, and those behind it fail.
@@ -17,17 +19,19 @@ import forked
 import pytest
 
 from a2lib.lab import guard
+from a2lib.parallel.copy_engines import OVERLAPPING
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import checking  # noqa: E402
 
-LIMIT_S = 600
+LIMIT_S = {"cpu": 600, "cuda": 600, "one_gpu": 240}
 # Device, ranks of the group, ranks of the check, modules.
 GROUPS = [
     ("cpu", 4, 2, checking.MODULES),
     ("cpu", 4, 4, checking.MODULES),
     *(("cuda", 2, 2, modules) for modules in (checking.MODULES, *zip(checking.GPU_MODULES))),
+    ("one_gpu", 2, 2, ("checks_one_gpu",)),
 ]
 
 
@@ -58,39 +62,42 @@ def run_in_ranks(folder, device, processes, modules):
     """Run the checks in ranks, and return what these printed, or that the time was up; nothing
     that was started is left."""
     environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TRITON_INTERPRET": "0"}
-    if device == "cuda":
-        return launch_on_gpus(folder, processes, modules, environment)
+    if device != "cpu":
+        return launch_on_gpus(folder, device, processes, modules, environment)
     logs = [folder.with_name(f"{folder.name}-rank-{rank}") for rank in range(processes)]
     ranks = forked.Ranks(checking.main, (folder, device, modules), environment, logs)
-    in_time = ranks.end_within(LIMIT_S)
+    in_time = ranks.end_within(LIMIT_S[device])
     printed = "".join(log.read_text() for log in logs)
-    return printed if in_time else f"not over within {LIMIT_S} s: {printed}"
+    return printed if in_time else f"not over within {LIMIT_S[device]} s: {printed}"
 
 
-def launch_on_gpus(folder, processes, modules, environment):
+def launch_on_gpus(folder, device, processes, modules, environment):
     """Have torchrun start the ranks: what a forked process has of CUDA is not its own."""
     mark = secrets.token_hex(8)
     path = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(path), guard.VARIABLE: mark}
+    environment["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    if device == "one_gpu":
+        environment[OVERLAPPING] = "1"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, f"--nproc-per-node={processes}", str(HERE / "checking.py")]
-    command += [str(folder), "cuda", *modules]
+    command += [str(folder), device, *modules]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     # However this process ends: the watch removes a folder as well, and this one has to stay.
     with guard.watch(mark, folder / "none"):
         process = subprocess.Popen(command, env=environment, **pipes)
         try:
-            return process.communicate(timeout=LIMIT_S)[0]
+            return process.communicate(timeout=LIMIT_S[device])[0]
         except subprocess.TimeoutExpired:
             guard.kill_marked(mark)
-            return f"not over within {LIMIT_S} s: {process.communicate()[0]}"
+            return f"not over within {LIMIT_S[device]} s: {process.communicate()[0]}"
         finally:
             guard.kill_marked(mark)
 
 
 CASES = []
 for device, processes, size, modules in GROUPS:
-    marks = [pytest.mark.gpu] if device == "cuda" else []
+    marks = [] if device == "cpu" else [pytest.mark.gpu]
     for name in checking.names(size, modules):
         case = device, processes, size, modules, name
         CASES.append(pytest.param(*case, id=f"{device}-{size}-{name}", marks=marks))
@@ -98,11 +105,12 @@ for device, processes, size, modules in GROUPS:
 
 @pytest.mark.parametrize(("device", "processes", "size", "modules", "name"), CASES)
 def test_in_ranks(outcomes, device, processes, size, modules, name):
-    if device == "cuda":
+    if device != "cpu":
         import torch
 
-        if torch.cuda.device_count() < size:
-            pytest.skip("needs two GPUs")
+        needed = 1 if device == "one_gpu" else size
+        if torch.cuda.device_count() < needed:
+            pytest.skip(f"needs {needed} GPUs")
     passed, failed, ended = outcomes(device, processes, modules)
     if len(passed.get((name, size), ())) != size:
         why = failed.get((name, size), ["not every rank ran it", ended[-3000:]])

@@ -129,7 +129,7 @@ class MasterAdamW(torch.optim.Optimizer):
         ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients, or
         None where one process trains. With a wrapper, call ``finish_gradient_synchronization``
         after the context, and then ``step``. A bucket is updated once it has the mean, while later
-        ones are on their way; on a CPU, in the finish.
+        ones are on their way; on a CPU each update waits for its bucket.
 
         Limits:
 

@@ -1,5 +1,5 @@
-"""Make a bucket of gradients the mean over the ranks: by the group's backend, or by copy
-engines; the choice between them."""
+"""Choose between the group's backend and copy engines; make a bucket of gradients the mean over
+the ranks by the backend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from a2lib.parallel.copy_engines import CopyEngines, Then, why_not
+from a2lib.parallel.copy_engines import Then, why_not
 from a2lib.parallel.group import Mean
 from a2lib.parallel.lane import Lane
 
@@ -20,13 +20,14 @@ class _Message:
     works: list[dist.Work]
     grads: list[Tensor]
     dense: list[Tensor]  # what is sent of them, held until it has arrived: the backend does not
-    landed: torch.cuda.Event | None = None  # where it is in the gradients already
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
+    landed: torch.cuda.Event | None = None  # where it is in the gradients, if that was queued
+    is_written: bool = False
 
     def write(self) -> None:
+        """Let the current stream wait for it, and write it into the gradients."""
+        self.is_written = True
+        for work in self.works:
+            work.wait()
         for grad, arrived in zip(self.grads, self.dense, strict=True):
             if arrived is not grad:
                 grad.copy_(arrived)
@@ -35,8 +36,6 @@ class _Message:
 class Backend:
     """Asynchronous all-reduces of NCCL or gloo, one call a bucket, on the gradients themselves or,
     in another dtype, on copies."""
-
-    name = "backend"
 
     def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
         self.group, self._dtype = group, dtype
@@ -47,36 +46,31 @@ class Backend:
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
         """Take note of each bucket's parameters; nothing of the old ones is on its way."""
 
-    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
-        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. Return whether
-        ``then`` will be called with them: on CUDA, on a stream that waits for the message."""
+    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
+        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. ``then`` is
+        called with them on a stream that waits for the message; on the CPU the host does."""
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
-        works = self._mean(dense)
-        message = _Message(works, grads, dense)
+        message = _Message(self._mean(dense), grads, dense)
         self._sent.append(message)
-        if then is None or not grads[0].is_cuda:
-            return False
+        if then is None:
+            return
 
         def arrived() -> None:
-            message.wait()
             message.write()
             then(params)
 
         self._lane = self._lane or Lane(grads[0].device)
         message.landed = self._lane.run(arrived)
-        return True
 
     def arrive(self) -> None:
         """Let the current stream wait for all that was sent, and write it into the gradients."""
         sent, self._sent = self._sent, []
         for message in sent:
-            message.wait()
-        for message in sent:
-            if message.landed is None:
-                message.write()
-            else:
+            if message.is_written:
                 Lane.wait(message.landed)
+            else:
+                message.write()
 
 
 def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -87,20 +81,17 @@ def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def choose(
-    communication: str,
-    dtype: torch.dtype | None,
-    group: dist.ProcessGroup | None,
-    device: torch.device,
-) -> tuple[Backend | CopyEngines, str | None]:
-    """Return the carrier, and why "auto" took the backend, None where it did not; collective.
-    Raises ValueError for "copy_engines" where they cannot, and for another word."""
+    communication: str, group: dist.ProcessGroup | None, device: torch.device
+) -> tuple[str, str | None]:
+    """Return "backend" or "copy_engines", and why "auto" took the backend, None where it did not;
+    collective. Raises ValueError for "copy_engines" where they cannot, and for another word."""
     if communication not in COMMUNICATIONS:
         raise ValueError(f"communication must be one of {COMMUNICATIONS}; got {communication!r}")
     if communication == "backend":
-        return Backend(group, dtype), None
+        return "backend", None
     reason = why_not(group, device)
     if reason is None:
-        return CopyEngines(group, device, dtype), None
+        return "copy_engines", None
     if communication == "copy_engines":
         raise ValueError(f"copy engines cannot do it here: {reason}; 'backend' or 'auto' can")
-    return Backend(group, dtype), reason
+    return "backend", reason

@@ -1,12 +1,15 @@
 """An all-reduce by copy engines: GPUs of one host write to each other's memory over NVLink or PCIe.
 
-NCCL's kernels occupy multiprocessors that backward could use. Here each rank owns 1/W of a bucket:
+NCCL's kernels occupy multiprocessors that backward could use. Here each rank owns 1/W of each
+gradient, and of a bucket of them
 
-1. It writes the other parts of its gradients into slots of their owners, from where backward left
-   them. That is work of the copy engines.
-2. Behind a barrier it takes the mean of its own part, of its gradients and its slots, by kernels.
-3. It writes the mean to where every rank has its gradients from then on: copy engines again. Behind
+1. writes the other parts of its gradients into slots of their owners, from where backward left
+   them, which is work of the copy engines;
+2. behind a barrier takes the means of its own parts, of its gradients and its slots, by kernels;
+3. writes the means to where every rank has its gradients from then on: copy engines again. Behind
    a barrier all of the bucket is there.
+
+The first two are FSDP's reduce-scatter too (``fsdp.transfers``).
 
 The barriers, small kernels too, are PyTorch's symmetric memory's; without multicast. All of a rank
 is on one stream, its lane, in order, each bucket behind what backward's stream had queued when it
@@ -25,6 +28,7 @@ bits, with more those of one process that adds in that order.
 """
 
 import itertools
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,17 +40,19 @@ from torch import Tensor
 
 from a2lib.parallel.group import everyone, member
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.tensors import copy_all, round_up
+from a2lib.parallel.tensors import copy_all, cut, round_up
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
-# Every rank's part of a bucket begins at a multiple of so many bytes.
+# A rank's part of a gradient, and its slot, begin at a multiple of a line of the cache, in bytes.
 ALIGN = 128
-# At once, in bytes.
+# What a kernel reads at once, in bytes.
 KERNEL_ALIGN = 16
 # A rank that is gone leaves the others' barrier kernels waiting, which NCCL's watchdog does not
 # see. Past this they fail; it is NCCL's own limit.
 BARRIER_LIMIT_MS = 600_000
+# PyTorch refuses two ranks of one GPU, unless this is set: for trials.
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None:
@@ -65,7 +71,7 @@ def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None
         return _first(reasons)
     if len(set(hosts)) > 1:
         return "the ranks are on several hosts"
-    if len(set(gpus)) < size:
+    if len(set(gpus)) < size and os.environ.get(OVERLAPPING) != "1":
         return "several ranks have one GPU"
     return _first(everyone(_unreachable(device, gpus), group))
 
@@ -121,13 +127,14 @@ def shared_memory(
     return mine, symmetric_memory.rendezvous(mine, whole)
 
 
-class _Shared:
-    """As many bytes of every rank, that all of them write to."""
+class SharedMemory:
+    """As many bytes of every rank, that all of them read and write. Collective."""
 
     def __init__(self, size: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self.rank, self.world_size = member(group)
         self.mine, self._handle = shared_memory(max(size, ALIGN), group, device)
         # Where this allocation begins in what the handle counts from.
-        first = self._handle.get_buffer(member(group)[0], (1,), torch.uint8)
+        first = self._handle.get_buffer(self.rank, (1,), torch.uint8)
         self._shift = self.mine.data_ptr() - first.data_ptr()
 
     def view(self, rank: int, begin: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -135,83 +142,92 @@ class _Shared:
         at = (self._shift + begin) // dtype.itemsize
         return self._handle.get_buffer(rank, (count,), dtype, at)
 
+    def others(self) -> list[int]:
+        """Return the other ranks, from the next one on: each begins with another one."""
+        return [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
+
     def barrier(self) -> None:
+        """Let the current stream wait for that of every rank, and so for what these had queued."""
         self._handle.barrier(channel=0, timeout_ms=BARRIER_LIMIT_MS)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How a tensor is divided over its owners, flat and of real numbers: the elements of each other
+    rank with its slot for them, from the next rank on; this rank's elements; and this rank's slots
+    of theirs, a row for each other rank in rank order."""
+
+    others: list[tuple[slice, Tensor]]
+    own: slice
+    received: Tensor
+
+
+def slot_bytes(parts: Sequence[slice], dtype: torch.dtype) -> int:
+    """Return the bytes of one slot of a tensor, of which each rank has such elements."""
+    longest = max(part.stop - part.start for part in parts)
+    return round_up(longest * dtype.itemsize, ALIGN)
+
+
+def slots(
+    shared: SharedMemory, begin: int, parts: Sequence[slice], dtype: torch.dtype
+) -> tuple[Slots, int]:
+    """Return the slots of a tensor, which begin at a byte of each rank's memory, and where they
+    end."""
+    rank, row = shared.rank, slot_bytes(parts, dtype)
+    number = dtype.to_real() if dtype.is_complex else dtype
+    numbers = dtype.itemsize // number.itemsize
+    parts = [slice(part.start * numbers, part.stop * numbers) for part in parts]
+    others = []
+    for owner in shared.others():
+        row_there = rank - (rank > owner)  # the owner itself has none
+        count = parts[owner].stop - parts[owner].start
+        others.append((parts[owner], shared.view(owner, begin + row_there * row, count, number)))
+    rows = shared.world_size - 1
+    received = shared.view(rank, begin, rows * row // number.itemsize, number)
+    own = parts[rank]
+    received = received.view(rows, row // number.itemsize)[:, : own.stop - own.start]
+    return Slots(others, own, received), begin + rows * row
+
+
+def reduce_scatter(
+    shared: SharedMemory,
+    divided: Sequence[Slots],
+    tensors: Sequence[Tensor],
+    means: Sequence[Tensor],
+) -> None:
+    """Fill each of ``means`` with the mean over the ranks of what this one owns of a tensor, as
+    ``mean_of_parts`` does. All are flat; nobody reads the slots when it begins."""
+    tensors, means = _as_numbers(tensors), _as_numbers(means)
+    for step in range(shared.world_size - 1):  # not all to one owner
+        for tensor, division in zip(tensors, divided, strict=True):
+            part, there = division.others[step]
+            if there.numel():
+                there.copy_(tensor[part])
+    shared.barrier()  # all have what they sum
+    for tensor, division, mean in zip(tensors, divided, means, strict=True):
+        own = tensor[division.own]
+        if own.numel():
+            mean_of_parts(own, division.received, mean[: own.numel()], shared.rank)
+
+
+def _as_numbers(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.view_as_real(x).view(-1) if x.is_complex() else x for x in tensors]
 
 
 @dataclass
 class _Place:
-    """Where a parameter's gradient is in this rank's memory: in its shape, and flat, with what is
-    free behind it."""
+    """Where a parameter's gradient is in this rank's memory, in its shape and flat; which elements
+    of it each rank owns; this rank's own, and where the others have those."""
 
     view: Tensor
     flat: Tensor
-
-
-@dataclass
-class _Piece:
-    """One rank's part of a parameter, from ``begin`` to ``end`` of the flat one: ``here`` in
-    this rank's memory, and ``there``, its slot at the owner. Where that is this rank ``there`` is
-    its slots, a row for each other rank."""
-
-    index: int  # of the parameter in its bucket
-    begin: int
-    end: int
-    here: Tensor
-    there: Tensor
-
-    def cut(self, flat: Tensor) -> Tensor:
-        if self.end - self.begin == flat.numel():
-            return flat  # as most are: a slice costs the host time
-        return flat[self.begin : self.end]
-
-
-@dataclass
-class _Part:
-    """One rank's part of a bucket; ``here`` and ``there`` as of a piece, of all of them."""
-
-    pieces: list[_Piece]
-    here: Tensor
-    there: Tensor
-
-    def messages(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return (what is read, there, here) of each piece, given each parameter's gradient, flat;
-        all together where all is read here."""
-        messages, all_here = [], True
-        for piece in self.pieces:
-            cut = piece.cut(sources[piece.index])
-            messages.append((cut, piece.there, piece.here))
-            all_here = all_here and cut.data_ptr() == piece.here.data_ptr()
-        return [(self.here, self.there, self.here)] if all_here else messages
-
-
-@dataclass
-class _Bucket:
-    places: list[_Place]
-    own: _Part
-    others: list[_Part]
-    means: list[Tensor]  # of each other's memory, where it has this rank's part
-
-
-def _part(flat: Tensor, owner: int, there: Tensor, rooms: Sequence[int]) -> _Part:
-    """Return the part of a flat bucket that a rank owns, in pieces of the parameters in it."""
-    length = there.shape[-1]
-    part = _Part([], flat[owner * length : (owner + 1) * length], there)
-    start = -owner * length  # of a parameter, from where the part begins
-    for index, room in enumerate(rooms):
-        first, end = max(start, 0), min(start + room, length)
-        if first < end:
-            here = part.here[first:end]
-            piece = _Piece(index, first - start, end - start, here, there[..., first:end])
-            part.pieces.append(piece)
-        start += room
-    return part
+    parts: list[slice]
+    own: Tensor
+    theirs: list[Tensor]
 
 
 class CopyEngines:
     """Means of buckets of gradients over the ranks of ``group``, in ``dtype``, None their own."""
-
-    name = "copy_engines"
 
     def __init__(
         self,
@@ -220,129 +236,98 @@ class CopyEngines:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.group, self._device, self._dtype = group, device, dtype
-        self._rank, self._world_size = member(group)
         self._lane = Lane(device)
-        self._memory: _Shared | None = None
-        self._slots: _Shared | None = None
+        self._memory: SharedMemory | None = None
+        self._places: dict[Tensor, _Place] = {}
+        self._slots: SharedMemory | None = None
         self._under_way: torch.cuda.Event | None = None  # where the lane is through with all of it
         # The gradients that the lane reads. Their memory, of backward's stream, would else be that
         # of a later kernel there before it has read them.
         self._held: list[Tensor] = []
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
-        """Give each bucket of parameters its memory, the first time by taking it. Gradients that
-        are there move out of it. Nothing is under way."""
-        sizes = [self._padded(params) for params in buckets]
-        every = list(itertools.chain(*buckets))
+        """Give each parameter its memory, the first time, and each bucket its slots. Nothing is
+        under way."""
         if self._memory is None:
-            total = 0
-            for p in every:
-                # Whatever the buckets are later, each parameter is padded at most once.
-                total += self._padded([p])
-            self._memory = _Shared(total, self.group, self._device)
-        for p in every:
-            if p.grad is not None and self._has(p.grad):
-                p.grad = p.grad.clone()  # it lies where another one's is going to be
-        needed = max(sizes, default=0) // self._world_size * (self._world_size - 1)
+            self._take_memory(list(itertools.chain(*buckets)))
+        rows = self._memory.world_size - 1
+        needed = 0
+        for params in buckets:
+            size = 0
+            for p in params:
+                size += slot_bytes(self._places[p].parts, self._sent_dtype(p)) * rows
+            needed = max(needed, size)
         if self._slots is None or self._slots.mine.numel() < needed:
-            self._slots = _Shared(needed, self.group, self._device)
-        self._buckets, begin = [], 0
-        for params, size in zip(buckets, sizes, strict=True):
-            self._buckets.append(self._bucket(params, begin, size))
-            begin += size
-
-    def _has(self, grad: Tensor) -> bool:
-        mine = self._memory.mine
-        return 0 <= grad.data_ptr() - mine.data_ptr() < mine.numel()
+            self._slots = SharedMemory(needed, self.group, self._device)
+        self._buckets: list[list[Slots]] = []
+        for params in buckets:
+            end, divided = 0, []
+            for p in params:
+                one, end = slots(self._slots, end, self._places[p].parts, self._sent_dtype(p))
+                divided.append(one)
+            self._buckets.append(divided)
 
     def _sent_dtype(self, p: Tensor) -> torch.dtype:
         return self._dtype if self._dtype and p.is_floating_point() else p.dtype
 
-    def _room(self, p: Tensor) -> int:
-        """Return the elements that a parameter takes in its bucket."""
-        return round_up(p.numel(), ALIGN // self._sent_dtype(p).itemsize)
-
-    def _padded(self, params: Sequence[Tensor]) -> int:
-        size = 0
+    def _take_memory(self, params: Sequence[Tensor]) -> None:
+        begins, end = [], 0
         for p in params:
-            size += self._room(p) * self._sent_dtype(p).itemsize
-        return round_up(size, ALIGN * self._world_size)
+            begins.append(end)
+            end += round_up(p.numel() * self._sent_dtype(p).itemsize, ALIGN)
+        self._memory = SharedMemory(end, self.group, self._device)
+        for p, begin in zip(params, begins, strict=True):
+            self._places[p] = self._place(p, begin)
 
-    def _bucket(self, params: Sequence[Tensor], begin: int, size: int) -> _Bucket:
-        dtype, rank, world = self._sent_dtype(params[0]), self._rank, self._world_size
-        flat = self._memory.mine[begin : begin + size].view(dtype)
-        rooms = [self._room(p) for p in params]
-        places = []
-        for room, p in zip(flat[: sum(rooms)].split(rooms), params, strict=True):
-            # Strides as the parameter's, as autograd and fused optimizers have them.
-            strides = torch.empty_like(p, device="meta").stride()
-            places.append(_Place(room.as_strided(p.shape, strides), room))
-        length = flat.numel() // world
-        slots = self._slots.mine[: (world - 1) * length * dtype.itemsize].view(dtype)
+    def _place(self, p: Tensor, begin: int) -> _Place:
+        memory, dtype, count = self._memory, self._sent_dtype(p), p.numel()
+        flat = memory.view(memory.rank, begin, count, dtype)
+        # Strides as the parameter's, as autograd and fused optimizers have them.
+        view = flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
+        length = round_up(-(-count // memory.world_size), ALIGN // dtype.itemsize)
+        parts = cut(count, length, memory.world_size)
+        own = parts[memory.rank]
+        theirs = []
+        for other in memory.others():
+            at = begin + own.start * dtype.itemsize
+            theirs.append(memory.view(other, at, own.stop - own.start, dtype))
+        return _Place(view, flat, parts, flat[own], theirs)
 
-        bucket = _Bucket(places, _part(flat, rank, slots.view(world - 1, length), rooms), [], [])
-        if not length:
-            return bucket
-        for step in range(1, world):
-            owner = (rank + step) % world  # each rank begins with another one
-            row = rank - (rank > owner)  # of this rank's slot there: the owner itself has none
-            slot = self._slots.view(owner, row * length * dtype.itemsize, length, dtype)
-            bucket.others.append(_part(flat, owner, slot, rooms))
-            mine = begin + rank * length * dtype.itemsize
-            bucket.means.append(self._memory.view(owner, mine, length, dtype))
-        return bucket
-
-    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> bool:
+    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
         """Start the mean of the parameters' gradients, which are in the bucket's memory from now on
         unless they travel in another dtype. ``then`` is called with them on the stream where it is
-        there; True, since it always is."""
-        to = self._buckets[bucket]
-        # Flat: what is summed and what is sent of each. Both are read where backward left them if
-        # that is as they would lie here, but no other dtype is sent.
-        summed, sent, staged = [], [], []
-        for place, p in zip(to.places, params, strict=True):
+        there."""
+        divided, places = self._buckets[bucket], [self._places[p] for p in params]
+        # What is sent and summed is read where backward left it if it lies there as it would here.
+        flat, staged, back = [], [], []
+        for place, p in zip(places, params, strict=True):
             grad, source = p.grad, place.flat
             if not _is_view(grad, place.view):
                 self._held.append(grad)
-                if _lies_alike(grad, place):
+                if _lies_alike(grad, place.view):
                     source = grad.as_strided((grad.numel(),), (1,))
                 else:
                     staged.append((place.view, grad))
-            summed.append(source)
-            sent.append(source if source.dtype == place.flat.dtype else place.flat)
+            flat.append(source)
             if grad.dtype == place.view.dtype:
                 p.grad = place.view
-        for part in to.others:
-            for piece in part.pieces:
-                if sent[piece.index] is not summed[piece.index]:
-                    staged.append((piece.here, piece.cut(summed[piece.index])))
-        back = []
-        for here, grad in staged:
-            if here.dtype != grad.dtype:
-                back.append((grad, here))
-        messages = []
-        for part in to.others:
-            messages.extend(part.messages(sent))
-        sums = to.own.messages(summed)
+            else:
+                back.append((grad, place.view))
 
         @torch.no_grad()
         def work() -> None:
             _copy(staged)
-            if to.others:
-                for source, slot, _ in messages:
-                    slot.copy_(source)
-                self._memory.barrier()  # all have what they sum
-                for source, slots, mean in sums:
-                    mean_of_parts(source, slots, mean, self._rank)
-                for mean in to.means:
-                    mean.copy_(to.own.here)
-                self._memory.barrier()  # all have the means
+            reduce_scatter(self._slots, divided, flat, [place.own for place in places])
+            for step in range(self._memory.world_size - 1):
+                for place in places:
+                    if place.own.numel():
+                        place.theirs[step].copy_(place.own)
+            self._memory.barrier()  # all have the means
             _copy(back)
             if then is not None:
                 then(params)
 
         self._under_way = self._lane.run(work)
-        return True
 
     def arrive(self) -> None:
         """Let the current stream wait for all that was sent."""
@@ -361,20 +346,17 @@ def _is_view(grad: Tensor, view: Tensor) -> bool:
     return grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype
 
 
-def _lies_alike(grad: Tensor, place: _Place) -> bool:
-    """Return whether the gradient fills what its place has, in that order, from an address on that
-    a kernel reads as quickly, which then is compiled for no other."""
-    filled = grad.numel() == place.flat.numel() and grad.stride() == place.view.stride()
-    return filled and grad.data_ptr() % KERNEL_ALIGN == 0
+def _lies_alike(grad: Tensor, view: Tensor) -> bool:
+    """Return whether the gradient lies as it would in its place, from an address on that a kernel
+    reads as quickly, which then is compiled for no other."""
+    alike = grad.dtype == view.dtype and grad.stride() == view.stride()
+    return alike and grad.data_ptr() % KERNEL_ALIGN == 0
 
 
 def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
     """Write the mean of ``own``, of ``rank``, and of ``others``, a row for each other rank in rank
-    order, to ``mean``: added in rank order in float32 and rounded once.
-
-    ``mean`` may be ``own``. Where ``own`` has another dtype it is rounded to that of the others
-    first, and overwritten with the mean.
-    """
+    order, to ``mean``, which may be ``own``: added in rank order in float32 (float64 for float64)
+    and rounded once."""
     if own.device.type != "cuda":
         mean_of_parts_plain(own, others, mean, rank)
         return
@@ -386,11 +368,9 @@ def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
 def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
     """Do the same in plain operations, which read and write everything once an addition."""
     wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
-    parts = [*others[:rank], own.to(mean.dtype), *others[rank:]]
+    parts = [*others[:rank], own, *others[rank:]]
     total = parts[0].to(wide)
     for part in parts[1:]:
         total = total + part.to(wide)
     # By a tensor: a GPU would multiply by the reciprocal of a number.
     mean.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))
-    if own.dtype != mean.dtype:
-        own.copy_(mean)

@@ -290,8 +290,6 @@ class _UnderWay:
     arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
     # The gradient that each parameter of what was sent has to have still.
     sent: list[tuple[int, Tensor]] = field(default_factory=list)
-    # What the carrier does not do by itself.
-    in_the_finish: list[tuple[Then, list[nn.Parameter]]] = field(default_factory=list)
 
 
 class _Overlapped(_Replica):
@@ -323,8 +321,8 @@ class _Overlapped(_Replica):
     @contextlib.contextmanager
     def each_mean(self, then: Then) -> Iterator[None]:
         """Within it each bucket that leaves during backward has ``then(parameters)`` called, once
-        their ``.grad`` are the means: on the stream where they become so, or, where a backend has
-        none, in the finish. Work that ``then`` queues elsewhere, the caller waits for.
+        their ``.grad`` are the means, on the stream where they become so. Work that ``then`` queues
+        elsewhere, the caller waits for.
 
         A bucket that waits for a gradient until the finish, which may then be None, has no call.
         """
@@ -388,8 +386,7 @@ class _Overlapped(_Replica):
         for i in bucket:
             self._check_dense(i)
         params = self._parameters_of(bucket)
-        if not self._carrier.send(now.next, params, then) and then is not None:
-            now.in_the_finish.append((then, params))
+        self._carrier.send(now.next, params, then)
         now.next += 1
         for i in bucket:
             now.sent.append((i, self._trained[i].grad))
@@ -403,7 +400,6 @@ class _Overlapped(_Replica):
             for i in bucket:
                 self._trained[i].grad = None
         now.arrived.clear()  # no order to go by
-        now.in_the_finish.clear()
 
     def _average(self) -> str:
         now = self._under_way
@@ -419,8 +415,6 @@ class _Overlapped(_Replica):
                 f"the gradient of {self._names[replaced[0]]} was replaced between backward and "
                 "finish_gradient_synchronization; clip, unscale and zero after it"
             )
-        for then, params in now.in_the_finish:
-            then(params)
         return ""
 
     def _take_order(self, arrived: list[int]) -> None:
@@ -497,15 +491,13 @@ class BucketedDDP(_Overlapped):
             raise ValueError(
                 f"communication_dtype must be a floating dtype or None; got {communication_dtype}"
             )
-        carrier, self.why_backend = choose(
-            communication, communication_dtype, group, one_device(module)
-        )
-        self.communication = carrier.name
+        device = one_device(module)
+        self.communication, self.why_backend = choose(communication, group, device)
+        if self.communication == "copy_engines":
+            carrier = CopyEngines(group, device, communication_dtype)
+        else:
+            carrier = Backend(group, communication_dtype)
         super().__init__(module, bucket_size_mb * MB, carrier)
-
-    def extra_repr(self) -> str:
-        why = f" ({self.why_backend})" if self.why_backend else ""
-        return f"communication={self.communication}{why}"
 
 
 def _hook(me: weakref.ref[_Replica], i: int):

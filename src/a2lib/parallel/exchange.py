@@ -18,7 +18,7 @@ from torch import Tensor
 
 from a2lib.parallel.group import all_gather_single
 from a2lib.parallel.owners import CHUNKS
-from a2lib.parallel.tensors import copy_all, round_up
+from a2lib.parallel.tensors import round_up
 
 # CHUNKS of a dtype, but none below so many bytes: what is exposed is the update of the first one or
 # the transfer of the last.
@@ -86,22 +86,20 @@ def sticking_out(shares: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
 class Chunk:
     """Some parameters of each rank, ``params[rank]``, in memory that stays at one address.
 
-    A parameter that is contiguous and has memory of its own is moved into the chunk; any other is
-    copied in before and out after. A rank without parameters sends its row too. What would make
-    one rank's row much longer than the others' is broadcast by itself, from where it is.
+    Parameters are moved into the chunk, and keep their strides. A rank without parameters sends its
+    row too. What would make one rank's row much longer than the others' is broadcast by itself,
+    from where it is, or is moved to memory of its own if it is not contiguous.
     """
 
     def __init__(self, params: Sequence[Sequence[Tensor]]) -> None:
         self.params = params
         self._out = sticking_out(_rooms_in_bytes(params))
         self._rows = self._new_rows()
-        # What is broadcast, with its rank. Parameters that are sent from where they lie, and where.
-        self._broadcast: list[tuple[int, Tensor]] = []
-        self._placed: list[tuple[Tensor, int]] = []
-        # Those that are copied, by rank, and their places.
-        self._copied: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._broadcast: list[tuple[int, Tensor]] = []  # each with its rank
         for rank in range(len(params)):
             self._place(rank)
+        every = itertools.chain(*params)
+        self._addresses = [(p, p.data_ptr()) for p in every if p.numel()]
         self._works: list[dist.Work] = []
 
     def _new_rows(self) -> Tensor:
@@ -117,36 +115,23 @@ class Chunk:
 
     @torch.no_grad()
     def _place(self, rank: int) -> None:
-        """Give each parameter of a rank the place that it is sent from."""
-        copied, places, begin = [], [], 0
+        """Have each parameter of a rank where it is sent from."""
+        begin = 0
         for i, p in enumerate(self.params[rank]):
-            if (rank, i) in self._out:
-                place = p.detach().contiguous()  # where it lies, or a copy
-                self._broadcast.append((rank, place.view(-1)))
-            else:
-                place = self._rows[rank, begin : begin + p.numel()].view(p.shape)
+            if (rank, i) not in self._out:
+                _move(p, self._rows[rank, begin : begin + p.numel()])
                 begin += _room(p)
-                if _movable(p):
-                    place.copy_(p)
-                    p.data = place
-                    p._moved_to = place.data_ptr()
-            if not p.numel():
                 continue
-            if place.data_ptr() == p.data_ptr():
-                self._placed.append((p, p.data_ptr()))
-            else:
-                copied.append(p)
-                places.append(place)
-        self._copied.append((copied, places))
+            if not p.is_contiguous():
+                _move(p, p.new_empty(p.numel()))
+            self._broadcast.append((rank, p.detach().as_strided((p.numel(),), (1,))))
 
     def stays(self) -> bool:
-        """Return whether each parameter that is sent from where it lies is still there."""
-        return all(p.data_ptr() == where for p, where in self._placed)
+        """Return whether each parameter is still where it is sent from."""
+        return all(p.data_ptr() == where for p, where in self._addresses)
 
     def start(self, rank: int, group: dist.ProcessGroup | None) -> None:
         """Send what is this rank's, behind what the current stream has queued; receive the rest."""
-        copied, places = self._copied[rank]
-        copy_all(places, copied)
         # As bytes: not every backend sends every dtype.
         if self._rows.numel():
             rows = self._rows.view(torch.uint8)
@@ -156,13 +141,16 @@ class Chunk:
             sent = flat.view(torch.uint8)
             self._works.append(dist.broadcast(sent, group=group, group_src=owner, async_op=True))
 
-    def finish(self, rank: int) -> None:
-        """Let the current stream wait for what is received, and copy out what is to be copied."""
+    def finish(self) -> None:
+        """Let the current stream wait for what is received."""
         while self._works:
             self._works.pop(0).wait()
-        for other, (copied, places) in enumerate(self._copied):
-            if other != rank:
-                copy_all(copied, places)
+
+
+def _move(p: Tensor, flat: Tensor) -> None:
+    """Have a parameter in other memory, in its strides as far as they leave no gaps."""
+    place = flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
+    p.data = place.copy_(p)
 
 
 def _rooms_in_bytes(shares: Sequence[Sequence[Tensor]]) -> list[list[int]]:
@@ -175,11 +163,3 @@ def _rooms_in_bytes(shares: Sequence[Sequence[Tensor]]) -> list[list[int]]:
 def _room(p: Tensor) -> int:
     """Return the elements that a parameter takes in its row."""
     return round_up(p.numel(), max(1, ALIGN_BYTES // p.element_size()))
-
-
-def _movable(p: Tensor) -> bool:
-    """Return whether nothing else lies in the memory of ``p``, or it lies in a chunk already."""
-    if not p.numel() or not p.is_contiguous() or type(p.data) is not Tensor:
-        return False
-    alone = p.untyped_storage().nbytes() == p.nbytes
-    return alone or getattr(p, "_moved_to", None) == p.data_ptr()

@@ -20,7 +20,6 @@ def launch_mean_kernel(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> 
         RANK=rank,
         WORLD=len(others) + 1,
         WIDE=tl.float64 if mean.dtype == torch.float64 else tl.float32,
-        CAST=own.dtype != mean.dtype,
         BLOCK=BLOCK,
     )
 
@@ -35,7 +34,6 @@ def _mean_kernel(
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
     WIDE: tl.constexpr,
-    CAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -44,9 +42,6 @@ def _mean_kernel(
     for r in tl.static_range(WORLD):
         if r == RANK:
             part = tl.load(own_ptr + at, mask=inside, other=0.0)
-            if CAST:
-                # From float64 to 16 bits PyTorch goes by float32 as well, and Triton has no other.
-                part = tl.cast(tl.cast(part, tl.float32), mean_ptr.dtype.element_ty)
         elif r < RANK:
             part = tl.load(others_ptr + tl.cast(r, tl.int64) * row + at, mask=inside, other=0.0)
         else:
@@ -54,7 +49,4 @@ def _mean_kernel(
         total += tl.cast(part, WIDE)
     # Not a product with 1 / WORLD, nor an approximate quotient: the plain twin's bits.
     mean = tl.div_rn(total, WORLD * 1.0) if WIDE == tl.float32 else total / WORLD
-    mean = tl.cast(mean, mean_ptr.dtype.element_ty)
-    tl.store(mean_ptr + at, mean, mask=inside)
-    if CAST:
-        tl.store(own_ptr + at, tl.cast(mean, own_ptr.dtype.element_ty), mask=inside)
+    tl.store(mean_ptr + at, tl.cast(mean, mean_ptr.dtype.element_ty), mask=inside)

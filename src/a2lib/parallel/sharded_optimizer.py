@@ -62,11 +62,9 @@ class ShardedOptimizer(Optimizer):
 
     - Make the optimizer after ``module.to`` or ``load_state_dict(assign=True)``, and before a step
       is captured in a CUDA graph.
-    - A tensor that shared a parameter's memory before, such as a kept ``p.detach()``, no longer
-      does.
+    - A tensor that shared a parameter's memory before, such as a kept ``p.detach()`` or a block
+      that the parameter was a part of, no longer does.
     - A chunk is longer than its parameters by at most a sixteenth, or 1 MiB.
-    - A parameter that is not contiguous, or is a view itself, stays where it is, and is copied in
-      each step.
     - ``torch.save`` of some parameters writes whole chunks: clone the tensors first.
 
     Raises RuntimeError without a process group, and in ``step`` where a parameter's memory or the
@@ -268,7 +266,7 @@ class ShardedOptimizer(Optimizer):
             for i, group in enumerate(groups):
                 group["params"] = before[i]["params"]
         for chunk, _ in self._chunks:
-            chunk.finish(self._rank)
+            chunk.finish()
 
     def _receive(self, rank: int, outline: dict, mine: dict, device: torch.device) -> dict:
         """Return the state of one parameter of ``rank``, of which all know the outline and that

@@ -36,3 +36,8 @@ def by_dtype(items: Iterable, dtype_of: Callable) -> list[list]:
 def round_up(count: int, unit: int) -> int:
     """Return the least multiple of ``unit`` that is not below ``count``."""
     return -(-count // unit) * unit
+
+
+def cut(count: int, length: int, parts: int) -> list[slice]:
+    """Return so many slices of ``count`` elements, each of ``length`` while there are as many."""
+    return [slice(min(i * length, count), min((i + 1) * length, count)) for i in range(parts)]

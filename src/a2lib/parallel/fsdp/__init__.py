@@ -1,6 +1,7 @@
 """Fully sharded data parallel: ``shards`` (one parameter), ``division`` (which are divided),
-``units`` (what travels together), ``schedule`` (when), ``wrapper`` (what a user calls),
-``state_dicts`` and ``checkpoint`` (what is kept of it), ``clipping`` (a norm to refuse)."""
+``units`` (what travels together), ``transfers`` (how), ``schedule`` (when), ``wrapper`` (what a
+user calls), ``checkpoint`` (what is kept of it), ``state_dicts`` and ``clipping`` (what is
+refused)."""
 
 from a2lib.parallel.fsdp.wrapper import FSDP
 

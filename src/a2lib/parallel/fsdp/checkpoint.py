@@ -38,7 +38,7 @@ from a2lib.parallel.fsdp.division import clean
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.state_dicts import check_rows
 from a2lib.parallel.fsdp.wrapper import FSDP
-from a2lib.parallel.group import everyone
+from a2lib.parallel.group import everyone, local
 
 MODEL, STATE, GROUPS = "model.", "optimizer.state.", "optimizer.param_groups."
 CHECKSUMS, LOCK, UNFINISHED = "SHA256SUMS", ".lock", ".part"
@@ -115,6 +115,8 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     dcp.load(content, storage_reader=reader, process_group=fsdp.group)
     if optimizer is not None:
         _check_groups(fsdp, optimizer, content["optimizer"], folder)
+        for values in content["optimizer"]["state"].values():
+            values.update({key: local(x) for key, x in values.items()})
         # A saved state may call parameters anything: they count in the order of the groups.
         optimizer.load_state_dict(content["optimizer"])
     for name, (_, x) in held.items():
@@ -271,9 +273,9 @@ def _optimizer_content(fsdp: FSDP, optimizer: Optimizer) -> dict:
         p = by_master[master]
         stored = state[p.names[0]] = dict(values)
         if isinstance(p, Sharded):
+            check_rows(optimizer, p, values)
             for key, x in values.items():
                 if isinstance(x, Tensor) and x.dim():
-                    check_rows(optimizer, p, key, x)
                     stored[key] = _whole(p, x, mesh)
     return {"state": state, "param_groups": _groups(fsdp, optimizer)}
 

@@ -36,23 +36,20 @@ def divide(
     root: nn.Module, compute_dtype: torch.dtype | None, rank: int, world_size: int
 ) -> Division:
     """Turn the parameters of ``root`` into this rank's rows, in place."""
-    places = places_of(root)
-    owners = set()
-    for p, (_, at) in places.items():
-        if p.dim() >= 2:
-            owners.update(module for module, _ in at)
-    units = {"": UnitParts(root)}
     names_of_units = unit_modules(root)
+    places = places_of(root, names_of_units)
+    owners = set()
+    for p, found in places.items():
+        if p.dim() >= 2:
+            owners.update(module for module, _ in found.places)
+    units = {"": UnitParts(root)}
     for module, name in names_of_units.items():
         units[name] = UnitParts(module)
-    users = users_of(root, names_of_units)
     parameters: list[Sharded | Replicated] = []
-    for p, (names, at) in places.items():
+    for p, found in places.items():
+        names, at = found.names, found.places
         modules = {module for module, _ in at}
-        homes: set[str] = set()
-        for module in modules:
-            homes |= users[module]
-        unit = units[homes.pop() if len(homes) == 1 else ""]
+        unit = units[found.users.pop() if len(found.users) == 1 else ""]
         dtype = p.dtype
         # A float of 8 bits goes with a scale that its module knows of.
         can_be_cast = p.is_floating_point() and p.dtype.itemsize > 1
@@ -95,37 +92,35 @@ def unit_modules(root: nn.Module) -> dict[nn.Module, str]:
     return names
 
 
-def users_of(root: nn.Module, unit_names: dict[nn.Module, str]) -> dict[nn.Module, set[str]]:
-    """Return for each module the names of the units that have it, the root's "" where the root has
-    it outside of all others."""
-    users: dict[nn.Module, set[str]] = {}
-
-    def visit(module: nn.Module, user: str) -> None:
-        names = users.setdefault(module, set())
-        if user in names:
-            return
-        names.add(user)
-        for child in module.children():
-            visit(child, user or unit_names.get(child, ""))
-
-    visit(root, "")
-    return users
-
-
 def runs(module: nn.Module) -> bool:
     """Return whether it has a forward. A container that is only looked into is never called."""
     return type(module).forward is not nn.Module.forward
 
 
-def places_of(root: nn.Module) -> dict[nn.Parameter, tuple[list[str], list[Place]]]:
-    """Return each parameter with its names and the places where a module holds it, once each; a
-    module at two places has one place and two names."""
-    places: dict[nn.Parameter, tuple[list[str], list[Place]]] = {}
-    for prefix, module in root.named_modules(remove_duplicate=False):
+@dataclass
+class _Found:
+    """Where a parameter is: its names, the places where a module holds it, once each, and the names
+    of the units that have it, the root's "" where the root has it outside of all others."""
+
+    names: list[str] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    users: set[str] = field(default_factory=set)
+
+
+def places_of(root: nn.Module, unit_names: dict[nn.Module, str]) -> dict[nn.Parameter, _Found]:
+    """Return where each parameter is, those of a module at two places once."""
+    places: dict[nn.Parameter, _Found] = {}
+
+    def visit(module: nn.Module, prefix: str, user: str) -> None:
         for name, p in module.named_parameters(recurse=False, remove_duplicate=False):
-            path = f"{prefix}.{name}" if prefix else name
-            names, at = places.setdefault(p, ([], []))
-            names.append(clean(path))
-            if (module, name) not in at:
-                at.append((module, name))
+            found = places.setdefault(p, _Found())
+            found.names.append(clean(prefix + name))
+            found.users.add(user)
+            if (module, name) not in found.places:
+                found.places.append((module, name))
+        for name, child in module._modules.items():  # the public names leave out a second place
+            if child is not None:
+                visit(child, f"{prefix}{name}.", user or unit_names.get(child, ""))
+
+    visit(root, "", "")
     return places

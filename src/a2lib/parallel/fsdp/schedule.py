@@ -18,6 +18,7 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 
 import torch
 from torch import Tensor
@@ -48,9 +49,6 @@ class Schedule:
         self._in_order = True  # since the last forward began, units have come as they were expected
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
-        # A backward of these cannot be seen to begin: they stay whole until the finish, and are
-        # sent there and before another forward.
-        self._unseen: list[Unit] = []
         self._sent: deque[tuple[torch.cuda.Event | None, list[Prepared]]] = deque()
         self._root_sent = False  # since the last finish
         # Whether the backward that was seen last adds to gradients of parameters.
@@ -68,11 +66,7 @@ class Schedule:
         if gradients:
             self.forwards += 1
         self._accumulates = True
-        self._send_units(self._unseen)
-        for unit in self.units:
-            unit.free()
-        for unit in self._unseen:
-            unit.issue()
+        self._free_all()
         self._ahead, self._in_order = None, True
         self._in_forward = True
         self.waits_for_backward = gradients
@@ -107,10 +101,6 @@ class Schedule:
         when that does."""
         unit.check_unchanged()
         needed = _watch(unit, output, begins)
-        if torch.is_grad_enabled() and _opaque(output):
-            if unit not in self._unseen:
-                self._unseen.append(unit)
-            needed = True
         if in_backward():
             return
         unit.show(False)
@@ -121,11 +111,11 @@ class Schedule:
                 self.waits_for_backward = False
             # Kept for a backward that will not come.
             if not needed:
-                self._free_seen()
+                self._free_all()
             return
         # Backward wants the last one at once.
         is_last = self._in_order and unit is self.units[-1]
-        if not (needed and is_last) and unit not in self._unseen:
+        if not (needed and is_last):
             unit.free()
 
     def leave_forward(self) -> None:
@@ -133,12 +123,11 @@ class Schedule:
         self._in_forward, self._ahead = False, None
         for unit in self.units:
             unit.show(False)
-        self._free_seen()
+        self._free_all()
 
-    def _free_seen(self) -> None:
+    def _free_all(self) -> None:
         for unit in self.units:
-            if unit not in self._unseen:
-                unit.free()
+            unit.free()
 
     # Backward.
 
@@ -155,7 +144,7 @@ class Schedule:
         still: list[Unit] = []
         for other in self._begun:
             same_node = mark is not None and other.began_at is mark
-            if other is self.root or other in self._unseen or same_node:
+            if other is self.root or same_node:
                 still.append(other)
             else:
                 done.append(other)
@@ -192,10 +181,7 @@ class Schedule:
     def send_begun(self) -> None:
         """Send the gradients of every unit whose backward was seen to begin."""
         begun, self._begun = self._begun, []
-        for unit in self._unseen:
-            unit.in_backward = False
-            unit.show(False)
-        self._send_units([unit for unit in begun if unit not in self._unseen])
+        self._send_units(begun)
 
     def _send_units(self, units: list[Unit]) -> None:
         if units and self._accumulates:
@@ -226,20 +212,18 @@ class Schedule:
 
     def unfinished(self) -> bool:
         """Return whether a backward waits for the finish."""
-        return self.accumulated or bool(self._unseen)
+        return self.accumulated
 
     def is_in_backward(self) -> bool:
         """Return whether a backward has begun and not ended."""
         return bool(self._begun)
 
     def send_all(self) -> None:
-        """Send what is left, the root's gradients in any case: every rank does, also one on which
-        its backward could not be seen."""
-        unseen, self._unseen = self._unseen, []
-        if not self._root_sent and self.root not in unseen:
-            unseen.append(self.root)
-        self._accumulates = True
-        self._send_units(unseen)
+        """Send the root's gradients unless they have left: every rank does, also one on which it
+        had no backward."""
+        if not self._root_sent:
+            self._accumulates = True
+            self._send_units([self.root])
         self._root_sent = False
 
     def wait_for_sent(self) -> None:
@@ -258,7 +242,7 @@ class Schedule:
         self.wait_for_sent()
         for unit in self.units:
             unit.forget()
-        self._begun, self._unseen = [], []
+        self._begun = []
         self._root_sent = False
         self.end()
 
@@ -273,8 +257,7 @@ class Schedule:
 
 def _watch(unit: Unit, output: object, begins: Callable) -> bool:
     """Have ``begins`` called when a gradient reaches ``output``; return whether one can."""
-    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
-    tensors = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    tensors = [x for x in _tensors_in(unit, output) if x.requires_grad]
     for x in tensors:
         begins_once = _once_a_backward(functools.partial(begins, unit))
         if x.grad_fn is None:
@@ -308,11 +291,23 @@ def _once_a_backward(begins: Callable) -> Callable:
     return begins_once
 
 
-def _opaque(output: object) -> bool:
-    """Return whether there may be tensors in it that cannot be seen."""
+def _tensors_in(unit: Unit, output: object) -> list[Tensor]:
+    """Return the tensors in what a unit returned; RuntimeError where some may be hidden."""
     if isinstance(output, Tensor):
-        return False
-    return not all(isinstance(x, (Tensor, *PLAIN)) for x in tree_leaves(output))
+        return [output]  # as most are: a tree costs the host more
+    tensors = []
+    leaves = tree_leaves(output)
+    for x in leaves:
+        if isinstance(x, Tensor):
+            tensors.append(x)
+        elif is_dataclass(x):
+            leaves += tree_leaves([getattr(x, field.name) for field in fields(x)])
+        elif torch.is_grad_enabled() and not isinstance(x, PLAIN):
+            raise RuntimeError(
+                f"{unit.name or 'the module'} returns an object in which FSDP sees no tensors, a "
+                f"{type(x).__name__}: return tensors, or tuples, dicts or dataclasses of them"
+            )
+    return tensors
 
 
 def _will_have_a_gradient(p: Sharded | Replicated) -> bool:

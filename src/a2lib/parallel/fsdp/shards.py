@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from a2lib.parallel.group import all_gather_single
+from a2lib.parallel.tensors import cut
 
 Place = tuple[nn.Module, str]
 
@@ -109,11 +110,7 @@ class Sharded:
 
     def whole(self, group: dist.ProcessGroup | None) -> Tensor:
         """Return the whole master; collective."""
-        return self.gather(self.master.detach(), group)
-
-    def gather(self, rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        """Return the whole tensor of which each rank has such rows, of the master's shape;
-        collective."""
+        rows = self.master.detach()
         padded = rows.new_zeros(self.slot)
         padded[: rows.numel()].copy_(rows.reshape(-1))
         buffer = rows.new_empty(self.size)
@@ -129,14 +126,18 @@ class Sharded:
     def lie_in(self, buffer: Tensor) -> None:
         """Have the whole in ``buffer``, of ``size`` elements."""
         self.buffer = buffer
-        # By data, which counts no change: who writes here writes the same values as before.
-        self.own_slot = buffer.data[self.rank * self.slot :][: self.slot]
-        self.own_rows = self.own_slot[: self.master.numel()].view(self.master.shape)
-        # Behind this rank's rows in its slot; it is sent too.
-        self.padding = self.own_slot[self.master.numel() :]
         self.shown = nn.Parameter(
             buffer[: self.shape.numel()].view(self.shape), requires_grad=self.master.requires_grad
         )
+
+    def slot_of(self, rank: int) -> Tensor:
+        """Return a rank's slot of the whole, flat."""
+        # By data, which counts no change: who writes here writes the same values as before.
+        return self.buffer.data[rank * self.slot :][: self.slot]
+
+    def parts(self) -> list[slice]:
+        """Return which elements of the whole, flat and not padded, are each rank's."""
+        return cut(self.shape.numel(), self.slot, self.world_size)
 
     def take_whole_gradient(self) -> Tensor | None:
         """Return the gradient of the whole, flat, and drop it here; None where there is none."""

@@ -4,25 +4,20 @@ and freed after it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from a2lib.parallel.fsdp.division import UnitParts
 from a2lib.parallel.fsdp.shards import Sharded
-from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
+from a2lib.parallel.fsdp.transfers import BackendTransfer, CopiedTransfer, Prepared, side_by_side
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.tensors import by_dtype, copy_all, round_up
+from a2lib.parallel.tensors import by_dtype, copy_all
 
 # What an observer is told of a unit: on the stream of transfers, that its all-gather or its
 # reduce-scatter begins and has ended; on the stream that computes, that its turn has come, and that
 # what it waited for is there.
 MOMENTS = ("gather begins", "gather ends", "turn", "computes", "reduce begins", "reduce ends")
-
-# Kernels read sixteen bytes at a time, and a line of the cache has 128.
-ALIGN = 128
 
 
 class Unit:
@@ -38,7 +33,11 @@ class Unit:
     """
 
     def __init__(
-        self, name: str, parts: UnitParts, lane: Lane, group: dist.ProcessGroup | None
+        self,
+        name: str,
+        parts: UnitParts,
+        lane: Lane,
+        transfer_of: Callable[[list[Sharded]], BackendTransfer | CopiedTransfer],
     ) -> None:
         sharded, cast = parts.sharded, parts.cast
         self.name, self.module = name, parts.module
@@ -49,31 +48,26 @@ class Unit:
         self.in_backward = False  # its backward has begun, and its gradients have not left
         self.began_at: object = None  # the mark of the node at which it began
         self.observer: Callable[[str, str], object] | None = None
-        self._lane, self._group = lane, group
+        self._lane = lane
         self._filled: torch.cuda.Event | None = None
         self._wholes: list[Tensor] = []
-        # As bytes, whatever the dtype: not every backend sends every one.
-        self._slots: list[Tensor] = []
-        self._own_slots: list[Tensor] = []
-        self._padding: list[Tensor] = []
         for same in by_dtype(sharded, lambda p: p.shown_dtype):
             sizes = [p.size for p in same]
             whole, buffers = side_by_side(sizes, same[0].shown_dtype, same[0].master.device)
             for p, buffer in zip(same, buffers, strict=True):
                 p.lie_in(buffer)
-                self._slots.append(buffer.data.view(torch.uint8))
-                self._own_slots.append(p.own_slot.view(torch.uint8))
-                if p.padding.numel():
-                    self._padding.append(p.padding.view(torch.uint8))
-            whole.untyped_storage().resize_(0)
             self._wholes.append(whole)
+        self._transfer = transfer_of(sharded)
         self._versions = self._versions_now()
         self._rows: list[Tensor] = []  # of this rank, in its slots
         self._masters: list[Tensor] = []
-        for p in sharded:
-            if p.own_rows.numel():
-                self._rows.append(_copyable(p.own_rows))
+        for p, slot in zip(sharded, self._transfer.own_slots, strict=True):
+            if p.master.numel():
+                rows = slot[: p.master.numel()].view(p.master.shape)
+                self._rows.append(_copyable(rows))
                 self._masters.append(_copyable(p.master))
+        for whole in self._wholes:
+            whole.untyped_storage().resize_(0)
         trained = [p for p in sharded if p.master.requires_grad]
         self._trained_alike = by_dtype(trained, lambda p: p.master.dtype)
         self._guards = self._guard_calls()
@@ -95,11 +89,9 @@ class Unit:
     @torch.no_grad()
     def _gather(self) -> None:
         self.tell("gather begins")
+        self._transfer.begin_gather()
         copy_all(self._rows, self._masters)
-        for padding in self._padding:
-            padding.zero_()
-        if self._slots:
-            all_gather_coalesced(self._slots, self._own_slots, self._group)
+        self._transfer.gather()
         self.tell("gather ends")
 
     def wait(self) -> None:
@@ -209,7 +201,7 @@ class Unit:
         for p in self.cast:
             p.take_gradient()
         self.leave_backward()  # first: the casts have the room of what it frees
-        return [prepare(same) for same in self._trained_alike]
+        return [self._transfer.prepare(same) for same in self._trained_alike]
 
     def forget(self) -> None:
         """Drop gradients that were not sent, and the gathered parameters."""
@@ -226,67 +218,12 @@ class Unit:
         def reduce_scatter() -> None:
             self.tell("reduce begins")
             for gradients in prepared:
-                reduce_scatter_coalesced(gradients.rooms, gradients.wholes, self._group)
+                self._transfer.reduce(gradients)
                 for p, room in zip(gradients.parameters, gradients.rooms, strict=True):
                     p.take_reduced(room)
             self.tell("reduce ends")
 
         return self._lane.run(reduce_scatter)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Gradients of one dtype on their way: of each parameter the whole, padded, which is sent, and
-    the room for this rank's slot of the mean."""
-
-    parameters: list[Sharded]
-    wholes: list[Tensor]
-    rooms: list[Tensor]
-
-
-def prepare(same: list[Sharded]) -> Prepared:
-    """Take the gradients of parameters whose masters have one dtype, and cast and pad where that is
-    needed; none counts as zero."""
-    dtype, device = same[0].master.dtype, same[0].master.device
-    _, rooms = side_by_side([p.slot for p in same], dtype, device)
-    wholes = [p.take_whole_gradient() for p in same]
-    # Places in the lists, and sizes, of what does not travel as it is.
-    others, sizes = [], []
-    for i, p in enumerate(same):
-        if not p.can_send(wholes[i]):
-            others.append(i)
-            sizes.append(p.size)
-    if others:
-        targets, sources = [], []
-        _, padded = side_by_side(sizes, dtype, device)
-        for i, whole in zip(others, padded, strict=True):
-            gradient, wholes[i] = wholes[i], whole
-            if gradient is None:
-                whole.zero_()
-                continue
-            if gradient.numel() < whole.numel():
-                whole[gradient.numel() :].zero_()
-            targets.append(whole[: gradient.numel()])
-            sources.append(gradient)
-        copy_all(targets, sources)
-    return Prepared(same, wholes, rooms)
-
-
-def side_by_side(
-    sizes: list[int], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, list[Tensor]]:
-    """Return a new tensor and its parts of so many elements, each at a multiple of ``ALIGN`` bytes,
-    and nothing in what lies between."""
-    unit = max(1, ALIGN // dtype.itemsize)
-    steps = [round_up(size, unit) for size in sizes]
-    # The last one needs no room behind it.
-    steps[-1] = sizes[-1]
-    whole = torch.empty(sum(steps), dtype=dtype, device=device)
-    parts = list(whole.split_with_sizes(steps))
-    for i, size in enumerate(sizes):
-        if steps[i] > size:
-            parts[i] = parts[i][:size]
-    return whole, parts
 
 
 def _copyable(x: Tensor) -> Tensor:

@@ -14,12 +14,15 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
 from a2lib.parallel.agreement import Agreement, Meeting, Members
+from a2lib.parallel.carriers import choose
+from a2lib.parallel.copy_engines import SharedMemory
 from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.division import divide
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.fsdp.state_dicts import Optimizers, hook_modules
+from a2lib.parallel.fsdp.state_dicts import Optimizers, refuse_state_dicts
+from a2lib.parallel.fsdp.transfers import BackendTransfer, CopiedTransfer, shared_bytes
 from a2lib.parallel.fsdp.units import Unit
 from a2lib.parallel.group import Mean, capturing, make_alike, member
 from a2lib.parallel.lane import Lane
@@ -54,6 +57,12 @@ class FSDP(nn.Module):
       their dtype, and the inputs of torch.nn's LayerNorm, RMSNorm and GroupNorm are cast. With None
       each parameter computes in its own dtype. Gradients are reduced in the masters' dtype.
     - ``group`` is a process group, by default that of all ranks.
+    - ``communication`` is how units travel; the attribute of that name is the one taken.
+      "backend" is the all-gathers and reduce-scatters of NCCL or gloo. "copy_engines" needs GPUs of
+      one host that reach each other's memory: matrices are copied from there, and gradients are
+      sent in the dtype that backward makes them in and added in float32, in rank order. It takes
+      the memory of (W - 1) / W of the largest unit, for W ranks. "auto" is copy engines where they
+      can, else the backend; ``why_backend`` says why.
 
     Units: the elements of an outermost ModuleList or Sequential are units if they own a matrix. All
     else is the root, which stays gathered from its forward to the end of the backward. Activation
@@ -66,18 +75,20 @@ class FSDP(nn.Module):
     gradients. With two ranks and one backward per step the weights equal, to the bit, those of one
     process that adds the ranks' gradients in order.
 
-    Whole weights: outside of ``gathered()``, ``module.head.weight`` is rows. ``state_dict`` and
-    ``load_state_dict`` have whole parameters, and every rank calls them: those of the module, of a
-    part of it, and of an optimizer that works element by element. ``save_sharded`` and
-    ``load_sharded`` keep a training on disk, for any number of ranks.
+    Whole weights: outside of ``gathered()``, ``module.head.weight`` is rows.
+    ``gather_full_params`` has every parameter whole. ``save_sharded`` and ``load_sharded`` keep a
+    training on disk, for any number of ranks.
 
     RuntimeError or ValueError is raised for each of these:
 
+    - ``state_dict`` and ``load_state_dict`` of the module, of a part that has rows, and of an
+      optimizer over them, unless there is one rank;
     - an optimizer that looks at whole matrices or at all parameters (Muon, LBFGS, Adafactor);
     - torch's norm of gradients: use ``clip_grad_norm_`` of this class;
     - a call of a part of the module, such as ``module.head(x)``, outside of ``gathered()``;
     - a write to a gathered parameter, as an Embedding with ``max_norm`` does;
     - a parameter that was added or replaced after wrapping;
+    - a unit that returns another object than tensors and tuples, dicts or dataclasses of them;
     - an optimizer's step without the finish, and a backward with ``create_graph``.
 
     Limits that are not checked:
@@ -89,8 +100,8 @@ class FSDP(nn.Module):
       ``clip_grad_norm_``, which is over all ranks, is finite.
 
     Raises RuntimeError without a process group. Raises ValueError for modules that differ between
-    ranks, contain an FSDP, are on several devices or on meta, and for a ``compute_dtype`` that is
-    not floating.
+    ranks, contain an FSDP, are on several devices or on meta, for a ``compute_dtype`` that is not
+    floating, and for "copy_engines" where they cannot.
     """
 
     def __init__(
@@ -98,6 +109,8 @@ class FSDP(nn.Module):
         module: nn.Module,
         compute_dtype: torch.dtype | None = None,
         group: dist.ProcessGroup | None = None,
+        *,
+        communication: str = "backend",
     ) -> None:
         super().__init__()
         if compute_dtype is not None and not compute_dtype.is_floating_point:
@@ -105,6 +118,7 @@ class FSDP(nn.Module):
         self.rank, self.world_size = member(group)
         self.device = make_alike(module, group)
         self.module, self.group = module, group
+        self.communication, self.why_backend = choose(communication, group, self.device)
         division = divide(module, compute_dtype, self.rank, self.world_size)
         self._parameters_in_order = division.parameters
         self._sharded: list[Sharded] = []
@@ -116,9 +130,15 @@ class FSDP(nn.Module):
                 self._replicated.append(p)
         self._trained = [p for p in division.parameters if p.master.requires_grad]
         lane = Lane(self.device)
+        self._shared: SharedMemory | None = None
+        if self.communication == "copy_engines":
+            needed = []
+            for parts in division.units.values():
+                needed.append(shared_bytes(parts.sharded, self.world_size))
+            self._shared = SharedMemory(max(needed), group, self.device)
         self._units = []
         for name, parts in division.units.items():
-            self._units.append(Unit(name, parts, lane, group))
+            self._units.append(Unit(name, parts, lane, self._transfer_of))
         self._schedule = Schedule(self._units, self._trained, lane)
         self._held_whole = False  # within gathered()
         # What is asked of the module, of optimizers and of the other ranks.
@@ -130,13 +150,18 @@ class FSDP(nn.Module):
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_units()
         self._hook_parts(division.owners)
-        hook_modules(division.parameters, group)
         unit_modules = {unit.module for unit in self._units}
         for part in division.owners | unit_modules:
             part._fsdp = _NoCopies()
         watch_steps(self)
         if self.world_size > 1:
             refuse_norms_of(self._sharded)
+            refuse_state_dicts(self._sharded)
+
+    def _transfer_of(self, sharded: list[Sharded]) -> BackendTransfer | CopiedTransfer:
+        if self._shared is None:
+            return BackendTransfer(sharded, self.group)
+        return CopiedTransfer(sharded, self._shared)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -171,8 +196,8 @@ class FSDP(nn.Module):
         return [p.master for p in self._trained]
 
     def meet(self, optimizer: Optimizer) -> None:
-        """Have the state dict of an optimizer over these parameters whole from now on; ValueError
-        for one that needs whole matrices."""
+        """Refuse the state dict of an optimizer over these parameters from now on; ValueError for
+        one that needs whole matrices."""
         self._optimizers.meet(optimizer)
 
     def reset(self) -> None:
@@ -254,9 +279,11 @@ class FSDP(nn.Module):
 
     def held_bytes(self) -> dict[str, int]:
         """Return the bytes that this rank holds: its "parameters", their "gradients", what is
-        "gathered", and "travelling", the gradients of whole units before their reduce-scatters have
-        ended."""
-        held = dict.fromkeys(("parameters", "gradients", "gathered", "travelling"), 0)
+        "gathered", "travelling", the gradients of whole units before their reduce-scatters have
+        ended, and "shared", what copy engines have for the life of the wrapper, which is not of
+        PyTorch's caching allocator."""
+        held = dict.fromkeys(("parameters", "gradients", "gathered", "travelling", "shared"), 0)
+        held["shared"] = 0 if self._shared is None else self._shared.mine.nbytes
         for p in self._parameters_in_order:
             held["parameters"] += p.master.nbytes
             held["gradients"] += _bytes(p.master.grad)

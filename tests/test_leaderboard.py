@@ -42,7 +42,7 @@ def test_without_torchrun_it_says_how_to_start_it(capsys, monkeypatch):
 
 def test_the_board_s_step_is_the_default_on_gpus():
     name, step, _ = leaderboard.parse([], "cuda")
-    assert name == "own_attention" and step.shape == SIZES["8B"]
+    assert name == "own_copies" and step.shape == SIZES["8B"]
     assert (step.batch, step.context, step.dtype) == (1, 32_768, "bf16")
     assert (leaderboard.WARMUP_MS, leaderboard.REP_MS) == (10_000, 30_000)
 

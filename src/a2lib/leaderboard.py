@@ -5,8 +5,8 @@
     torchrun --standalone --nproc-per-node 1 -m a2lib.leaderboard --num-layers 8
     torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard --size tiny
 
-The first takes the fastest way, the second PyTorch's parts, the third a part of the model on one
-GPU, the last runs without a GPU.
+The first takes the fastest way with masters in fp32, the second PyTorch's parts, the third a part
+of the model on one GPU, the last runs without a GPU.
 ``LADDER`` has the ways to take the step, of which each changes one thing of the one before.
 ``Training`` is the step, ``plan`` decides what each block keeps, ``measure`` times the step as
 triton.testing.do_bench does: 30 s of steps after a warm-up of 10 s, the L2 cache cleared before
@@ -61,12 +61,21 @@ class Way:
     with it. ``keeps`` is what stays of a block for its backward: its "input"; "attention"'s results
     too; as many results of products as are "fitting" the device; and of those that are not,
     "moved", as many as the link to the host hides. ``attention`` "" is that of the step.
+    ``communication`` is how this library's FSDP sends: by the "backend", NCCL, or by
+    "copy_engines". ``states`` is the dtype of weights, gradients and moments, of which "bf16"
+    rounds every update.
     """
 
     fsdp: str
     head: str
     keeps: str
     attention: str = ""
+    communication: str = "backend"
+    states: str = "fp32"
+
+    @property
+    def states_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.states == "bf16" else torch.float32
 
 
 LADDER = {
@@ -77,6 +86,8 @@ LADDER = {
     "products_kept": Way("a2lib", "fused", "fitting"),
     "offloaded": Way("a2lib", "fused", "moved"),
     "own_attention": Way("a2lib", "fused", "moved", "flash"),
+    "own_copies": Way("a2lib", "fused", "moved", "flash", "copy_engines"),
+    "bf16_states": Way("a2lib", "fused", "fitting", "flash", "copy_engines", states="bf16"),
 }
 SIZE, BATCH = "8B", 1
 CONTEXT = {"cuda": 32_768, "cpu": 32}
@@ -141,7 +152,8 @@ class Step:
             blocks = min(STAY, blocks)
         kept = blocks * (always[0] if self.way.keeps == "input" else sum(always))
         work = working_bytes(self.shape, self.tokens, CHUNK, self.element_bytes)
-        return 12 * parameter_count(self.shape) // ranks + kept + work
+        states = 3 * self.way.states_dtype.itemsize  # weights and two moments
+        return states * parameter_count(self.shape) // ranks + kept + work
 
 
 class ChunkedHead(TransformerLM):
@@ -167,9 +179,9 @@ class Training:
 
     ``plans(training)`` says what each block keeps, and may look at what is free by then; None keeps
     each block's input, and computes the block again. With ``lr`` 0 the weights stay what they are,
-    at the work of any other step. ``wide`` is the dtype of the masters and of the optimizer;
-    ``compiler`` the backend of torch.compile; tensors below ``least_moved`` bytes are not sent to
-    the host.
+    at the work of any other step. ``wide`` is the dtype of the masters and of the optimizer, None
+    the way's; ``compiler`` the backend of torch.compile; tensors below ``least_moved`` bytes are
+    not sent to the host.
 
     Under ``dtype`` bf16 the products make gradients in bf16, which travel and are added up in
     float32, ours as PyTorch's: a link has a block's whole backward for twice the bytes, and the
@@ -185,7 +197,7 @@ class Training:
         plans: Callable[[Self], list[BlockPlan]] | None,
         *,
         lr: float = 0.0,
-        wide: torch.dtype = torch.float32,
+        wide: torch.dtype | None = None,
         compiler: str = "",
         least_moved: int | None = None,
     ) -> None:
@@ -197,7 +209,7 @@ class Training:
             spec.context,
             attention=way.attention or spec.attention,
             device=device,
-            dtype=wide,
+            dtype=wide or way.states_dtype,
             seed=seed,
         )
         compiled = {"backend": compiler or COMPILER[device], "fullgraph": True, "dynamic": False}
@@ -207,7 +219,9 @@ class Training:
             self.model.cross_entropy = torch.compile(cross_entropy, **compiled)
         low = torch.bfloat16 if spec.dtype == "bf16" else None
         if way.fsdp == "a2lib":
-            self.wrapper: nn.Module = FSDP(self.model, low)
+            alone = dist.get_world_size() == 1  # and sends nothing
+            communication = "backend" if alone else way.communication
+            self.wrapper: nn.Module = FSDP(self.model, low, communication=communication)
         else:
             fully_sharded(self.model, low, device)
             self.wrapper = self.model
@@ -429,7 +443,11 @@ def empty_caches() -> Iterator[None]:
 def parser() -> Parser:
     program = "torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard"
     parser = Parser(prog="a2lib.leaderboard", usage=f"{program} [options]", description=__doc__)
-    add_name(parser, "--way", f"one of {', '.join(LADDER)} (the last that runs here)")
+    add_name(
+        parser,
+        "--way",
+        f"one of {', '.join(LADDER)} (the last that runs here with masters in fp32)",
+    )
     add_name(parser, "--size", ", ".join(MODELS), SIZE)
     add_number(parser, "--num-layers", Whole(1, 10**4), "blocks, in place of the size's own")
     tokens = f"tokens in a sequence ({CONTEXT['cuda']} on GPUs, {CONTEXT['cpu']} without)"
@@ -445,7 +463,8 @@ def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int]:
     command = parser()
     options = command.parse_args(arguments)
     here = [name for name, way in LADDER.items() if device == "cuda" or way.attention != "flash"]
-    name = options.way or here[-1]
+    exact = [name for name in here if LADDER[name].states == "fp32"]
+    name = options.way or exact[-1]
     if name not in here:
         where = " without a GPU" if name in LADDER else ""
         command.error(f"way {name!r}: allowed{where} are {', '.join(here)}")

@@ -6,7 +6,7 @@ import torch
 from checking import check, take_step, world
 
 from a2lib.activations import BlockPlan
-from a2lib.leaderboard import LADDER, Step, Training, loss_and_norm
+from a2lib.leaderboard import LADDER, Step, Training, Way, loss_and_norm
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.shapes import Shape
 
@@ -75,4 +75,22 @@ def ways_of_the_leaderboard_update_as_the_plain_model():
             assert off < 1e-9, (name, parameter, off.item())
         assert (own.mover is not None) == (way.keeps == "moved")
         assert own.mover is None or own.mover.moved_bytes > 0
+    torch.set_default_device(device)
+
+
+@check(2)
+def states_in_bf16_are_trained_in_bf16():
+    warnings.simplefilter("default")  # torch's own, while it compiles
+    device = torch.get_default_device().type
+    torch.set_default_device(None)
+    way = Way("a2lib", "fused", "attention", states="bf16")
+    attention = "sdpa_flash" if device == "cpu" else "eager"
+    step = Step(way, Shape(24, 32, LAYERS, 2, 16), 2, CONTEXT, attention, "bf16")
+    plan = [BlockPlan(kept=())] * LAYERS
+    own = Training(step, device, world()[0], 5, lambda _: plan, lr=LR, compiler="aot_eager")
+    losses = [own.step().item() for _ in range(8)]
+    assert losses[-1] < losses[0], losses
+    for p in own.parameters:
+        moments = own.optimizer.state[p]
+        assert p.dtype == moments["exp_avg"].dtype == moments["exp_avg_sq"].dtype == torch.bfloat16
     torch.set_default_device(device)

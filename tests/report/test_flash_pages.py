@@ -12,7 +12,7 @@ from a2lib.attention import dispatch
 from a2lib.attention.ladder import RUNGS
 from a2lib.report import data
 from a2lib.report.page import pick
-from a2lib.report.pages import flash, flash_drawings
+from a2lib.report.pages import flash
 from a2lib.report.pages import flash_ladder as ladder
 from a2lib.theory.attention import attention_flops
 
@@ -129,10 +129,3 @@ def test_a_rung_without_a_kernel_is_left_out_of_the_figure(invented):
     names = [tick.get_text() for tick in ax.get_yticklabels()]
     assert ladder.RUNGS["one_sweep"] not in names and ladder.RUNGS["key_chunks"] in names
     assert ladder.RUNGS["consumers"] not in names
-
-
-@pytest.mark.parametrize("lanes", [flash_drawings.FORWARD_LANES, flash_drawings.BACKWARD_LANES])
-def test_nobody_does_two_things_at_once(lanes):
-    for _, boxes in lanes:
-        ends = [end for _, end, *_ in boxes]
-        assert all(begin >= end for (begin, *_), end in zip(boxes[1:], ends, strict=False))

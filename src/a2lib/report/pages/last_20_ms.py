@@ -70,21 +70,6 @@ def steps(figure, rows: pd.DataFrame, model: str):
     ax.grid(False)  # the text crosses it
 
 
-@chart(height=2.5)
-def streams(figure):
-    """Draw the backward and AdamW on two streams: one after the other, and overlapped."""
-    cases = {"AdamW after the backward": False, "AdamW overlapped, on paper": True}
-    axes = figure.subplots(2, 1, sharex=True)
-    for ax, (title, is_overlapped) in zip(axes, cases.items(), strict=True):
-        ax.broken_barh([(i, 0.94) for i in range(8)], (1.1, 0.8), color=COLOURS[1])
-        updates = [(i + 1 if is_overlapped else 8 + 0.5 * i, 0.47) for i in range(8)]
-        ax.broken_barh(updates, (0, 0.8), color=COLOURS[0])
-        plots.name_lanes(ax, [0.4, 1.5], ["AdamW (bytes)", "backward (matmuls)"])
-        ax.set_title(title, loc="left")
-        ax.set(xlim=(0, 12.5), xticks=[])
-    ax.set_xlabel("time")
-
-
 def by_step(rows: pd.DataFrame) -> pd.DataFrame:
     """Return time, MFU, energy, power and clock of each sustained step, as texts."""
     rows = rows.fillna({"step": "PyTorch's attention, fp32 weights"})

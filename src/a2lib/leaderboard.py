@@ -62,8 +62,8 @@ class Way:
     too; as many results of products as are "fitting" the device; and of those that are not,
     "moved", as many as the link to the host hides. ``attention`` "" is that of the step.
     ``communication`` is how this library's FSDP sends: by the "backend", NCCL, or by
-    "copy_engines". ``states`` is the dtype of weights, gradients and moments, of which "bf16"
-    rounds every update.
+    "copy_engines". ``states`` is the dtype of weights and moments, of which "bf16" rounds every
+    update; this library's FSDP has masters in fp32 alone.
     """
 
     fsdp: str
@@ -87,7 +87,7 @@ LADDER = {
     "offloaded": Way("a2lib", "fused", "moved"),
     "own_attention": Way("a2lib", "fused", "moved", "flash"),
     "own_copies": Way("a2lib", "fused", "moved", "flash", "copy_engines"),
-    "bf16_states": Way("a2lib", "fused", "fitting", "flash", "copy_engines", states="bf16"),
+    "bf16_states": Way("torch", "fused", "fitting", "flash", states="bf16"),
 }
 SIZE, BATCH = "8B", 1
 CONTEXT = {"cuda": 32_768, "cpu": 32}

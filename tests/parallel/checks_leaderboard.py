@@ -83,7 +83,7 @@ def states_in_bf16_are_trained_in_bf16():
     warnings.simplefilter("default")  # torch's own, while it compiles
     device = torch.get_default_device().type
     torch.set_default_device(None)
-    way = Way("a2lib", "fused", "attention", states="bf16")
+    way = Way("torch", "fused", "attention", states="bf16")
     attention = "sdpa_flash" if device == "cpu" else "eager"
     step = Step(way, Shape(24, 32, LAYERS, 2, 16), 2, CONTEXT, attention, "bf16")
     plan = [BlockPlan(kept=())] * LAYERS

@@ -28,7 +28,6 @@ from pathlib import Path
 from a2lib.errors import OneLine
 from a2lib.lab import guard
 from a2lib.lab.failures import note as one_line
-from a2lib.lab.forecast import forecast, say_if_busy
 from a2lib.lab.lock import device_lock
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
@@ -103,8 +102,6 @@ def sweep(
     total = sum(map(len, waiting))
     if not total:
         return 0
-    say_if_busy(device)
-    forecast(waiting, device)
     with (
         device_lock(device, f"run of {run.notebook}"),
         _folder() as (folder, mark),
@@ -287,6 +284,7 @@ class _Group:
             if task is not said:
                 self.bar.say(_describe(task))
                 said = task
+            self.bar.show()
             time.sleep(POLL_S)
             new = self._asked_rows() - counted
             if new:

@@ -33,7 +33,7 @@ def test_measured_holds_sections_and_runs_alone():
 
 
 def test_the_runs(tmp_path):
-    runs_table(tmp_path).put(*reversed(read_runs(DATA)))
+    runs_table(tmp_path).put(*read_runs(DATA))
     assert (tmp_path / "measured/runs.csv").read_bytes() == (MEASURED / "runs.csv").read_bytes()
 
 

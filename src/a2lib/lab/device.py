@@ -24,7 +24,7 @@ def has_driver() -> bool:
 def _may_have_cuda() -> bool:
     """Return whether torch is worth asking for a device: it takes seconds to load, and has none
     without a driver."""
-    return "torch" in sys.modules or has_driver()
+    return bool(sys.modules.get("torch")) or has_driver()
 
 
 def device_kind() -> str:

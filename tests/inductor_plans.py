@@ -12,7 +12,6 @@ from torch._inductor.graph import GraphLowering
 
 from a2lib.lab import inductor
 
-
 # Lines of the generated code that launch: a kernel of its own (Triton's on a GPU, C++'s on the
 # CPU), a matrix product of a library, another operator of PyTorch.
 OWN = re.compile(r"^\s+(triton_\w+(?=\.run\()|cpp_\w+(?=\())", re.M)

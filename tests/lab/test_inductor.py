@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 
 from a2lib.lab import inductor
 
+
 def test_what_is_compiled_again_is_found_in_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "before")
     # Seconds of the C++ compiler for each empty cache.

@@ -87,18 +87,17 @@ def read(table: str, device: str, picture: str, data: Path | None = None) -> Pic
         raise StoreError(f"{path}: no such picture; there are {', '.join(there) or 'none'}")
     rows = []
     with named(path), open(path, encoding="utf-8", newline="") as file:
-        line = 1
+        lines = csv.reader(file, strict=True)
         try:
             head = json.loads(file.readline().removeprefix("# "))
             run, about = head["run"], head["about"]
-            line, lines = 2, csv.reader(file, strict=True)
             if next(lines, None) != list(columns):
                 raise ValueError(f"the columns are {', '.join(columns)}")
-            for line, fields in enumerate(lines, start=3):
+            for fields in lines:
                 cells = zip(columns.items(), fields, strict=True)
                 rows.append({column: kind(field) for (column, kind), field in cells})
         except (ValueError, KeyError, TypeError, csv.Error) as error:
-            raise broken(path, line, error) from None
+            raise broken(path, 1 + lines.line_num, error) from None
     return Picture(run, about, rows)
 
 

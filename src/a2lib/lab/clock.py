@@ -32,11 +32,6 @@ class Mark:
             self._event.record()
         self._ns = time.perf_counter_ns()
 
-    def wait(self) -> None:
-        """Until it has come."""
-        if self._event is not None:
-            self._event.synchronize()
-
     def ms_until(self, later: Self) -> float:
         """Milliseconds; on a GPU both must have come."""
         if self._event is not None:

@@ -39,7 +39,7 @@ from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.lab import Timing, inductor, memory, synchronize
 from a2lib.lab.clock import Clock, Mark
 from a2lib.lab.device import device_kind
-from a2lib.lab.timing import meet, slowest
+from a2lib.lab.timing import RankTimes, meet
 from a2lib.lab.training import fully_sharded
 from a2lib.lab.worker import join_group
 from a2lib.model import TransformerLM, cross_entropy
@@ -361,7 +361,7 @@ def measure(
         row["reserved_bytes"] = max(everyone(torch.cuda.memory_reserved()))
     row["products_again"] = training.products_again()
     row["host_bytes"] = training.mover.moved_bytes if training.mover else 0
-    return slowest(by_rank), row, training
+    return RankTimes(by_rank).slowest, row, training
 
 
 def board(step: Callable[[], object], device: str, warmup_ms: int, rep_ms: int) -> list[float]:

@@ -85,6 +85,10 @@ class Timing:
         """The fields that ``section`` has a column for."""
         return {c: v for c, v in dataclasses.asdict(self).items() if c in section.columns}
 
+    def named(self, name: str) -> dict[str, float]:
+        """The median and its quantiles as columns of another name than ``ms``."""
+        return {name: self.ms, f"{name}_p20": self.ms_p20, f"{name}_p80": self.ms_p80}
+
 
 def time_call(fn: Callable[[], object], **options: object) -> Timing:
     """Return the Timing of ``fn()``; ``options`` are those of ``time_many``.
@@ -247,17 +251,28 @@ def from_rest(run: Callable[[], object], device: str) -> float:
     return (time.perf_counter_ns() - start) / 1e6
 
 
-def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
-    """Return each call's longest time, of those that the ranks took."""
-    return Timing.from_samples([max(times) for times in zip(*by_rank, strict=True)])
+@dataclass(frozen=True)
+class RankTimes:
+    """Milliseconds of each call that the ranks took together, a list for each rank; and what the
+    host takes to issue one, of the slowest rank, None where it does the work."""
 
+    by_rank: list[list[float]]
+    ms_host: float | None = None
 
-def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The columns of what the ranks took by themselves: of their medians the least, the median and
-    the most."""
-    medians = [statistics.median(times) for times in by_rank]
-    return {
-        "ms_rank_min": min(medians),
-        "ms_rank_median": statistics.median(medians),
-        "ms_rank_max": max(medians),
-    }
+    @property
+    def slowest(self) -> Timing:
+        """Of each call the longest time that a rank took."""
+        return Timing.from_samples([max(times) for times in zip(*self.by_rank, strict=True)])
+
+    def row(self, section: Section) -> dict[str, object]:
+        """The columns that ``section`` has: the slowest rank's times, the host's, and of what the
+        ranks took by themselves, of their medians, the least, the median and the most."""
+        medians = [statistics.median(times) for times in self.by_rank]
+        columns = {
+            **self.slowest.row(section),
+            "ms_host": self.ms_host,
+            "ms_rank_min": min(medians),
+            "ms_rank_median": statistics.median(medians),
+            "ms_rank_max": max(medians),
+        }
+        return {name: value for name, value in columns.items() if name in section.columns}

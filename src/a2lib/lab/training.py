@@ -6,7 +6,7 @@
         with training.wrapped(BucketedDDP(training.model, 25)):
             training.error(means)                    # of the gradients that the wrapper leaves
             times = time_in_turns({"sent": training}, device)
-            slowest(times["sent"].by_rank).ms        # of each step the slowest rank, the median
+            times["sent"].slowest.ms                 # of each step the slowest rank, the median
 
 With a learning rate of 0 the weights stay what they are, at the work of any other step: all
 wrappers average the same gradients. Everything is on one stream that is not the default one, since
@@ -22,12 +22,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
 
 from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
 from a2lib.lab.steps import Phase, StepConfig, TrainingStep
-from a2lib.lab.timing import in_turns, meet
+from a2lib.lab.timing import RankTimes, in_turns, meet
 from a2lib.parallel.graphs import CudaGraphs
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
@@ -227,15 +226,6 @@ def replayed(step: Callable, capture: bool, held: ExitStack) -> Callable:
     from a2lib.parallel import capture_step
 
     return held.enter_context(capture_step(step)).replay if capture else step
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """Milliseconds of each step, a list for each rank; and what the host takes to issue one, of the
-    slowest rank, None on the CPU."""
-
-    by_rank: list[list[float]]
-    ms_host: float | None
 
 
 def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankTimes]:

@@ -7,6 +7,7 @@ from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
 
 from a2lib.lab import Timing, sweep
 from a2lib.lab.notebook import Run
+from a2lib.lab.sanity import WrongResult
 
 TINY = {"seq_len": 16, "head_dim": 8, "batch": 2, "causal": True, "calls": 3}
 
@@ -71,7 +72,7 @@ MAKE["wrong"] = lambda q, k, v, is_causal: attention_reference(q, k, v, not is_c
     for name in cells.MAKE:
         expected = {"a2lib": "unsupported", "wrong": "error"}.get(name, "ok")
         assert set(frame.loc[name, "status"]) == {expected}, name
-    assert "is off float64's by" in frame.loc[("wrong", "forward"), "note"]
+    assert "wrong o: error" in frame.loc[("wrong", "forward"), "note"]
     assert set(frame.loc["eager", "n"]) == {3}
     kept = cells.saved.frame().set_index(["implementation", "tensor"])
     assert kept.loc[("mine", "v"), "saved_bytes"] == 2 * 16 * 8 * 4
@@ -147,5 +148,5 @@ def test_the_check_sees_a_wrong_gradient():
 
     cells.check(cells.MAKE["eager"], backward)
     cells.check(Wrong.apply, forward)
-    with pytest.raises(ArithmeticError, match="dk is off"):
+    with pytest.raises(WrongResult, match="wrong dk"):
         cells.check(Wrong.apply, backward)

@@ -124,7 +124,9 @@ def steps_with_marks(training: Training, capture: bool) -> tuple[list[Moment], f
             step()
             synchronize(device)
             every.append(recorder.moments())
-    waited = [sum(row["waited_ms"] for row in gather_rows(moments)) for moments in every]
+    waited = []
+    for moments in every:
+        waited.append(sum(row["waited_ms"] for row in gather_rows(moments)))
     most = max(everyone(statistics.median(waited)))
     every.sort(key=lambda moments: moments[-1].ms)
     return every[len(every) // 2], most

@@ -105,15 +105,20 @@ def time_replays(
     try:
         for name in makers:
             attempt(capture, name)
-        due = {n: sample_count(REP_MS, expected_ms[n], MIN_N, max_n) for n in samples}
+        due = {}
+        for name in samples:
+            due[name] = sample_count(REP_MS, expected_ms[name], MIN_N, max_n)
         for name, n in in_turns(due):
             attempt(sample, name, n)
     finally:
         give_back(*captured)
-    results: dict[str, Timing | Exception] = dict(attempt.failed)
-    for name in samples.keys() - results.keys():
-        results[name] = Timing.from_samples(samples[name])
-    return {name: results[name] for name in makers}
+    results: dict[str, Timing | Exception] = {}
+    for name in makers:
+        if name in attempt.failed:
+            results[name] = attempt.failed[name]
+        else:
+            results[name] = Timing.from_samples(samples[name])
+    return results
 
 
 def time_in_turns(

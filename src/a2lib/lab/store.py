@@ -106,11 +106,12 @@ class Table(CsvFile):
         order, where keys are given."""
         import pandas as pd
 
-        rows = {self.identify(row): row for row in self.rows()}
+        rows = self.rows()
         if keys is not None:
-            wanted = dict.fromkeys(self.identify(key) for key in keys)
-            rows = {key: rows[key] for key in wanted if key in rows}
-        frame = pd.DataFrame(rows.values(), columns=list(self.columns))
+            stored = {self.identify(row): row for row in rows}
+            wanted = dict.fromkeys(map(self.identify, keys))
+            rows = [stored[key] for key in wanted if key in stored]
+        frame = pd.DataFrame(rows, columns=list(self.columns))
         for column in frame:
             frame[column] = _typed(column, frame[column])
         return frame

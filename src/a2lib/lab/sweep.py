@@ -357,17 +357,23 @@ class _Group:
     def _asked_rows(self) -> Counter[str]:
         """Return how many of the rows asked for are stored, by status; others may come with
         them."""
-        rows = self._rows()
-        return Counter(rows[key] for key in rows.keys() & self.asked)
+        statuses = Counter()
+        for key, status in self._rows().items():
+            if key in self.asked:
+                statuses[status] += 1
+        return statuses
 
     def _rows(self) -> dict[tuple[str, ...], str]:
         """Return the status of each row that these processes have stored."""
         path = self.folder / "rows.jsonl"
         if not path.exists():
             return {}
-        whole = path.read_text().rpartition("\n")[0]
-        lines = [json.loads(line) for line in whole.splitlines()]
-        return {tuple(key): status for *key, status in lines}
+        whole, _, _ = path.read_text().rpartition("\n")
+        rows = {}
+        for line in whole.splitlines():
+            *key, status = json.loads(line)
+            rows[tuple(key)] = status
+        return rows
 
 
 def _signals(code: int, log: str, ranks: int) -> list[tuple[str, int]]:
@@ -375,8 +381,10 @@ def _signals(code: int, log: str, ranks: int) -> list[tuple[str, int]]:
     if ranks == 1:
         return [("its process", -code)] if code < 0 else []
     # torchrun tells it of each rank in its report.
-    report = re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", log)
-    ended = [(f"rank {rank} of {ranks}", -int(end)) for rank, end in report if int(end) < 0]
+    ended = []
+    for rank, end in re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", log):
+        if int(end) < 0:
+            ended.append((f"rank {rank} of {ranks}", -int(end)))
     if ended:
         return sorted(ended, key=lambda entry: entry[1] in OUTSIDE_SIGNALS)
     if code < 0:
@@ -439,8 +447,9 @@ def _compiler_mark() -> Path:
 
 def _describe(task: list[Key]) -> str:
     """Return what all keys of a task have in common, in words."""
-    first, *others = task
-    shared = first.items()
-    for key in others:
-        shared = [item for item in shared if item in key.items()]
-    return " ".join(str(value) for _, value in shared if value not in ("", None, False))[:60]
+    words = []
+    for column, value in task[0].items():
+        is_shared = all(key[column] == value for key in task)
+        if is_shared and value not in ("", None, False):
+            words.append(str(value))
+    return " ".join(words)[:60]

@@ -83,7 +83,8 @@ class Timing:
 
     def row(self, section: Section) -> dict[str, object]:
         """The fields that ``section`` has a column for."""
-        return {c: v for c, v in dataclasses.asdict(self).items() if c in section.columns}
+        fields = dataclasses.asdict(self)
+        return {name: fields[name] for name in section.columns if name in fields}
 
     def named(self, name: str) -> dict[str, float]:
         """The median and its quantiles as columns of another name than ``ms``."""
@@ -177,22 +178,29 @@ def time_many(
 
     def time_host(name: str, calls: int) -> None:
         taken = clock.host(functions[name], calls)
-        hosts[name] += [] if taken is None else [taken]
+        if taken is not None:
+            hosts[name].append(taken)
 
     attempt = Attempts(give_back)
     for name in functions:
         attempt(warm_up, name)
     for name, n in in_turns(due):
         attempt(sample, name, n)
-    plans = {n: host_plan(statistics.median(samples[n])) for n in due if n not in attempt.failed}
+    plans = {}
+    for name in due:
+        if name not in attempt.failed:
+            plans[name] = host_plan(statistics.median(samples[name]))
     for turn in range(HOST_REPETITIONS[1]):
         for name, (calls, repetitions) in plans.items():
             if turn < repetitions:
                 attempt(time_host, name, calls)
-    return {
-        name: attempt.failed.get(name) or Timing.from_samples(samples[name], hosts[name], mhz[name])
-        for name in functions
-    }
+    results: dict[str, Timing | Exception] = {}
+    for name in functions:
+        if name in attempt.failed:
+            results[name] = attempt.failed[name]
+        else:
+            results[name] = Timing.from_samples(samples[name], hosts[name], mhz[name])
+    return results
 
 
 def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -275,4 +283,4 @@ class RankTimes:
             "ms_rank_median": statistics.median(medians),
             "ms_rank_max": max(medians),
         }
-        return {name: value for name, value in columns.items() if name in section.columns}
+        return {name: columns[name] for name in section.columns if name in columns}

@@ -20,6 +20,7 @@ import itertools
 import re
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
@@ -193,9 +194,11 @@ def state_bytes(optimizer) -> dict[str, int]:
                 held["gradient_bytes"] += local(p.grad).nbytes
     inner = getattr(optimizer, "optim", optimizer)  # PyTorch's that shards has one within
     for values in inner.state.values():
-        if "exp_avg" in values:  # else an entry that was asked for, and never filled
-            tensors = [value for value in values.values() if hasattr(value, "nbytes")]
-            held["optimizer_bytes"] += sum(local(tensor).nbytes for tensor in tensors)
+        if "exp_avg" not in values:  # an entry that was asked for, and never filled
+            continue
+        for value in values.values():
+            if hasattr(value, "nbytes"):
+                held["optimizer_bytes"] += local(value).nbytes
     return held
 
 
@@ -235,10 +238,12 @@ def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankT
     """
     from a2lib.parallel.group import everyone
 
-    longest = max(max(time_steps(step, device, 1)[0]) for step in steps.values())
+    longest = 0.0
+    for step in steps.values():
+        times, _ = time_steps(step, device, 1)
+        longest = max(longest, *times)
     count = STEPS if max(everyone(longest)) < LONG_MS else FEWEST
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    issued: dict[str, list[float]] = {name: [] for name in steps}
+    taken, issued = defaultdict(list), defaultdict(list)
     for name, several in in_turns(dict.fromkeys(steps, count)):
         times, host = time_steps(steps[name], device, several)
         taken[name] += times

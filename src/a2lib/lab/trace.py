@@ -18,7 +18,7 @@ import functools
 import re
 import sqlite3
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -386,30 +386,20 @@ def kernel_rows(kernels: Sequence[Kernel]) -> list[dict[str, object]]:
     A kernel below `LEAST_SHARE` of all time is filed under "rest" of its phase, part and kind, so
     that the sums stay exact.
     """
-    ns_by_name: Counter[str] = Counter()
-    for kernel in kernels:
-        ns_by_name[kernel.name] += kernel.duration_ns
-    total_ns = ns_by_name.total() or 1
-    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for kernel in kernels:
-        is_rest = ns_by_name[kernel.name] / total_ns < LEAST_SHARE
-        name = "rest" if is_rest else shorten(kernel.name)
-        groups[kernel.phase, kernel.part, kernel.kind, name].append(kernel.duration_ns)
-    rows = []
-    for (phase, part, kind, name), durations_ns in groups.items():
-        rows.append(
-            {
-                "phase": phase,
-                "part": part,
-                "kind": kind,
-                "kernel": name,
-                "calls": len(durations_ns),
-                "ms": sum(durations_ns) / 1e6,
-                "median_us": statistics.median(durations_ns) / 1e3,
-                "share": sum(durations_ns) / total_ns,
-            }
-        )
-    return sorted(rows, key=lambda row: -row["ms"])
+    import pandas as pd
+
+    group = ["phase", "part", "kind", "kernel"]
+    cells = [(k.phase, k.part, k.kind, k.name, k.duration_ns) for k in kernels]
+    frame = pd.DataFrame(cells, columns=[*group, "ns"])
+    total_ns = frame["ns"].sum() or 1
+    is_rest = frame.groupby("kernel")["ns"].transform("sum") / total_ns < LEAST_SHARE
+    frame["kernel"] = frame["kernel"].map(shorten).mask(is_rest, "rest")
+    rows = frame.groupby(group, sort=False)["ns"].agg(["size", "sum", "median"]).reset_index()
+    rows = rows.rename(columns={"size": "calls"}).sort_values("sum", ascending=False, kind="stable")
+    rows["ms"] = rows.pop("sum") / 1e6
+    rows["median_us"] = rows.pop("median") / 1e3
+    rows["share"] = rows["ms"] * 1e6 / total_ns
+    return rows.to_dict("records")
 
 
 @dataclass

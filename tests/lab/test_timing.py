@@ -207,10 +207,14 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     assert log == ["synchronize", *["call"] * 3, "synchronize"]
 
 
-def test_the_host_is_timed_over_a_few_calls_and_fewer_long_ones():
-    times = (0.0, 0.05, 2.0, 5.0, 10.0, 200.0, timing.LONG_MS)
-    plans = [(5, 9), (5, 9), (5, 6), (2, 6), (1, 6), (1, 3), (1, 1)]
-    assert [timing.host_plan(ms) for ms in times] == plans
+def test_the_host_is_timed_over_a_few_calls_and_long_ones_one_by_one(monkeypatch):
+    asked = []
+    monkeypatch.setattr(FakeClock, "host", lambda clock, fn, n: asked.append(n))
+    measure({"short": takes(timing.HOST_SHORT_MS - 1)})
+    assert asked == [5] * 9
+    asked.clear()
+    measure({"long": takes(timing.HOST_SHORT_MS)})
+    assert asked == [1] * 3
 
 
 def test_the_hosts_time_is_taken_after_the_samples_in_turns(monkeypatch):

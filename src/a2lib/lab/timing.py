@@ -32,11 +32,10 @@ LONG_MS = 1000.0
 # The samples of each implementation are spread over this many turns.
 TURNS = 10
 # The host's time is that of a few calls in a row from an idle GPU, so few that their launches fit
-# the queue (about a thousand): where it is full the host waits for the GPU.
-HOST_CALLS = 5
-HOST_BATCH_MS = 10.0
-HOST_MS = 60.0
-HOST_REPETITIONS = (3, 9)
+# the queue (about a thousand): where it is full the host waits for the GPU. Calls in a row, and how
+# often, of short calls and of others.
+HOST_SHORT_MS = 5.0
+HOST_SHORT, HOST_OTHERS = (5, 9), (1, 3)
 
 
 @dataclass(frozen=True)
@@ -189,8 +188,9 @@ def time_many(
     plans = {}
     for name in due:
         if name not in attempt.failed:
-            plans[name] = host_plan(statistics.median(samples[name]))
-    for turn in range(HOST_REPETITIONS[1]):
+            is_short = statistics.median(samples[name]) < HOST_SHORT_MS
+            plans[name] = HOST_SHORT if is_short else HOST_OTHERS
+    for turn in range(max(HOST_SHORT[1], HOST_OTHERS[1])):
         for name, (calls, repetitions) in plans.items():
             if turn < repetitions:
                 attempt(time_host, name, calls)
@@ -223,15 +223,6 @@ def sample_count(rep_ms: float, estimate_ms: float, min_n: int, max_n: int) -> i
     """Return the calls of ``estimate_ms`` that fill ``rep_ms``, from ``min_n`` to ``max_n``."""
     wanted = max_n if estimate_ms <= 0 else math.ceil(min(rep_ms / estimate_ms, max_n))
     return max(wanted, min_n)
-
-
-def host_plan(ms: float) -> tuple[int, int]:
-    """Calls in a row and repetitions to measure the host's time of a call that takes ``ms``."""
-    fewest, most = HOST_REPETITIONS
-    if ms >= LONG_MS:
-        return 1, 1
-    calls = HOST_CALLS if ms <= 0 else max(1, min(HOST_CALLS, int(HOST_BATCH_MS / ms)))
-    return calls, most if ms <= 0 else max(fewest, min(most, int(HOST_MS / (calls * ms))))
 
 
 def median_reading(readings: Sequence[float | None]) -> int | None:

@@ -112,13 +112,7 @@ def time_replays(
             attempt(sample, name, n)
     finally:
         give_back(*captured)
-    results: dict[str, Timing | Exception] = {}
-    for name in makers:
-        if name in attempt.failed:
-            results[name] = attempt.failed[name]
-        else:
-            results[name] = Timing.from_samples(samples[name])
-    return results
+    return attempt.results(makers, lambda name: Timing.from_samples(samples[name]))
 
 
 def time_in_turns(

@@ -18,7 +18,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -68,17 +68,21 @@ class Timing:
         ``host`` are samples of the host's time, ``mhz`` readings of the clock, None where one
         failed.
         """
-        ordered = sorted(samples)
-        several = ordered if len(ordered) > 1 else 2 * ordered  # one alone has no quantiles
-        p20, _, _, p80 = statistics.quantiles(several, n=5, method="inclusive")
-        median = statistics.median(ordered)
-        # Interpolated between two that are equal, a quantile can be a rounding beside them.
-        p20 = max(ordered[0], min(p20, median))
-        p80 = min(ordered[-1], max(p80, median))
-        ms_host = statistics.median(host) if host else None
-        spread = (statistics.stdev(ordered) if len(ordered) > 1 else 0) or None
-        whole = {"ms_mean": statistics.fmean(ordered), "ms_std": spread, "ms_min": ordered[0]}
-        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz), **whole)
+        import numpy as np
+
+        p20, median, p80 = np.quantile(samples, (0.2, 0.5, 0.8)).tolist()
+        deviation = statistics.stdev(samples) if len(samples) > 1 else 0.0
+        return cls(
+            ms=median,
+            ms_p20=p20,
+            ms_p80=p80,
+            n=len(samples),
+            ms_host=statistics.median(host) if host else None,
+            sm_mhz=median_reading(mhz),
+            ms_mean=statistics.fmean(samples),
+            ms_std=deviation or None,
+            ms_min=min(samples),
+        )
 
     def row(self, section: Section) -> dict[str, object]:
         """The fields that ``section`` has a column for."""
@@ -117,6 +121,15 @@ class Attempts:
             except Exception as error:
                 self.failed[name] = detached(error)
                 self._after(name)
+
+    def results(
+        self, names: Iterable[str], timing_of: Callable[[str], Timing]
+    ) -> dict[str, Timing | Exception]:
+        """Return the Timing of each name, or the exception that ended it."""
+        results: dict[str, Timing | Exception] = {}
+        for name in names:
+            results[name] = self.failed[name] if name in self.failed else timing_of(name)
+        return results
 
 
 def time_many(
@@ -194,13 +207,11 @@ def time_many(
         for name, (calls, repetitions) in plans.items():
             if turn < repetitions:
                 attempt(time_host, name, calls)
-    results: dict[str, Timing | Exception] = {}
-    for name in functions:
-        if name in attempt.failed:
-            results[name] = attempt.failed[name]
-        else:
-            results[name] = Timing.from_samples(samples[name], hosts[name], mhz[name])
-    return results
+
+    def timing_of(name: str) -> Timing:
+        return Timing.from_samples(samples[name], hosts[name], mhz[name])
+
+    return attempt.results(functions, timing_of)
 
 
 def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:

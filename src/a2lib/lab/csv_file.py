@@ -93,40 +93,30 @@ class CsvFile:
         return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
     def _parse(self) -> dict[Key, Row]:
-        lines = lines_of(self.path)
-        _, header = next(lines, (1, []))
-        known = [column for column in self.columns if column in header]
-        if header != known or not {*self.key} <= {*header}:
-            raise broken(self.path, 1, f"the header is not that of {','.join(self.columns)}")
         blank = dict.fromkeys(self.columns, "")
         rows: dict[Key, Row] = {}
-        for line, fields in lines:
+        with open(self.path, encoding="utf-8", newline="") as file:
+            lines = csv.reader(file, strict=True)
             try:
-                if len(fields) != len(header):
-                    raise ValueError(f"{len(fields)} fields, not {len(header)}")
-                row = {**blank, **dict(zip(header, fields, strict=True))}
-                self.check(row)
-                if self._key(row) in rows:
-                    raise ValueError("the same key as a line before")
-                rows[self._key(row)] = row
-            except ValueError as error:
-                raise broken(self.path, line, error) from None
+                header = next(lines, [])
+                known = [column for column in self.columns if column in header]
+                if header != known or not {*self.key} <= {*header}:
+                    raise ValueError(f"the header is not that of {','.join(self.columns)}")
+                for fields in lines:
+                    if len(fields) != len(header):
+                        raise ValueError(f"{len(fields)} fields, not {len(header)}")
+                    row = {**blank, **dict(zip(header, fields, strict=True))}
+                    self.check(row)
+                    key = self._key(row)
+                    if key in rows:
+                        raise ValueError("the same key as a line before")
+                    rows[key] = row
+            except (ValueError, csv.Error) as error:
+                raise broken(self.path, max(1, lines.line_num), error) from None
         return rows
 
     def _key(self, row: Row) -> Key:
         return tuple(row[column] for column in self.key)
-
-
-def lines_of(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and fields of each line of a CSV file. Raises StoreError where the file cannot
-    be read, or a line is no CSV."""
-    with named(path), open(path, encoding="utf-8", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            for fields in reader:
-                yield reader.line_num, fields
-        except (csv.Error, UnicodeError) as error:
-            raise broken(path, reader.line_num, error) from None
 
 
 def broken(path: Path, line: int, reason: object) -> StoreError:

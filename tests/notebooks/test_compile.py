@@ -123,11 +123,12 @@ def measure_attention(keys):
 
 
 def test_all_cells_run():
-    cells = run_cells("compile", {"measure-attention": PLANNED}, **TINY)
+    cells = run_cells("compile", {"measure-attention": PLANNED}, **TINY, written="heads")
     frame = cells.attentions.frame().set_index(["implementation", "pass"])
     assert set(frame["status"]) == {"ok"} and len(frame) == 4
     assert frame.loc["compile", "ms_cold"].notna().all()
     assert frame.loc["eager", "ms_cold"].isna().all()
+    assert frame.loc["compile", "attentions"].tolist() == [1, 1]
     assert not cells.models.rows() and cells.figure is not None
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from a2lib.attention import dispatch
-from a2lib.attention.dispatch import Call, Tile, chunk_programs, columns_of, precision_of
+from a2lib.attention.dispatch import Call, Tile, chunk_programs
 from a2lib.errors import UnsupportedError
 
 ROWS = 128  # what the rows of prepare_kernel are rounded up to
@@ -66,6 +66,9 @@ class Pass:
         self.scratch: dict[str, Tensor] = {}
         self.steps: list[Step] = []
         self.early = launches_early(tensors["q"].device)
+        self.precision = dispatch.precision_of(call)
+        self.widths = {"d": call.head_dim, "BD": dispatch.columns_of(call.head_dim)}
+        self.sizes = (scale, call.heads, call.n_heads, call.group, call.n_queries, call.n_keys)
 
     def forward(self) -> list[Step]:
         """Fill o and lse."""
@@ -79,6 +82,10 @@ class Pass:
 
     def backward(self) -> list[Step]:
         """Fill dq, dk and dv, each unless None."""
+        for name in ("dq", "dk", "dv"):
+            if self.tensors[name] is None:  # but the kernels make it
+                x = self.tensors[name[1]]
+                self._make(**{name: x.new_empty(x.shape)})
         forms = {
             "one_launch": self._backward_one_launch,
             "two_terms": self._backward_chunks,
@@ -94,8 +101,12 @@ class Pass:
 
     def _forward_plain(self):
         self._split("k", "v")
-        programs = self._programs(self.call.n_queries, self.call.n_heads, over_queries=True)
-        self._tiled("forward", ("q", "k", "v", "o"), ("lse",), self._sizes(), programs)
+
+        def programs(tile):
+            return (-(-self.call.n_queries // tile.Bq) * self.call.n_heads,)
+
+        needs = {"MASKS": dispatch.masks()}
+        self._tiled("forward", ("q", "k", "v", "o"), ("lse",), self.sizes, programs, needs)
 
     def _forward_key_chunks(self):
         """Let each chunk of keys fill a part of ``parts`` and ``part_lse``; combine them."""
@@ -114,16 +125,13 @@ class Pass:
             n_tiles = -(-call.n_queries // tile.Bq)
             return (dispatch.n_chunk_programs(n_tiles, n_chunks, per_chunk) * call.n_heads,)
 
-        sizes = (*self._sizes(), n_chunks, chunk_keys)
-        tensors, parts = ("q", "k", "v"), ("parts", "part_lse")
-        needs = {"EARLY": self.early}
-        self._tiled("forward_chunk", tensors, parts, sizes, programs, needs, chunk_keys)
+        sizes = (*self.sizes, n_chunks, chunk_keys)
+        parts, needs = ("parts", "part_lse"), {"EARLY": self.early}
+        self._tiled("forward_chunk", ("q", "k", "v"), parts, sizes, programs, needs, chunk_keys)
 
-        BD = columns_of(call.head_dim)
         constants = {
-            "d": call.head_dim,
-            "BD": BD,
-            "B": min(128, COMBINED // BD),  # divides a chunk, of a multiple of 128
+            **self.widths,
+            "B": min(128, COMBINED // self.widths["BD"]),  # divides a chunk, of a multiple of 128
             "CHUNKS": 1 << (n_chunks - 1).bit_length(),
             "CAUSAL": call.causal,
             "EARLY": self.early,
@@ -159,7 +167,7 @@ class Pass:
         if ping_pong and call.causal:
             together = call.n_heads  # the longest tiles of all heads first
         scale2 = self.scale * math.log2(math.e)
-        sizes = (scale2, *self._sizes()[1:], together)
+        sizes = (scale2, *self.sizes[1:], together)
         blocks = {"q": 64, "k": Bk, "v": Bk, "o": 64}
         options = {"maxnreg": 128} if consumers == 1 else {}
         self._add_hopper("hopper_forward", n_programs, blocks, ("lse",), sizes, constants, options)
@@ -175,29 +183,32 @@ class Pass:
             return (queries + -(-call.n_keys // tile.Bq) * call.n_kv_heads,)
 
         tensors = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
-        sizes = (*self._sizes(), call.kv_heads, call.n_kv_heads)
+        sizes = (*self.sizes, call.kv_heads, call.n_kv_heads)
         self._tiled("backward", tensors, ("lse", "delta"), sizes, programs)
 
     def _backward_two_sweeps(self):
-        call, rows = self.call, ("lse", "delta")
+        call, rows, masks = self.call, ("lse", "delta"), {"MASKS": dispatch.masks()}
         self._make(delta=torch.empty_like(self.tensors["lse"]))
-        dq, dk, dv = (self.tensors[name] is not None for name in ("dq", "dk", "dv"))
         self._split("k", "v")
         self._split("q", "do")
-        tensors = ("q", "k", "v", "o", "do", "dq" if dq else "q")
-        programs = self._programs(call.n_queries, call.n_heads, over_queries=True)
-        self._tiled("backward_dq", tensors, rows, self._sizes(), programs, {"NEEDS_DQ": dq})
 
-        tensors = ("q", "k", "v", "do", "dk" if dk else "k", "dv" if dv else "v")
-        programs = self._programs(call.n_keys, call.n_kv_heads, over_queries=False)
-        of_keys = (call.kv_heads, call.n_kv_heads, call.group, call.n_queries, call.n_keys)
-        wanted = {"backward_dkdv": (dk, dv)}
+        def programs_of_queries(tile):
+            return (-(-call.n_queries // tile.Bq) * call.n_heads,)
+
+        def programs_of_keys(tile):
+            return (-(-call.n_keys // tile.Bk) * call.n_kv_heads,)
+
+        tensors = ("q", "k", "v", "o", "do", "dq")
+        self._tiled("backward_dq", tensors, rows, self.sizes, programs_of_queries, masks)
+
+        tensors = ("q", "k", "v", "do", "dk", "dv")
+        sizes = (self.scale, call.kv_heads, call.n_kv_heads, *self.sizes[3:])
+        makes = {"backward_dkdv": (True, True)}
         if dispatch.key_of("backward_dkdv", call) not in dispatch.TILES:
-            wanted = {"backward_dk": (dk, False), "backward_dv": (False, dv)}
-        for kernel, (needs_dk, needs_dv) in wanted.items():
-            if needs_dk or needs_dv:
-                needs = {"NEEDS_DK": needs_dk, "NEEDS_DV": needs_dv}
-                self._tiled(kernel, tensors, rows, (self.scale, *of_keys), programs, needs)
+            makes = {"backward_dk": (True, False), "backward_dv": (False, True)}
+        for kernel, (dk, dv) in makes.items():
+            needs = {"NEEDS_DK": dk, "NEEDS_DV": dv, **masks}
+            self._tiled(kernel, tensors, rows, sizes, programs_of_keys, needs)
 
     def _backward_chunks(self):
         """Add all gradients up in fp32 sums; ``rows`` has two numbers of each query."""
@@ -212,23 +223,17 @@ class Pass:
         sums, padded = ("dq_sums", "dk_sums", "dv_sums"), rows.shape[-1]
         early = self.early and call.dtype != "fp32" and not on_hopper
         early = early and call.n_keys <= dispatch.CHUNKS_EARLY[call.causal]
-        constants = {
-            "d": call.head_dim,
-            "BD": columns_of(call.head_dim),
-            "B": 2 * CHUNK_ROWS if permuted else CHUNK_ROWS,  # a whole tile
-            "PERMUTED": permuted,
-            "EARLY": early,
-        }
+        B = 2 * CHUNK_ROWS if permuted else CHUNK_ROWS  # a whole tile
+        constants = {**self.widths, "B": B, "PERMUTED": permuted, "EARLY": early}
 
-        def around(kernel, n_rows, tensors, numbers, more):
-            B = constants["B"]
-            n_programs = -(-n_rows // B) * call.n_heads + -(-call.n_keys // B) * call.n_kv_heads
-            options = {"num_warps": 4, "launch_pdl": early and kernel == "finish_chunks"}
-            self._add(kernel, n_programs, tensors, numbers, constants | more, options)
+        def programs_around(n_rows):
+            return -(-n_rows // B) * call.n_heads + -(-call.n_keys // B) * call.n_kv_heads
 
         sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
         tensors, numbers = ("o", "do", "lse", "rows", *sums), (*self._strides("o", "do"), *sizes)
-        around("prepare_chunks", padded, tensors, numbers, {"PRECISION": precision_of(call)})
+        options, more = {"num_warps": 4}, {"PRECISION": self.precision}
+        n_programs = programs_around(padded)
+        self._add("prepare_chunks", n_programs, tensors, numbers, constants | more, options)
 
         if on_hopper:
             self._sweep(sums, dispatch.chunk_queries_of(call))
@@ -241,33 +246,33 @@ class Pass:
                 n = chunk_programs(tile, chunk, call) * call.n_heads
                 return n * (1 + wide), chunk
 
-            loops = dispatch.chunk_loops(columns_of(call.head_dim), call.dtype)
+            loops = dispatch.chunk_loops(self.widths["BD"], call.dtype)
             needs = {} if wide else {"LOOPS": loops, "EARLY": early}
             kernel = "backward_wide" if wide else "backward_chunks"
             tensors, rest = ("q", "k", "v", "do"), ("rows", *sums)
-            self._tiled(kernel, tensors, rest, self._sizes(), programs, needs, call.n_keys)
+            self._tiled(kernel, tensors, rest, self.sizes, programs, needs, call.n_keys)
 
-        # What is not wanted is finished where it was added up.
-        gradients = []
-        for name, added in zip(("dq", "dk", "dv"), sums, strict=True):
-            gradients.append(name if self.tensors[name] is not None else added)
+        gradients = ("dq", "dk", "dv")
         sizes = (self.scale, call.heads, call.kv_heads, call.n_heads, call.n_queries, call.n_keys)
-        tensors, numbers = (*sums, *gradients), (*self._strides(*gradients), *sizes)
-        around("finish_chunks", call.n_queries, tensors, numbers, {})
+        numbers = (*self._strides(*gradients), *sizes)
+        options = {"num_warps": 4, "launch_pdl": early}
+        n_programs = programs_around(call.n_queries)
+        self._add("finish_chunks", n_programs, (*sums, *gradients), numbers, constants, options)
 
     def _backward_one_sweep(self):
         """Add dQ up in ``sums``; ``rows`` has two numbers of each query, both fp32. In a fixed
         order ``turns`` says whose turn it is to add to each 64 rows of dQ, and before that how many
         programs have begun."""
-        call, BD = self.call, self._hopper_columns()
-        rows, sums = self._rows_and_sums(BD == 128)
+        call, permuted = self.call, self._hopper_columns() == 128
+        rows, sums = self._rows_and_sums(permuted)
         self._make(rows=rows, sums=sums)
         n_heads, _, padded = rows.shape
         if call.fixed_order:
             self._make(turns=rows.new_empty(1 + n_heads * padded // 64, dtype=torch.int32))
         n_programs, options = padded // ROWS * call.n_heads, {"num_warps": 8}
-        constants = {"d": call.head_dim, "BD": BD, "B": ROWS, "PERMUTED": BD == 128}
-        more = {"PRECISION": precision_of(call), "ORDERED": call.fixed_order}
+        BD = self._hopper_columns()
+        constants = {"d": call.head_dim, "BD": BD, "B": ROWS, "PERMUTED": permuted}
+        more = {"PRECISION": self.precision, "ORDERED": call.fixed_order}
         tensors = ("o", "do", "lse", "rows", "sums", "turns" if call.fixed_order else "rows")
         numbers = (*self._strides("o", "do"), call.heads, call.n_queries, padded)
         self._add("prepare", n_programs, tensors, numbers, constants | more, options)
@@ -327,40 +332,32 @@ class Pass:
         of_head = (padded, 128) if permuted else (call.n_queries, call.head_dim)
         return rows, q.new_empty(call.n_heads, *of_head, dtype=torch.float32)
 
-    def _sizes(self):
-        call = self.call
-        heads = call.heads, call.n_heads, call.group
-        return (self.scale, *heads, call.n_queries, call.n_keys)
-
     def _strides(self, *names):
         strides = []
         for name in names:
             strides += self.tensors[name].stride()[:3]
         return tuple(strides)
 
-    def _programs(self, length, n_heads, over_queries):
-        return lambda tile: (-(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads,)
-
     def _split(self, *names):
         """Make the terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""
         call = self.call
         x = self.tensors[names[0]]
-        if precision_of(call) not in SPLIT_ROWS or not x.numel():
+        if self.precision not in SPLIT_ROWS or not x.numel():
             return
-        kernel, dtype, options = "split", torch.bfloat16, {}
+        dtype, options = torch.bfloat16, {}
         n_rows, width = x.shape[2], 3 * call.head_dim
-        if precision_of(call) == "fp16x3":
-            kernel, dtype, options = "split_wide", torch.float16, {"num_warps": 8}
+        if self.precision == "fp16x3":
+            dtype, options = torch.float16, {"num_warps": 8}
             n_rows, width = dispatch.terms_shape(n_rows, call.head_dim)
         for name in names:
             terms = x.new_empty(*x.shape[:2], n_rows, width, dtype=dtype)
             self._make(**{f"{name}_terms": terms})
-        B = SPLIT_ROWS[precision_of(call)]
+        B = SPLIT_ROWS[self.precision]
         n_programs = 2 * -(-x.shape[2] // B) * math.prod(x.shape[:2])
-        constants = {"d": call.head_dim, "BD": columns_of(call.head_dim), "B": B}
+        constants = {**self.widths, "B": B, "PRECISION": self.precision}
         tensors = (*names, *(f"{name}_terms" for name in names))
         numbers = (*self._strides(*names), *x.shape[1:3])
-        self._add(kernel, n_programs, tensors, numbers, constants, options)
+        self._add("split", n_programs, tensors, numbers, constants, options)
 
     def _tiled(self, kernel, tensors, rest, sizes, programs, needs=None, keys=0):
         """Add a kernel with the best tile for ``keys`` that is not struck; ``programs(tile)``
@@ -376,16 +373,15 @@ class Pass:
                 f" that fits the shared memory of {self.tensors['q'].device}"
             )
         constants = {
-            "d": call.head_dim,
-            "BD": columns_of(call.head_dim),
+            **self.widths,
             "Bq": tile.Bq,
             "Bk": tile.Bk,
             "CAUSAL": call.causal,
-            "PRECISION": precision_of(call),
+            "PRECISION": self.precision,
             "STAGES": tile.stages,
             **(needs or {}),
         }
-        options = dispatch.options_of(tile, precision_of(call))
+        options = dispatch.options_of(tile, self.precision)
         if kernel == "backward_chunks":
             options["launch_pdl"] = constants["EARLY"]
         n_programs, *more = programs(tile)
@@ -405,8 +401,9 @@ class Pass:
 
     def _add(self, kernel, n_programs, tensors, numbers, constants, options, forms=(), tile=None):
         if n_programs:
-            step = Step(kernel, n_programs, tuple(tensors), numbers, constants, options, forms)
-            self.steps.append(step._replace(tile=tile))
+            names = tuple(tensors)
+            step = Step(kernel, n_programs, names, numbers, constants, options, forms, tile)
+            self.steps.append(step)
 
     def _hopper_columns(self):
         return 64 if self.call.head_dim <= 64 else 128

@@ -350,9 +350,10 @@ def _store_rows(desc, x, place, b, h, row, BD: gl.constexpr):
 def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks):
     """The query blocks of one head, the masked ones first; ORDERED from the last one down."""
     N_MASKED: gl.constexpr = KEYS // ours.Bq if ours.CAUSAL else 0
-    end = m0 + (n_blocks - 1) * ours.Bq
+    first = m0
+    if ours.ORDERED:
+        first = m0 + (n_blocks - 1) * ours.Bq
     if ours.FIRST:
-        first = end if ours.ORDERED else m0
         dk, dv = _backward_block(
             ours, c, k_mine, v_mine, k, dk, dv, used, False, bh, n0, first, ours.CAUSAL, True
         )
@@ -360,11 +361,11 @@ def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n
         # One loop, which asks of each block whether it is masked: of two, with the masked one
         # last, registers spill.
         for i in range(ours.FIRST, n_blocks):
-            m = end - i * ours.Bq
+            m = first - i * ours.Bq
             dk, dv = _backward_block(
                 ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, ours.CAUSAL, False
             )
-        end = m0
+        last_m = m0
     else:
         for i in range(ours.FIRST, N_MASKED):
             m = m0 + i * ours.Bq
@@ -376,12 +377,13 @@ def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n
             dk, dv = _backward_block(
                 ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, False, False
             )
+        last_m = m0 + (n_blocks - 1) * ours.Bq
     used += n_blocks
     last = used - 1
     mbarrier.wait(ours.ds_full.index(last & 1), (last >> 1) & 1)
     token = _dq_product(ours, c, k, last & 1)
     dq = warpgroup_mma_wait(0, deps=[token])
-    _dq_add(ours, c, dq, True, used, bh, end)
+    _dq_add(ours, c, dq, True, used, bh, last_m)
     return dk, dv
 
 

@@ -63,14 +63,19 @@ def _tile_and_head(pid, n_tiles, n_heads_total, LONGEST_FIRST: tl.constexpr, REV
 
 
 @triton.jit
-def visible_keys(m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr):
-    """Ends of the keys that all queries of tile m0 see whole, and of those that any sees."""
-    if CAUSAL:
+def visible_keys(
+    m0, Nk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr, MASKS: tl.constexpr
+):  # fmt: skip
+    """Ends of the keys that all queries of tile m0 see whole, and of those that any sees. MASKS: as
+    ``forward_kernel`` has it."""
+    if CAUSAL and MASKS != "all":
         stop = tl.minimum(m0 + Bq, Nk)
         whole = tl.minimum(m0 + 1, Nk) // Bk * Bk
     else:
         stop = Nk
         whole = Nk // Bk * Bk
+    if MASKS != "edges":
+        whole = 0
     return whole, stop
 
 
@@ -175,12 +180,13 @@ def forward_kernel(
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
 ):  # fmt: skip
     """O = softmax(scale Q K^T) V and LSE, the natural-log log-sum-exp of each score row.
 
     Q, O: (B, H, Nq, d); K, V: (B, H / GROUP, Nk, d); LSE: (B, H, Nq) contiguous fp32.
-    FlashAttention-2, algorithm 1: one program per (query tile, head), keys streamed.
+    FlashAttention-2, algorithm 1: one program per (query tile, head), keys streamed. MASKS: of the
+    "edges" alone or, as the ladder has them, in each tile up to the "diagonal", or in "all".
     """
     tile, bh = _tile_and_head(tl.program_id(0), tl.cdiv(Nq, Bq), n_heads_total, CAUSAL, True)
     b = (bh // H).to(tl.int64)
@@ -191,7 +197,7 @@ def forward_kernel(
     V += b * stride_vb + (h // GROUP) * stride_vh
     O += b * stride_ob + h * stride_oh
     LSE += bh.to(tl.int64) * Nq
-    whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
+    whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL, MASKS)
     forward_rows(
         Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on,
         m0, 0, whole, stop, Nq, Nk, float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
@@ -242,7 +248,8 @@ def backward_dq_kernel(
     stride_dob, stride_doh, stride_don, stride_dqb, stride_dqh, stride_dqn,
     scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
-    CAUSAL: tl.constexpr, NEEDS_DQ: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    MASKS: tl.constexpr,
 ):  # fmt: skip
     """DELTA = rowsum(dO * O), then dQ: one program per (query tile, head), keys streamed.
 
@@ -260,24 +267,23 @@ def backward_dq_kernel(
     o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, True)
     delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
     tl.store(DELTA + bh.to(tl.int64) * Nq + offs_m, delta, mask=offs_m < Nq)
-    if NEEDS_DQ:
-        Q += b * stride_qb + h * stride_qh
-        K += b * stride_kb + (h // GROUP) * stride_kh
-        V += b * stride_vb + (h // GROUP) * stride_vh
-        DQ += b * stride_dqb + h * stride_dqh
-        q = load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
-        lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
-        dq = tl.zeros([Bq, BD], tl.float32)
-        whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL)
-        dq = _dq_tiles(
-            dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
-            Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
-        )  # fmt: skip
-        dq = _dq_tiles(
-            dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
-            Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
-        )  # fmt: skip
-        store_rows(DQ, dq * scale, m0, Nq, stride_dqn, Bq, d, BD)
+    Q += b * stride_qb + h * stride_qh
+    K += b * stride_kb + (h // GROUP) * stride_kh
+    V += b * stride_vb + (h // GROUP) * stride_vh
+    DQ += b * stride_dqb + h * stride_dqh
+    q = load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
+    lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
+    dq = tl.zeros([Bq, BD], tl.float32)
+    whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL, MASKS)
+    dq = _dq_tiles(
+        dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
+        Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
+    )  # fmt: skip
+    dq = _dq_tiles(
+        dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
+        Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
+    )  # fmt: skip
+    store_rows(DQ, dq * scale, m0, Nq, stride_dqn, Bq, d, BD)
 
 
 @triton.jit
@@ -333,7 +339,7 @@ def _dkdv(
     scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
     O=None, stride_ob=None, stride_oh=None, stride_on=None,
 ):  # fmt: skip
     """The pid-th program of ``backward_dkdv_kernel``; as ``_dkdv_tiles`` with O."""
@@ -351,7 +357,7 @@ def _dkdv(
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
 
-    if CAUSAL:
+    if CAUSAL and MASKS != "all":
         first = n0 // Bq * Bq
         # From here on every query sees every key of the tile.
         diagonal_end = tl.cdiv(n0 + Bk - 1, Bq) * Bq
@@ -372,15 +378,13 @@ def _dkdv(
             O_h = O + b * stride_ob + h * stride_oh
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
-            n0, diagonal_end, whole_end, 0, 0, Nq, scale,
-            Bq, Bk, d, BD, CAUSAL, False, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
-            O_h, stride_on,
+            n0, diagonal_end, whole_end, 0, 0, Nq, scale, Bq, Bk, d, BD, CAUSAL,
+            MASKS != "edges", NEEDS_DK, NEEDS_DV, PRECISION, STAGES, O_h, stride_on,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
             n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
-            Nq, scale,
-            Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
+            Nq, scale, Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
             O_h, stride_on,
         )  # fmt: skip
     if NEEDS_DK:
@@ -398,7 +402,7 @@ def backward_dkdv_kernel(
     scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
 ):  # fmt: skip
     """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
 
@@ -410,7 +414,7 @@ def backward_dkdv_kernel(
         stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
         stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
         scale, H, n_heads_total, GROUP, Nq, Nk, d, BD, Bq, Bk, CAUSAL, NEEDS_DK, NEEDS_DV,
-        PRECISION, STAGES,
+        PRECISION, STAGES, MASKS,
     )  # fmt: skip
 
 
@@ -439,7 +443,7 @@ def backward_kernel(
             stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
             stride_dob, stride_doh, stride_don, stride_dqb, stride_dqh, stride_dqn,
             scale, H, n_heads_total, GROUP, Nq, Nk,
-            d, BD, Bq, Bk, CAUSAL, True, PRECISION, STAGES,
+            d, BD, Bq, Bk, CAUSAL, PRECISION, STAGES, "edges",
         )  # fmt: skip
     else:
         _dkdv(
@@ -448,9 +452,26 @@ def backward_kernel(
             stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
             stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
             scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
-            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES,
+            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES, "edges",
             O, stride_ob, stride_oh, stride_on,
         )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["H", "N"])
+def split_kernel(
+    X, Z, X_TERMS, Z_TERMS,
+    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
+    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """X_TERMS and Z_TERMS: the terms of the rows of X and of Z, both (B, H, N, d) fp32: three of
+    bf16, (B, H, N, 3 d), or as ``terms.split_rows`` has them. Two at once, each by half of the
+    programs: to launch takes longer than to split a short sequence."""
+    tile, half = tl.program_id(0), tl.num_programs(0) // 2
+    split: tl.constexpr = operands.split_rows if PRECISION == "bf16x6" else terms.split_rows
+    if tile < half:
+        split(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
+    else:
+        split(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)
 
 
 @triton.jit(do_not_specialize=["H", "Nq", "n_rows"])

@@ -66,7 +66,7 @@ def chunk_kernel(
         K += b * stride_kb + (h // GROUP) * stride_kh
         V += b * stride_vb + (h // GROUP) * stride_vh
         first = chunk * chunk_keys
-        whole, stop = visible_keys(tile * Bq, Nk, Bq, Bk, CAUSAL)
+        whole, stop = visible_keys(tile * Bq, Nk, Bq, Bk, CAUSAL, "edges")
         whole = tl.maximum(tl.minimum(whole, first + chunk_keys), first)
         stop = tl.minimum(stop, first + chunk_keys)
         forward_rows(

@@ -271,7 +271,6 @@ def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call
     q, k = tensors["q"], tensors["k"]
     batch, heads, n_queries, head_dim = q.shape
     moved = [tensors[name] for name in ("q", "k", "v", "do" if "do" in tensors else "o")]
-    gradients = [tensors.get(name) is not None for name in ("dq", "dk", "dv")]
     tf32, _ = _settings(q) or (False, False)
     return dispatch.Call(
         dtype=DTYPES[q.dtype],
@@ -286,7 +285,6 @@ def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call
         hopper=is_hopper(q.device) and all(map(is_addressable, moved)),
         fixed_order=torch.are_deterministic_algorithms_enabled(),
         tf32=tf32,
-        every_gradient=all(gradients),
     )
 
 
@@ -323,8 +321,10 @@ def _compile_and_run(kernel, n_programs, tensors, numbers, constants, options, f
 
 def _bound(names: list[str], steps: list[Step], launched: list[tuple]) -> tuple[_Launch, ...]:
     launches = []
+    # A gradient that is not wanted is twice among the names, the last time made as scratch.
+    place_of = {name: place for place, name in enumerate(names)}
     for step, (compiled, values) in zip(steps, launched, strict=True):
-        places = [names.index(name) for name in step.tensors]
+        places = [place_of[name] for name in step.tensors]
         grid = step.n_programs, 1, 1
         launch = _Launch(
             run=compiled[grid],
@@ -358,18 +358,10 @@ def _form(x):
     return tuple(x.shape), x.stride(), x.dtype
 
 
-# What naive_masks has copies of.
-_MASKED = ("forward_kernel", "backward_dq_kernel", "backward_dkdv_kernel")
-
-
 def kernel_of(name: str):
-    """Return the Triton function that ``dispatch.KERNELS`` names, or the ladder's instead."""
+    """Return the Triton function that ``dispatch.KERNELS`` names."""
     # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
     module, function = dispatch.KERNELS[name]
-    if function in _MASKED and "two_loops" in dispatch.without:
-        from a2lib.attention.naive_masks import kernel
-
-        return kernel(function, "to_diagonal" in dispatch.without)
     return getattr(importlib.import_module(f"a2lib.attention.{module}"), function)
 
 

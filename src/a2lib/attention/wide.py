@@ -37,7 +37,7 @@ def backward_wide_kernel(
 ):  # fmt: skip
     """Do as ``chunks.backward_chunks_kernel`` does, with two programs per (key tile, chunk of
     queries, query head), one for dK and dQ and one for dV, and Q, K, V and DO as
-    ``split_wide_kernel`` leaves them."""
+    ``terms.split_rows`` leaves them."""
     scale = float32(scale)
     item = tl.program_id(0) // n_heads_total
     bh = tl.program_id(0) % n_heads_total

@@ -5,17 +5,14 @@ causal mask the first of them is the longest; in fp32 one sweep pays for long ro
 program owns a key tile and a chunk of queries; what it finds is added to fp32 sums: dQ tile by
 tile, dK and dV at its end. The order of additions, and with it the last bits, differ from run to
 run. On Hopper the Gluon kernel cuts long rows of 16 bits so. The legend is that of ``kernels.py``.
-
-Where ``EARLY`` (as in ``key_chunks.py``) the second and third kernel are launched while the one
-before runs, and wait within for what that leaves; before the wait only inputs are read.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from a2lib.attention.kernels import ROWS_TO, SIZES, _exp, finish_kernel, prepare_kernel
-from a2lib.attention.operands import dot, float32, int64, load, load_rows, operand, store_rows
+from a2lib.attention.kernels import ROWS_TO, SIZES, _exp
+from a2lib.attention.operands import dot, float32, int64, load, operand
 
 
 @triton.jit
@@ -177,59 +174,3 @@ def backward_chunks_kernel(
         gdc_launch_dependents()
     _add_rows(DK + kv_row, dk, n0, Nk, Bk, d, BD)
     _add_rows(DV + kv_row, dv, n0, Nk, Bk, d, BD)
-
-
-@triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])
-def prepare_chunks_kernel(
-    O, DO, LSE, ROWS, DQ, DK, DV,
-    stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don,
-    H, n_heads_total, Nq, n_rows, Nk,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """``prepare_kernel`` of queries, whose zeros are DQ; then programs that make those of DK and
-    DV, (heads, Nk, d) fp32."""
-    if EARLY:
-        gdc_launch_dependents()
-    n_queries = n_rows // B * n_heads_total
-    if tl.program_id(0) < n_queries:
-        prepare_kernel(
-            O, DO, LSE, ROWS, DQ, DQ,
-            stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
-            d, BD, B, PERMUTED, PRECISION, False,
-        )  # fmt: skip
-    else:
-        n_tiles = tl.cdiv(Nk, B)
-        bh = ((tl.program_id(0) - n_queries) // n_tiles).to(tl.int64)
-        n0 = (tl.program_id(0) - n_queries) % n_tiles * B
-        zeros = tl.zeros([B, BD], tl.float32)
-        store_rows(DK + bh * Nk * d, zeros, n0, Nk, d, B, d, BD)
-        store_rows(DV + bh * Nk * d, zeros, n0, Nk, d, B, d, BD)
-
-
-@triton.jit(do_not_specialize=["H", "H_kv", "n_heads_total", "Nq", "Nk"])
-def finish_chunks_kernel(
-    DQ_SUMS, DK_SUMS, DV_SUMS, DQ, DK, DV,
-    stride_dqb, stride_dqh, stride_dqn, stride_dkb, stride_dkh, stride_dkn,
-    stride_dvb, stride_dvh, stride_dvn,
-    scale, H, H_kv, n_heads_total, Nq, Nk,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """``finish_kernel`` of queries; then programs that write DK = scale * DK_SUMS and DV."""
-    if EARLY:
-        gdc_wait()
-    n_queries = tl.cdiv(Nq, B) * n_heads_total
-    if tl.program_id(0) < n_queries:
-        finish_kernel(
-            DQ_SUMS, DQ, stride_dqb, stride_dqh, stride_dqn, scale, H, Nq, d, BD, B, PERMUTED
-        )  # fmt: skip
-    else:
-        n_tiles = tl.cdiv(Nk, B)
-        bh = ((tl.program_id(0) - n_queries) // n_tiles).to(tl.int64)
-        n0 = (tl.program_id(0) - n_queries) % n_tiles * B
-        dk = load_rows(DK_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
-        dv = load_rows(DV_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
-        DK += (bh // H_kv) * stride_dkb + (bh % H_kv) * stride_dkh
-        DV += (bh // H_kv) * stride_dvb + (bh % H_kv) * stride_dvh
-        store_rows(DK, dk * float32(scale), n0, Nk, stride_dkn, B, d, BD)
-        store_rows(DV, dv, n0, Nk, stride_dvn, B, d, BD)

@@ -46,8 +46,6 @@ KERNELS = {
     "backward_dv": ("kernels", "backward_dkdv_kernel"),
     "backward_chunks": ("chunks", "backward_chunks_kernel"),
     "backward_wide": ("wide", "backward_wide_kernel"),
-    "prepare_chunks": ("chunks", "prepare_chunks_kernel"),
-    "finish_chunks": ("chunks", "finish_chunks_kernel"),
     "hopper_backward": ("hopper_backward", "backward_kernel"),
     "prepare": ("kernels", "prepare_kernel"),
     "finish": ("kernels", "finish_kernel"),

@@ -72,12 +72,13 @@ class Pass:
 
     def forward(self) -> list[Step]:
         """Fill o and lse."""
-        forms = {
-            "key_chunks": self._forward_key_chunks,
-            "hopper": self._forward_hopper,
-            "plain": self._forward_plain,
-        }
-        forms[dispatch.forward_form(self.call)]()
+        form = dispatch.forward_form(self.call)
+        if form == "key_chunks":
+            self._forward_key_chunks()
+        elif form == "hopper":
+            self._forward_hopper()
+        else:
+            self._forward_plain()
         return self.steps
 
     def backward(self) -> list[Step]:
@@ -86,15 +87,13 @@ class Pass:
             if self.tensors[name] is None:  # but the kernels make it
                 x = self.tensors[name[1]]
                 self._make(**{name: x.new_empty(x.shape)})
-        forms = {
-            "one_launch": self._backward_one_launch,
-            "two_terms": self._backward_chunks,
-            "hopper_chunks": self._backward_chunks,
-            "query_chunks": self._backward_chunks,
-            "one_sweep": self._backward_one_sweep,
-            "two_sweeps": self._backward_two_sweeps,
-        }
-        forms[dispatch.backward_form(self.call)]()
+        form = dispatch.backward_form(self.call)
+        if form == "one_launch":
+            self._backward_one_launch()
+        elif form == "two_sweeps":
+            self._backward_two_sweeps()
+        else:
+            self._backward_sums(form)
         return self.steps
 
     # The forward.
@@ -210,33 +209,47 @@ class Pass:
             needs = {"NEEDS_DK": dk, "NEEDS_DV": dv, **masks}
             self._tiled(kernel, tensors, rows, sizes, programs_of_keys, needs)
 
-    def _backward_chunks(self):
-        """Add all gradients up in fp32 sums; ``rows`` has two numbers of each query."""
+    def _backward_sums(self, form):
+        """Add dQ up in fp32 ``dq_sums``, and in chunks dK and dV too; ``rows`` has two numbers of
+        each query. In a fixed order ``turns`` says whose turn it is to add to each 64 rows of dQ,
+        and before that how many programs have begun."""
         call, k = self.call, self.tensors["k"]
-        form = dispatch.backward_form(call)
-        on_hopper, wide = form == "hopper_chunks", form == "two_terms"
-        dense = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+        chunks, wide = form != "one_sweep", form == "two_terms"
+        on_hopper = form in ("one_sweep", "hopper_chunks")
         permuted = on_hopper and call.head_dim > 64
         rows, dq_sums = self._rows_and_sums(permuted)
         self._make(rows=rows, dq_sums=dq_sums)
-        self._make(dk_sums=torch.empty_like(k, **dense), dv_sums=torch.empty_like(k, **dense))
-        sums, padded = ("dq_sums", "dk_sums", "dv_sums"), rows.shape[-1]
-        early = self.early and call.dtype != "fp32" and not on_hopper
-        early = early and call.n_keys <= dispatch.CHUNKS_EARLY[call.causal]
-        B = 2 * CHUNK_ROWS if permuted else CHUNK_ROWS  # a whole tile
-        constants = {**self.widths, "B": B, "PERMUTED": permuted, "EARLY": early}
+        sums, gradients, unused = ["dq_sums", "dk", "dv"], ("dq", "dk", "dv"), ["rows"]
+        B, n_warps, early = ROWS, 8, False
+        if chunks:
+            dense = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+            self._make(dk_sums=torch.empty_like(k, **dense), dv_sums=torch.empty_like(k, **dense))
+            sums = ["dq_sums", "dk_sums", "dv_sums"]
+            B, n_warps = 2 * CHUNK_ROWS if permuted else CHUNK_ROWS, 4  # a whole tile
+            early = self.early and call.dtype != "fp32" and not on_hopper
+            early = early and call.n_keys <= dispatch.CHUNKS_EARLY[call.causal]
+        elif call.fixed_order:
+            n_turns = 1 + rows.shape[0] * rows.shape[2] // 64
+            self._make(turns=rows.new_empty(n_turns, dtype=torch.int32))
+            unused = ["turns"]
 
-        def programs_around(n_rows):
-            return -(-n_rows // B) * call.n_heads + -(-call.n_keys // B) * call.n_kv_heads
+        def around(kernel, n_rows, tensors, numbers, more, launch_pdl=False):
+            n_programs = -(-n_rows // B) * call.n_heads
+            if chunks:
+                n_programs += -(-call.n_keys // B) * call.n_kv_heads
+            constants = {"B": B, "PERMUTED": permuted, "CHUNKS": chunks, "EARLY": early}
+            options = {"num_warps": n_warps, "launch_pdl": launch_pdl}
+            constants = {**self.widths, **constants, **more}
+            self._add(kernel, n_programs, tensors, numbers, constants, options)
 
+        padded = rows.shape[-1]
         sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
         tensors, numbers = ("o", "do", "lse", "rows", *sums), (*self._strides("o", "do"), *sizes)
-        options, more = {"num_warps": 4}, {"PRECISION": self.precision}
-        n_programs = programs_around(padded)
-        self._add("prepare_chunks", n_programs, tensors, numbers, constants | more, options)
+        more = {"PRECISION": self.precision, "ORDERED": call.fixed_order}
+        around("prepare", padded, (*tensors, *unused), numbers, more)
 
         if on_hopper:
-            self._sweep(sums, dispatch.chunk_queries_of(call))
+            self._sweep(sums, dispatch.chunk_queries_of(call) if chunks else 0)
         else:
             self._split("k", "v")
             self._split("q", "do")
@@ -252,33 +265,9 @@ class Pass:
             tensors, rest = ("q", "k", "v", "do"), ("rows", *sums)
             self._tiled(kernel, tensors, rest, self.sizes, programs, needs, call.n_keys)
 
-        gradients = ("dq", "dk", "dv")
         sizes = (self.scale, call.heads, call.kv_heads, call.n_heads, call.n_queries, call.n_keys)
         numbers = (*self._strides(*gradients), *sizes)
-        options = {"num_warps": 4, "launch_pdl": early}
-        n_programs = programs_around(call.n_queries)
-        self._add("finish_chunks", n_programs, (*sums, *gradients), numbers, constants, options)
-
-    def _backward_one_sweep(self):
-        """Add dQ up in ``sums``; ``rows`` has two numbers of each query, both fp32. In a fixed
-        order ``turns`` says whose turn it is to add to each 64 rows of dQ, and before that how many
-        programs have begun."""
-        call, permuted = self.call, self._hopper_columns() == 128
-        rows, sums = self._rows_and_sums(permuted)
-        self._make(rows=rows, sums=sums)
-        n_heads, _, padded = rows.shape
-        if call.fixed_order:
-            self._make(turns=rows.new_empty(1 + n_heads * padded // 64, dtype=torch.int32))
-        n_programs, options = padded // ROWS * call.n_heads, {"num_warps": 8}
-        BD = self._hopper_columns()
-        constants = {"d": call.head_dim, "BD": BD, "B": ROWS, "PERMUTED": permuted}
-        more = {"PRECISION": self.precision, "ORDERED": call.fixed_order}
-        tensors = ("o", "do", "lse", "rows", "sums", "turns" if call.fixed_order else "rows")
-        numbers = (*self._strides("o", "do"), call.heads, call.n_queries, padded)
-        self._add("prepare", n_programs, tensors, numbers, constants | more, options)
-        self._sweep(("sums", "dk", "dv"))
-        numbers = (*self._strides("dq"), self.scale, call.heads, call.n_queries)
-        self._add("finish", n_programs, ("sums", "dq"), numbers, constants, options)
+        around("finish", call.n_queries, (*sums, *gradients), numbers, {}, launch_pdl=early)
 
     def _sweep(self, gradients, chunk=0):
         """Add the kernel for Hopper: dQ is added up in the first of ``gradients``, dK times scale

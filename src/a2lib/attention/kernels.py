@@ -22,10 +22,14 @@ Source: Dao, "FlashAttention-2" (2023), algorithms 1 and 2. The backward pass he
 kernels (three where the sums of dK and dV do not fit the registers together), over query tiles and
 over key tiles: each recomputes the scores, neither needs atomics: the same bits every run.
 For few tokens, which take less time than a launch, ``backward_kernel`` has the programs of both.
+
+Where ``EARLY`` (``griddepcontrol``, from compute capability 9.0 on) a kernel is launched while the
+one before runs, and waits within for what it reads; before the wait only inputs are read.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from a2lib.attention import operands, terms
 from a2lib.attention.operands import dot, float32, in_float32, load, load_rows, operand, store_rows
@@ -474,18 +478,31 @@ def split_kernel(
         split(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)
 
 
-@triton.jit(do_not_specialize=["H", "Nq", "n_rows"])
+@triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])
 def prepare_kernel(
-    O, DO, LSE, ROWS, SUMS, TURNS,
-    stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
+    O, DO, LSE, ROWS, DQ, DK, DV, TURNS,
+    stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don,
+    H, n_heads_total, Nq, n_rows, Nk,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
-    PRECISION: tl.constexpr, ORDERED: tl.constexpr,
+    PRECISION: tl.constexpr, ORDERED: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
-    and rowsum(dO * O); SUMS: (B H, Nq, d) fp32 zeros, to which dQ is added, or PERMUTED (B H,
-    n_rows, BD). n_rows is Nq rounded up to a multiple of B, or more; rows past Nq get +inf, which
-    makes their weights 0. ORDERED: TURNS becomes int32 zeros, and SUMS stays as it is."""
+    and rowsum(dO * O); DQ: (B H, Nq, d) fp32 zeros, to which dQ is added, or PERMUTED (B H, n_rows,
+    BD). n_rows is Nq rounded up to a multiple of B, or more; rows past Nq get +inf, which makes
+    their weights 0. ORDERED: TURNS becomes int32 zeros, and DQ stays as it is. CHUNKS: behind those
+    of queries come programs that make DK and DV zeros, (heads, Nk, d) fp32."""
+    if EARLY:
+        gdc_launch_dependents()
     n_tiles = n_rows // B
+    if CHUNKS:
+        item = tl.program_id(0) - n_tiles * n_heads_total
+        if item >= 0:
+            n_key_tiles = tl.cdiv(Nk, B)
+            first = (item // n_key_tiles).to(tl.int64) * Nk * d
+            n0 = item % n_key_tiles * B
+            store_rows(DK + first, tl.zeros([B, BD], tl.float32), n0, Nk, d, B, d, BD)
+            store_rows(DV + first, tl.zeros([B, BD], tl.float32), n0, Nk, d, B, d, BD)
+            return
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
     O += (bh // H) * stride_ob + (bh % H) * stride_oh
@@ -501,25 +518,45 @@ def prepare_kernel(
         if tl.program_id(0) == 0:
             tl.store(TURNS, 0)
         tl.store(TURNS + 1 + tl.program_id(0) * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
-        return
-    n = n_rows if PERMUTED else Nq
-    width: tl.constexpr = BD if PERMUTED else d
-    store_rows(SUMS + bh * n * width, tl.zeros([B, BD], tl.float32), m0, n, width, B, width, BD)
+    else:
+        n = n_rows if PERMUTED else Nq
+        width: tl.constexpr = BD if PERMUTED else d
+        zeros = tl.zeros([B, BD], tl.float32)
+        store_rows(DQ + bh * n * width, zeros, m0, n, width, B, width, BD)
 
 
-@triton.jit(do_not_specialize=["H", "Nq"])
+@triton.jit(do_not_specialize=["H", "H_kv", "n_heads_total", "Nq", "Nk"])
 def finish_kernel(
-    SUMS, DQ, stride_dqb, stride_dqh, stride_dqn, scale, H, Nq,
+    DQ_SUMS, DK_SUMS, DV_SUMS, DQ, DK, DV,
+    stride_dqb, stride_dqh, stride_dqn, stride_dkb, stride_dkh, stride_dkn,
+    stride_dvb, stride_dvh, stride_dvn, scale, H, H_kv, n_heads_total, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
+    CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """DQ = scale * SUMS, which is (B H, Nq, d) contiguous fp32, or PERMUTED (B H, Nq rounded up to
-    ROWS_TO, 128) as ``hopper_backward.backward_kernel`` adds it up."""
+    """DQ = scale * DQ_SUMS, which is (B H, Nq, d) contiguous fp32, or PERMUTED (B H, Nq rounded up
+    to ROWS_TO, 128) as ``hopper_backward.backward_kernel`` adds it up. CHUNKS: behind those come
+    programs that write DK = scale * DK_SUMS and DV."""
+    if EARLY:
+        gdc_wait()
     n_tiles = tl.cdiv(Nq, B)
+    if CHUNKS:
+        item = tl.program_id(0) - n_tiles * n_heads_total
+        if item >= 0:
+            n_key_tiles = tl.cdiv(Nk, B)
+            bh = (item // n_key_tiles).to(tl.int64)
+            n0 = item % n_key_tiles * B
+            dk = load_rows(DK_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
+            dv = load_rows(DV_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
+            DK += (bh // H_kv) * stride_dkb + (bh % H_kv) * stride_dkh
+            DV += (bh // H_kv) * stride_dvb + (bh % H_kv) * stride_dvh
+            store_rows(DK, dk * float32(scale), n0, Nk, stride_dkn, B, d, BD)
+            store_rows(DV, dv, n0, Nk, stride_dvn, B, d, BD)
+            return
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
     n = tl.cdiv(Nq, ROWS_TO) * ROWS_TO if PERMUTED else Nq
     width: tl.constexpr = BD if PERMUTED else d
-    sums = load_rows(SUMS + bh * n * width, m0, n, width, B, width, BD, True)
+    sums = load_rows(DQ_SUMS + bh * n * width, m0, n, width, B, width, BD, True)
     if PERMUTED:
         sums = operands.in_order(sums, B)
     DQ += (bh // H) * stride_dqb + (bh % H) * stride_dqh

@@ -5,8 +5,7 @@ output and log-sum-exp that its queries would have if there were no other keys. 
 weighs them: with ``lse = log(sum(exp(lse_c)))`` over the chunks c, ``o = sum(exp(lse_c - lse) *
 o_c)``. It adds in the order of the chunks, so that outputs are the same bits every run.
 
-Where ``EARLY`` (``griddepcontrol``, from compute capability 9.0 on) the second kernel is launched
-while the first runs, and waits within for what it reads. Source: Flash-Decoding (Dao et al., 2023).
+Source: Flash-Decoding (Dao et al., 2023).
 """
 
 import triton

@@ -341,11 +341,6 @@ def chunk_programs(tile: "Tile", chunk: int, call: Call) -> int:
     return sum(min(keys, chunk // tile.Bk * seen) for seen in range(1, chunks + 1))
 
 
-def chunk_loops(BD: int, dtype: str) -> int:
-    """Return the loops of a program of ``backward_chunks_kernel``: what the registers allow."""
-    return 1 if BD == 128 or dtype == "fp32" else 2
-
-
 # How many programs and heads run at a time on Hopper.
 
 # Heads that run together have at most so much for all programs to read: it stays in the L2 cache.

@@ -145,7 +145,7 @@ class Pass:
         call = self.call
         consumers, stay = dispatch.forward_consumers(call)
         ping_pong = stay and consumers == 3
-        BD = self._hopper_columns()
+        BD = self.widths["BD"]
         Bk = 64 if consumers == 1 and BD == 128 else 128
         constants = {
             "BD": BD,
@@ -200,13 +200,13 @@ class Pass:
         tensors = ("q", "k", "v", "o", "do", "dq")
         self._tiled("backward_dq", tensors, rows, self.sizes, programs_of_queries, masks)
 
-        tensors = ("q", "k", "v", "do", "dk", "dv")
+        tensors = ("q", "k", "v", "o", "do", "dk", "dv")
         sizes = (self.scale, call.kv_heads, call.n_kv_heads, *self.sizes[3:])
         makes = {"backward_dkdv": (True, True)}
         if dispatch.key_of("backward_dkdv", call) not in dispatch.TILES:
             makes = {"backward_dk": (True, False), "backward_dv": (False, True)}
         for kernel, (dk, dv) in makes.items():
-            needs = {"NEEDS_DK": dk, "NEEDS_DV": dv, **masks}
+            needs = {"NEEDS_DK": dk, "NEEDS_DV": dv, "OWN_DELTA": False, **masks}
             self._tiled(kernel, tensors, rows, sizes, programs_of_keys, needs)
 
     def _backward_sums(self, form):
@@ -217,8 +217,12 @@ class Pass:
         chunks, wide = form != "one_sweep", form == "two_terms"
         on_hopper = form in ("one_sweep", "hopper_chunks")
         permuted = on_hopper and call.head_dim > 64
-        rows, dq_sums = self._rows_and_sums(permuted)
-        self._make(rows=rows, dq_sums=dq_sums)
+        padded = -(-call.n_queries // ROWS) * ROWS
+        of_head = (padded, 128) if permuted else (call.n_queries, call.head_dim)
+        self._make(
+            rows=k.new_empty(call.n_heads, 2, padded, dtype=torch.float32),
+            dq_sums=k.new_empty(call.n_heads, *of_head, dtype=torch.float32),
+        )
         sums, gradients, unused = ["dq_sums", "dk", "dv"], ("dq", "dk", "dv"), ["rows"]
         B, n_warps, early = ROWS, 8, False
         if chunks:
@@ -229,8 +233,8 @@ class Pass:
             early = self.early and call.dtype != "fp32" and not on_hopper
             early = early and call.n_keys <= dispatch.CHUNKS_EARLY[call.causal]
         elif call.fixed_order:
-            n_turns = 1 + rows.shape[0] * rows.shape[2] // 64
-            self._make(turns=rows.new_empty(n_turns, dtype=torch.int32))
+            n_turns = 1 + call.n_heads * padded // 64
+            self._make(turns=k.new_empty(n_turns, dtype=torch.int32))
             unused = ["turns"]
 
         def around(kernel, n_rows, tensors, numbers, more, launch_pdl=False):
@@ -242,7 +246,6 @@ class Pass:
             constants = {**self.widths, **constants, **more}
             self._add(kernel, n_programs, tensors, numbers, constants, options)
 
-        padded = rows.shape[-1]
         sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
         tensors, numbers = ("o", "do", "lse", "rows", *sums), (*self._strides("o", "do"), *sizes)
         more = {"PRECISION": self.precision, "ORDERED": call.fixed_order}
@@ -259,7 +262,8 @@ class Pass:
                 n = chunk_programs(tile, chunk, call) * call.n_heads
                 return n * (1 + wide), chunk
 
-            loops = dispatch.chunk_loops(self.widths["BD"], call.dtype)
+            # What the registers allow.
+            loops = 1 if self.widths["BD"] == 128 or call.dtype == "fp32" else 2
             needs = {} if wide else {"LOOPS": loops, "EARLY": early}
             kernel = "backward_wide" if wide else "backward_chunks"
             tensors, rest = ("q", "k", "v", "do"), ("rows", *sums)
@@ -272,14 +276,13 @@ class Pass:
     def _sweep(self, gradients, chunk=0):
         """Add the kernel for Hopper: dQ is added up in the first of ``gradients``, dK times scale
         and dV are stored in the others; with chunk, queries of a program, they are added up too."""
-        call, BD = self.call, self._hopper_columns()
+        call, BD = self.call, self.widths["BD"]
         sums, *gradients = gradients
         n_heads = call.n_heads if chunk else call.n_kv_heads
         Bq, n_tiles = 128 if BD == 64 else 64, -(-call.n_keys // 128)
         stay = not chunk and not call.fixed_order and dispatch.hopper_backward_stays(call)
         constants = {
-            "d": call.head_dim,
-            "BD": BD,
+            **self.widths,
             "Bq": Bq,
             "STAGES": 2,
             "CAUSAL": call.causal,
@@ -313,14 +316,6 @@ class Pass:
         self.scratch |= tensors
         self.tensors |= tensors
 
-    def _rows_and_sums(self, permuted):
-        """Return ``rows`` and ``sums`` as ``prepare_kernel`` has them."""
-        call, q = self.call, self.tensors["q"]
-        padded = -(-call.n_queries // ROWS) * ROWS
-        rows = q.new_empty(call.n_heads, 2, padded, dtype=torch.float32)
-        of_head = (padded, 128) if permuted else (call.n_queries, call.head_dim)
-        return rows, q.new_empty(call.n_heads, *of_head, dtype=torch.float32)
-
     def _strides(self, *names):
         strides = []
         for name in names:
@@ -352,7 +347,7 @@ class Pass:
         """Add a kernel with the best tile for ``keys`` that is not struck; ``programs(tile)``
         returns how many there are, and what more they are to know."""
         call = self.call
-        tensors = [self._terms_of(name) for name in tensors]
+        tensors = [f"{x}_terms" if f"{x}_terms" in self.scratch else x for x in tensors]
         key = dispatch.key_of(kernel, call)
         tiles = dispatch.tiles_of(kernel, call, lambda tile: programs(tile)[0], keys)
         tile = next((tile for tile in tiles if (key, tile) not in self.struck), None)
@@ -378,13 +373,10 @@ class Pass:
         names = (*tensors, *rest)
         self._add(kernel, n_programs, names, numbers, constants, options, tile=(key, tile))
 
-    def _terms_of(self, name):
-        return f"{name}_terms" if f"{name}_terms" in self.scratch else name
-
     def _add_hopper(self, kernel, n_programs, blocks, rest, sizes, constants, options):
         """Add a kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine
         moves or, for a tensor of three dimensions, its shape."""
-        BD = self._hopper_columns()
+        BD = self.widths["BD"]
         forms = tuple(form_of(self.tensors[name], block, BD) for name, block in blocks.items())
         self._add(kernel, n_programs, (*blocks, *rest), sizes, constants, options, forms)
 
@@ -393,9 +385,6 @@ class Pass:
             names = tuple(tensors)
             step = Step(kernel, n_programs, names, numbers, constants, options, forms, tile)
             self.steps.append(step)
-
-    def _hopper_columns(self):
-        return 64 if self.call.head_dim <= 64 else 128
 
     def _is_ragged(self, Bk):
         """Return whether a block of Bk keys passes the last key where no causal mask hides it."""

@@ -410,9 +410,7 @@ def _backward_tile(ours, c: gl.constexpr, turn, used):
             )  # fmt: skip
         used += n_blocks * ours.GROUP
     else:
-        dk, dv = _backward_head(
-            ours, c, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks
-        )
+        dk, dv = _backward_head(ours, c, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks)
         used += n_blocks
     mbarrier.arrive(ours.kv_empty.index(0), count=1)
     row = n0 + c * 64

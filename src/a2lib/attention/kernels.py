@@ -292,14 +292,13 @@ def backward_dq_kernel(
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv, k, v, Q, DO, LSE, DELTA, stride_qn, stride_don,
+    dk, dv, k, v, Q, O, DO, LSE, DELTA, stride_qn, stride_on, stride_don,
     n0, start, stop, jump, skip, Nq, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, O=None, stride_on=None,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, OWN_DELTA: tl.constexpr,
 ):  # fmt: skip
-    """dK / scale and dV of one key tile over query tiles, with transposed scores. DELTA is computed
-    where O is given.
+    """dK / scale and dV of one key tile over query tiles, with transposed scores.
 
     The tiles start at start, start + Bq, ... below stop; with MASK those from jump on lie skip
     further, so that one loop serves the diagonal and the ragged end. Keys past Nk need no mask:
@@ -314,14 +313,14 @@ def _dkdv_tiles(
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
         do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = _load_lse(LSE, offs_m, Nq, MASK, PRECISION)
-        if O is not None:
+        if OWN_DELTA:
             o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, MASK)
         st = dot(k, q, PRECISION, True)
         if NEEDS_DK:
-            if O is None:
-                delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
-            else:
+            if OWN_DELTA:
                 delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
+            else:
+                delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
             dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
@@ -334,20 +333,26 @@ def _dkdv_tiles(
     return dk, dv
 
 
-@triton.jit
-def _dkdv(
-    pid, Q, K, V, DO, DK, DV, LSE, DELTA,
+@triton.jit(do_not_specialize=SIZES)
+def backward_dkdv_kernel(
+    Q, K, V, O, DO, DK, DV, LSE, DELTA,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
-    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    scale, H, n_heads_total, GROUP, Nq, Nk,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+    stride_dob, stride_doh, stride_don, stride_dkb, stride_dkh, stride_dkn,
+    stride_dvb, stride_dvh, stride_dvn, scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
-    O=None, stride_ob=None, stride_oh=None, stride_on=None,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr, OWN_DELTA: tl.constexpr,
 ):  # fmt: skip
-    """The pid-th program of ``backward_dkdv_kernel``; as ``_dkdv_tiles`` with O."""
+    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
+
+    H and n_heads_total count heads of K and V; query heads are GROUP times as many. With OWN_DELTA
+    there are programs for as many rows of queries before, and DELTA is not read but computed.
+    """
     scale = float32(scale)
+    pid = tl.program_id(0)
+    if OWN_DELTA:
+        pid -= tl.cdiv(Nq, Bk) * n_heads_total * GROUP
     tile, bh = _tile_and_head(pid, tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
     b = (bh // H).to(tl.int64)
     h_kv = (bh % H).to(tl.int64)
@@ -377,49 +382,22 @@ def _dkdv(
         Q_h = Q + b * stride_qb + h * stride_qh
         DO_h = DO + b * stride_dob + h * stride_doh
         row = (b * H * GROUP + h) * Nq
-        O_h = O
-        if O is not None:
-            O_h = O + b * stride_ob + h * stride_oh
+        O_h = O + b * stride_ob + h * stride_oh
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
+            dk, dv, k, v, Q_h, O_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_on, stride_don,
             n0, diagonal_end, whole_end, 0, 0, Nq, scale, Bq, Bk, d, BD, CAUSAL,
-            MASKS != "edges", NEEDS_DK, NEEDS_DV, PRECISION, STAGES, O_h, stride_on,
+            MASKS != "edges", NEEDS_DK, NEEDS_DV, PRECISION, STAGES, OWN_DELTA,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Q_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_don,
+            dk, dv, k, v, Q_h, O_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_on, stride_don,
             n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
             Nq, scale, Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
-            O_h, stride_on,
+            OWN_DELTA,
         )  # fmt: skip
     if NEEDS_DK:
         store_rows(DK, dk * scale, n0, Nk, stride_dkn, Bk, d, BD)
     if NEEDS_DV:
         store_rows(DV, dv, n0, Nk, stride_dvn, Bk, d, BD)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def backward_dkdv_kernel(
-    Q, K, V, DO, DK, DV, LSE, DELTA,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
-    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    scale, H, n_heads_total, GROUP, Nq, Nk,
-    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
-    CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
-):  # fmt: skip
-    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
-
-    H and n_heads_total count heads of K and V; query heads are GROUP times as many.
-    """
-    _dkdv(
-        tl.program_id(0), Q, K, V, DO, DK, DV, LSE, DELTA,
-        stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-        stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
-        stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-        scale, H, n_heads_total, GROUP, Nq, Nk, d, BD, Bq, Bk, CAUSAL, NEEDS_DK, NEEDS_DV,
-        PRECISION, STAGES, MASKS,
-    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=[*SIZES, "H_kv", "n_kv_heads_total"])
@@ -439,8 +417,7 @@ def backward_kernel(
 
     H and n_heads_total count heads of Q, H_kv and n_kv_heads_total those of K and V.
     """
-    pid = tl.program_id(0) - tl.cdiv(Nq, Bq) * n_heads_total
-    if pid < 0:
+    if tl.program_id(0) < tl.cdiv(Nq, Bq) * n_heads_total:
         backward_dq_kernel(
             Q, K, V, O, DO, DQ, LSE, DELTA,
             stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
@@ -450,14 +427,13 @@ def backward_kernel(
             d, BD, Bq, Bk, CAUSAL, PRECISION, STAGES, "edges",
         )  # fmt: skip
     else:
-        _dkdv(
-            pid, Q, K, V, DO, DK, DV, LSE, DELTA,
+        backward_dkdv_kernel(
+            Q, K, V, O, DO, DK, DV, LSE, DELTA,
             stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-            stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
-            stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-            scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
-            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES, "edges",
-            O, stride_ob, stride_oh, stride_on,
+            stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+            stride_dob, stride_doh, stride_don, stride_dkb, stride_dkh, stride_dkn,
+            stride_dvb, stride_dvh, stride_dvn, scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
+            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES, "edges", True,
         )  # fmt: skip
 
 

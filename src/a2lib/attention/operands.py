@@ -2,7 +2,8 @@
 
 An operand is a tuple of tiles whose sum it is. One tile, but for fp32 as ``PRECISION`` bf16x6 has
 it: three terms of bf16, high, middle and low, of which six products are as exact as fp32's. They
-are split once, by ``kernels.split_kernel``: split in each kernel's loop, they took longer than products.
+are split once, by ``kernels.split_kernel``: split in each kernel's loop, they took longer than
+products.
 """
 
 import triton

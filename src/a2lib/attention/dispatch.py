@@ -45,7 +45,7 @@ KERNELS = {
     "backward_dk": ("kernels", "backward_dkdv_kernel"),
     "backward_dv": ("kernels", "backward_dkdv_kernel"),
     "backward_chunks": ("chunks", "backward_chunks_kernel"),
-    "backward_wide": ("wide", "backward_wide_kernel"),
+    "backward_wide": ("chunks", "backward_wide_kernel"),
     "hopper_backward": ("hopper_backward", "backward_kernel"),
     "prepare": ("kernels", "prepare_kernel"),
     "finish": ("kernels", "finish_kernel"),

@@ -317,10 +317,7 @@ class Pass:
         self.tensors |= tensors
 
     def _strides(self, *names):
-        strides = []
-        for name in names:
-            strides += self.tensors[name].stride()[:3]
-        return tuple(strides)
+        return tuple(tuple(self.tensors[name].stride()[:3]) for name in names)
 
     def _split(self, *names):
         """Make the terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""

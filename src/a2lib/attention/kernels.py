@@ -5,7 +5,7 @@ bits; ``key_chunks.py`` has the forward of few query tiles. ``dispatch.py`` says
 
 Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``Bk`` keys of one
 head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
-that holds it.
+that holds it. The strides of a tensor are a tuple: of the batch, the heads and the rows.
 
 In 16 bits, and in TF32, scores live in base 2, so that an exponential is one multiply-add and the
 hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6, or fp16x3: ``terms.py``) they stay natural, as
@@ -179,10 +179,7 @@ SIZES = ["H", "n_heads_total", "Nq", "Nk"]
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    Q, K, V, O, LSE,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
-    scale, H, n_heads_total, GROUP, Nq, Nk,
+    Q, K, V, O, LSE, stride_q, stride_k, stride_v, stride_o, scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
 ):  # fmt: skip
@@ -196,14 +193,14 @@ def forward_kernel(
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
     m0 = tile * Bq
-    Q += b * stride_qb + h * stride_qh
-    K += b * stride_kb + (h // GROUP) * stride_kh
-    V += b * stride_vb + (h // GROUP) * stride_vh
-    O += b * stride_ob + h * stride_oh
+    Q += b * stride_q[0] + h * stride_q[1]
+    K += b * stride_k[0] + (h // GROUP) * stride_k[1]
+    V += b * stride_v[0] + (h // GROUP) * stride_v[1]
+    O += b * stride_o[0] + h * stride_o[1]
     LSE += bh.to(tl.int64) * Nq
     whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL, MASKS)
     forward_rows(
-        Q, K, V, O, LSE, stride_qn, stride_kn, stride_vn, stride_on,
+        Q, K, V, O, LSE, stride_q[2], stride_k[2], stride_v[2], stride_o[2],
         m0, 0, whole, stop, Nq, Nk, float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
     )  # fmt: skip
 
@@ -246,10 +243,7 @@ def _dq_tiles(
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_dq_kernel(
-    Q, K, V, O, DO, DQ, LSE, DELTA,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
-    stride_dob, stride_doh, stride_don, stride_dqb, stride_dqh, stride_dqn,
+    Q, K, V, O, DO, DQ, LSE, DELTA, stride_q, stride_k, stride_v, stride_o, stride_do, stride_dq,
     scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -264,30 +258,30 @@ def backward_dq_kernel(
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
     m0 = tile * Bq
-    O += b * stride_ob + h * stride_oh
-    DO += b * stride_dob + h * stride_doh
+    O += b * stride_o[0] + h * stride_o[1]
+    DO += b * stride_do[0] + h * stride_do[1]
     offs_m = m0 + tl.arange(0, Bq)
-    do = load(DO, m0, Nq, stride_don, Bq, d, BD, True, PRECISION)
-    o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, True)
+    do = load(DO, m0, Nq, stride_do[2], Bq, d, BD, True, PRECISION)
+    o = load_rows(O, m0, Nq, stride_o[2], Bq, d, BD, True)
     delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
     tl.store(DELTA + bh.to(tl.int64) * Nq + offs_m, delta, mask=offs_m < Nq)
-    Q += b * stride_qb + h * stride_qh
-    K += b * stride_kb + (h // GROUP) * stride_kh
-    V += b * stride_vb + (h // GROUP) * stride_vh
-    DQ += b * stride_dqb + h * stride_dqh
-    q = load(Q, m0, Nq, stride_qn, Bq, d, BD, True, PRECISION)
+    Q += b * stride_q[0] + h * stride_q[1]
+    K += b * stride_k[0] + (h // GROUP) * stride_k[1]
+    V += b * stride_v[0] + (h // GROUP) * stride_v[1]
+    DQ += b * stride_dq[0] + h * stride_dq[1]
+    q = load(Q, m0, Nq, stride_q[2], Bq, d, BD, True, PRECISION)
     lse = _load_lse(LSE + bh.to(tl.int64) * Nq, offs_m, Nq, True, PRECISION)
     dq = tl.zeros([Bq, BD], tl.float32)
     whole, stop = visible_keys(m0, Nk, Bq, Bk, CAUSAL, MASKS)
     dq = _dq_tiles(
-        dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, 0, whole, Nk, scale,
+        dq, q, do, lse, delta, K, V, stride_k[2], stride_v[2], m0, 0, whole, Nk, scale,
         Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
     )  # fmt: skip
     dq = _dq_tiles(
-        dq, q, do, lse, delta, K, V, stride_kn, stride_vn, m0, whole, stop, Nk, scale,
+        dq, q, do, lse, delta, K, V, stride_k[2], stride_v[2], m0, whole, stop, Nk, scale,
         Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
     )  # fmt: skip
-    store_rows(DQ, dq * scale, m0, Nq, stride_dqn, Bq, d, BD)
+    store_rows(DQ, dq * scale, m0, Nq, stride_dq[2], Bq, d, BD)
 
 
 @triton.jit
@@ -335,11 +329,8 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_dkdv_kernel(
-    Q, K, V, O, DO, DK, DV, LSE, DELTA,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
-    stride_dob, stride_doh, stride_don, stride_dkb, stride_dkh, stride_dkn,
-    stride_dvb, stride_dvh, stride_dvn, scale, H, n_heads_total, GROUP, Nq, Nk,
+    Q, K, V, O, DO, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
+    stride_do, stride_dk, stride_dv, scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr, OWN_DELTA: tl.constexpr,
@@ -357,12 +348,12 @@ def backward_dkdv_kernel(
     b = (bh // H).to(tl.int64)
     h_kv = (bh % H).to(tl.int64)
     n0 = tile * Bk
-    K += b * stride_kb + h_kv * stride_kh
-    V += b * stride_vb + h_kv * stride_vh
-    DK += b * stride_dkb + h_kv * stride_dkh
-    DV += b * stride_dvb + h_kv * stride_dvh
-    k = load(K, n0, Nk, stride_kn, Bk, d, BD, True, PRECISION)
-    v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
+    K += b * stride_k[0] + h_kv * stride_k[1]
+    V += b * stride_v[0] + h_kv * stride_v[1]
+    DK += b * stride_dk[0] + h_kv * stride_dk[1]
+    DV += b * stride_dv[0] + h_kv * stride_dv[1]
+    k = load(K, n0, Nk, stride_k[2], Bk, d, BD, True, PRECISION)
+    v = load(V, n0, Nk, stride_v[2], Bk, d, BD, True, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
 
@@ -379,34 +370,32 @@ def backward_dkdv_kernel(
     tail = tl.maximum(Nq - tail_start, 0)
     for g in range(GROUP):
         h = h_kv * GROUP + g
-        Q_h = Q + b * stride_qb + h * stride_qh
-        DO_h = DO + b * stride_dob + h * stride_doh
+        Q_h = Q + b * stride_q[0] + h * stride_q[1]
+        DO_h = DO + b * stride_do[0] + h * stride_do[1]
         row = (b * H * GROUP + h) * Nq
-        O_h = O + b * stride_ob + h * stride_oh
+        O_h = O + b * stride_o[0] + h * stride_o[1]
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Q_h, O_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_on, stride_don,
-            n0, diagonal_end, whole_end, 0, 0, Nq, scale, Bq, Bk, d, BD, CAUSAL,
-            MASKS != "edges", NEEDS_DK, NEEDS_DV, PRECISION, STAGES, OWN_DELTA,
-        )  # fmt: skip
-        dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Q_h, O_h, DO_h, LSE + row, DELTA + row, stride_qn, stride_on, stride_don,
-            n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
-            Nq, scale, Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
+            dk, dv, k, v, Q_h, O_h, DO_h, LSE + row, DELTA + row,
+            stride_q[2], stride_o[2], stride_do[2], n0, diagonal_end, whole_end, 0, 0, Nq, scale,
+            Bq, Bk, d, BD, CAUSAL, MASKS != "edges", NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
             OWN_DELTA,
         )  # fmt: skip
+        dk, dv = _dkdv_tiles(
+            dk, dv, k, v, Q_h, O_h, DO_h, LSE + row, DELTA + row,
+            stride_q[2], stride_o[2], stride_do[2],
+            n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end, Nq, scale,
+            Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES, OWN_DELTA,
+        )  # fmt: skip
     if NEEDS_DK:
-        store_rows(DK, dk * scale, n0, Nk, stride_dkn, Bk, d, BD)
+        store_rows(DK, dk * scale, n0, Nk, stride_dk[2], Bk, d, BD)
     if NEEDS_DV:
-        store_rows(DV, dv, n0, Nk, stride_dvn, Bk, d, BD)
+        store_rows(DV, dv, n0, Nk, stride_dv[2], Bk, d, BD)
 
 
 @triton.jit(do_not_specialize=[*SIZES, "H_kv", "n_kv_heads_total"])
 def backward_kernel(
-    Q, K, V, O, DO, DQ, DK, DV, LSE, DELTA,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
-    stride_dob, stride_doh, stride_don, stride_dqb, stride_dqh, stride_dqn,
-    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    Q, K, V, O, DO, DQ, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
+    stride_do, stride_dq, stride_dk, stride_dv,
     scale, H, n_heads_total, GROUP, Nq, Nk, H_kv, n_kv_heads_total,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -419,28 +408,21 @@ def backward_kernel(
     """
     if tl.program_id(0) < tl.cdiv(Nq, Bq) * n_heads_total:
         backward_dq_kernel(
-            Q, K, V, O, DO, DQ, LSE, DELTA,
-            stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-            stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
-            stride_dob, stride_doh, stride_don, stride_dqb, stride_dqh, stride_dqn,
-            scale, H, n_heads_total, GROUP, Nq, Nk,
+            Q, K, V, O, DO, DQ, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
+            stride_do, stride_dq, scale, H, n_heads_total, GROUP, Nq, Nk,
             d, BD, Bq, Bk, CAUSAL, PRECISION, STAGES, "edges",
         )  # fmt: skip
     else:
         backward_dkdv_kernel(
-            Q, K, V, O, DO, DK, DV, LSE, DELTA,
-            stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-            stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
-            stride_dob, stride_doh, stride_don, stride_dkb, stride_dkh, stride_dkn,
-            stride_dvb, stride_dvh, stride_dvn, scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
+            Q, K, V, O, DO, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
+            stride_do, stride_dk, stride_dv, scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
             d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES, "edges", True,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["H", "N"])
 def split_kernel(
-    X, Z, X_TERMS, Z_TERMS,
-    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
+    X, Z, X_TERMS, Z_TERMS, stride_x, stride_z, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """X_TERMS and Z_TERMS: the terms of the rows of X and of Z, both (B, H, N, d) fp32: three of
@@ -449,16 +431,14 @@ def split_kernel(
     tile, half = tl.program_id(0), tl.num_programs(0) // 2
     split: tl.constexpr = operands.split_rows if PRECISION == "bf16x6" else terms.split_rows
     if tile < half:
-        split(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
+        split(X, X_TERMS, stride_x, tile, H, N, d, BD, B)
     else:
-        split(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)
+        split(Z, Z_TERMS, stride_z, tile - half, H, N, d, BD, B)
 
 
 @triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])
 def prepare_kernel(
-    O, DO, LSE, ROWS, DQ, DK, DV, TURNS,
-    stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don,
-    H, n_heads_total, Nq, n_rows, Nk,
+    O, DO, LSE, ROWS, DQ, DK, DV, TURNS, stride_o, stride_do, H, n_heads_total, Nq, n_rows, Nk,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
     PRECISION: tl.constexpr, ORDERED: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -481,10 +461,10 @@ def prepare_kernel(
             return
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
-    O += (bh // H) * stride_ob + (bh % H) * stride_oh
-    DO += (bh // H) * stride_dob + (bh % H) * stride_doh
-    o = load_rows(O, m0, Nq, stride_on, B, d, BD, True)
-    do = load_rows(DO, m0, Nq, stride_don, B, d, BD, True)
+    O += (bh // H) * stride_o[0] + (bh % H) * stride_o[1]
+    DO += (bh // H) * stride_do[0] + (bh % H) * stride_do[1]
+    o = load_rows(O, m0, Nq, stride_o[2], B, d, BD, True)
+    do = load_rows(DO, m0, Nq, stride_do[2], B, d, BD, True)
     offs_m = m0 + tl.arange(0, B)
     lse = _load_lse(LSE + bh * Nq, offs_m, Nq, True, PRECISION)
     tl.store(ROWS + bh * 2 * n_rows + offs_m, lse)
@@ -503,9 +483,8 @@ def prepare_kernel(
 
 @triton.jit(do_not_specialize=["H", "H_kv", "n_heads_total", "Nq", "Nk"])
 def finish_kernel(
-    DQ_SUMS, DK_SUMS, DV_SUMS, DQ, DK, DV,
-    stride_dqb, stride_dqh, stride_dqn, stride_dkb, stride_dkh, stride_dkn,
-    stride_dvb, stride_dvh, stride_dvn, scale, H, H_kv, n_heads_total, Nq, Nk,
+    DQ_SUMS, DK_SUMS, DV_SUMS, DQ, DK, DV, stride_dq, stride_dk,
+    stride_dv, scale, H, H_kv, n_heads_total, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
     CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -523,10 +502,10 @@ def finish_kernel(
             n0 = item % n_key_tiles * B
             dk = load_rows(DK_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
             dv = load_rows(DV_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
-            DK += (bh // H_kv) * stride_dkb + (bh % H_kv) * stride_dkh
-            DV += (bh // H_kv) * stride_dvb + (bh % H_kv) * stride_dvh
-            store_rows(DK, dk * float32(scale), n0, Nk, stride_dkn, B, d, BD)
-            store_rows(DV, dv, n0, Nk, stride_dvn, B, d, BD)
+            DK += (bh // H_kv) * stride_dk[0] + (bh % H_kv) * stride_dk[1]
+            DV += (bh // H_kv) * stride_dv[0] + (bh % H_kv) * stride_dv[1]
+            store_rows(DK, dk * float32(scale), n0, Nk, stride_dk[2], B, d, BD)
+            store_rows(DV, dv, n0, Nk, stride_dv[2], B, d, BD)
             return
     bh = (tl.program_id(0) // n_tiles).to(tl.int64)
     m0 = tl.program_id(0) % n_tiles * B
@@ -535,5 +514,5 @@ def finish_kernel(
     sums = load_rows(DQ_SUMS + bh * n * width, m0, n, width, B, width, BD, True)
     if PERMUTED:
         sums = operands.in_order(sums, B)
-    DQ += (bh // H) * stride_dqb + (bh % H) * stride_dqh
-    store_rows(DQ, sums * float32(scale), m0, Nq, stride_dqn, B, d, BD)
+    DQ += (bh // H) * stride_dq[0] + (bh % H) * stride_dq[1]
+    store_rows(DQ, sums * float32(scale), m0, Nq, stride_dq[2], B, d, BD)

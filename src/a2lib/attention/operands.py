@@ -143,15 +143,15 @@ def in_order(x, B: tl.constexpr):
 
 @triton.jit
 def split_rows(
-    X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
+    X, Y, stride_x, tile, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Y: the three terms of each row, one behind the other, as ``kernels.split_kernel`` has it."""
     n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)
     m0 = tile % n_tiles * B
-    X += (bh // H) * stride_xb + (bh % H) * stride_xh
-    x = operand(load_rows(X, m0, N, stride_xn, B, d, BD, True), tl.bfloat16, "bf16x6")
+    X += (bh // H) * stride_x[0] + (bh % H) * stride_x[1]
+    x = operand(load_rows(X, m0, N, stride_x[2], B, d, BD, True), tl.bfloat16, "bf16x6")
     Y += bh * N * 3 * d
     store_rows(Y, x[0], m0, N, 3 * d, B, d, BD)
     store_rows(Y + d, x[1], m0, N, 3 * d, B, d, BD)

@@ -77,7 +77,7 @@ def load(ptr, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def split_rows(
-    X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
+    X, Y, stride_x, tile, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Y: (B, H, rows, 2 W), the two terms of each row. Each has zeros up to W, a multiple of 8, and
@@ -87,9 +87,9 @@ def split_rows(
     n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)
     block = tile % n_tiles
-    X += (bh // H) * stride_xb + (bh % H) * stride_xh
+    X += (bh // H) * stride_x[0] + (bh % H) * stride_x[1]
     Y += bh * (n_tiles * B + tl.cdiv(n_tiles, 2 * W)) * 2 * W
-    x = load_rows(X, block * B, N, stride_xn, B, d, BD, True)
+    x = load_rows(X, block * B, N, stride_x[2], B, d, BD, True)
     e = _exponent_of(x)
     high, low = split(x * _power_of_2(-e))
     padded = n_tiles * B

@@ -50,8 +50,9 @@ def _add_to_global(desc, coord, source, _semantic=None):
     _semantic.builder.create_async_tma_reduce(kind, desc.handle, coord, source.handle)
 
 
-# Triton 3.6 has it under no name.
+# Triton 3.6 has it under no name, and the other under an older one.
 _add = getattr(tma, "async_atomic_add", None) or _add_to_global
+_meet = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
@@ -182,7 +183,7 @@ def _add_backward(ours):
             "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;",
             "=r,r", [m], gl.int32, False, 1,
         )  # fmt: skip
-        gl.thread_barrier()
+        _meet()
         if m < ours.Nq:
             gl.atomic_add(_turn_of(ours, bh, m), 1, sem="release", scope="gpu")
 

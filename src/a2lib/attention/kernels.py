@@ -92,7 +92,7 @@ def _forward_tiles(
     """Online softmax over the key tiles in [start, stop)."""
     # Without a pipeline values come late unless they are asked for before the scores. Of fp32 they
     # are three terms, for which registers do not suffice.
-    EARLY: tl.constexpr = MASK and STAGES == 1 and PRECISION == "ieee"
+    VALUES_FIRST: tl.constexpr = MASK and STAGES == 1 and PRECISION == "ieee"
     for n0 in tl.range(start, stop, Bk, num_stages=1 if MASK else STAGES):
         by = scale
         if PRECISION == "fp16x3":
@@ -101,7 +101,7 @@ def _forward_tiles(
             by *= unit
         else:
             k = load(K, n0, Nk, stride_kn, Bk, d, BD, MASK, PRECISION)
-            if EARLY:
+            if VALUES_FIRST:
                 v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
             s = dot(q, k, PRECISION, True)
         if MASK:
@@ -126,7 +126,7 @@ def _forward_tiles(
             v, unit = terms.load(V, n0, Nk, Bk, d, BD)
             acc = acc * alpha[:, None] + terms.weigh(p, v, unit)
         else:
-            if not EARLY:
+            if not VALUES_FIRST:
                 v = load(V, n0, Nk, stride_vn, Bk, d, BD, MASK, PRECISION)
             p = operand(p, V.dtype.element_ty, PRECISION)
             acc = dot(p, v, PRECISION, False, acc * alpha[:, None])

@@ -200,13 +200,13 @@ class Pass:
         tensors = ("q", "k", "v", "o", "do", "dq")
         self._tiled("backward_dq", tensors, rows, self.sizes, programs_of_queries, masks)
 
-        tensors = ("q", "k", "v", "o", "do", "dk", "dv")
+        tensors = ("q", "k", "v", "do", "dk", "dv")
         sizes = (self.scale, call.kv_heads, call.n_kv_heads, *self.sizes[3:])
         makes = {"backward_dkdv": (True, True)}
         if dispatch.key_of("backward_dkdv", call) not in dispatch.TILES:
             makes = {"backward_dk": (True, False), "backward_dv": (False, True)}
         for kernel, (dk, dv) in makes.items():
-            needs = {"NEEDS_DK": dk, "NEEDS_DV": dv, "OWN_DELTA": False, **masks}
+            needs = {"NEEDS_DK": dk, "NEEDS_DV": dv, **masks}
             self._tiled(kernel, tensors, rows, sizes, programs_of_keys, needs)
 
     def _backward_sums(self, form):

@@ -290,9 +290,10 @@ def _dkdv_tiles(
     n0, start, stop, jump, skip, Nq, scale,
     Bq: tl.constexpr, Bk: tl.constexpr, d: tl.constexpr, BD: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, OWN_DELTA: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dK / scale and dV of one key tile over query tiles, with transposed scores.
+    """dK / scale and dV of one key tile over query tiles, with transposed scores. DELTA is computed
+    where O is given.
 
     The tiles start at start, start + Bq, ... below stop; with MASK those from jump on lie skip
     further, so that one loop serves the diagonal and the ragged end. Keys past Nk need no mask:
@@ -307,14 +308,14 @@ def _dkdv_tiles(
         q = load(Q, m0, Nq, stride_qn, Bq, d, BD, MASK, PRECISION)
         do = load(DO, m0, Nq, stride_don, Bq, d, BD, MASK, PRECISION)
         lse = _load_lse(LSE, offs_m, Nq, MASK, PRECISION)
-        if OWN_DELTA:
+        if O is not None:
             o = load_rows(O, m0, Nq, stride_on, Bq, d, BD, MASK)
         st = dot(k, q, PRECISION, True)
         if NEEDS_DK:
-            if OWN_DELTA:
-                delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
-            else:
+            if O is None:
                 delta = tl.load(DELTA + offs_m, mask=offs_m < Nq, other=0.0)
+            else:
+                delta = tl.sum(in_float32(do, PRECISION) * o.to(tl.float32), 1)
             dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
         if MASK and CAUSAL:
@@ -327,23 +328,17 @@ def _dkdv_tiles(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=SIZES)
-def backward_dkdv_kernel(
-    Q, K, V, O, DO, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
-    stride_do, stride_dk, stride_dv, scale, H, n_heads_total, GROUP, Nq, Nk,
+@triton.jit
+def _dkdv(
+    pid, Q, K, V, O, DO, DK, DV, LSE, DELTA,
+    stride_q, stride_k, stride_v, stride_o, stride_do, stride_dk, stride_dv,
+    scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr, OWN_DELTA: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
 ):  # fmt: skip
-    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
-
-    H and n_heads_total count heads of K and V; query heads are GROUP times as many. With OWN_DELTA
-    there are programs for as many rows of queries before, and DELTA is not read but computed.
-    """
+    """The pid-th program of ``backward_dkdv_kernel``; as ``_dkdv_tiles`` with O."""
     scale = float32(scale)
-    pid = tl.program_id(0)
-    if OWN_DELTA:
-        pid -= tl.cdiv(Nq, Bk) * n_heads_total * GROUP
     tile, bh = _tile_and_head(pid, tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
     b = (bh // H).to(tl.int64)
     h_kv = (bh % H).to(tl.int64)
@@ -373,23 +368,47 @@ def backward_dkdv_kernel(
         Q_h = Q + b * stride_q[0] + h * stride_q[1]
         DO_h = DO + b * stride_do[0] + h * stride_do[1]
         row = (b * H * GROUP + h) * Nq
-        O_h = O + b * stride_o[0] + h * stride_o[1]
+        O_h = O
+        stride_on = None
+        if O is not None:
+            O_h = O + b * stride_o[0] + h * stride_o[1]
+            stride_on = stride_o[2]
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, O_h, DO_h, LSE + row, DELTA + row,
-            stride_q[2], stride_o[2], stride_do[2], n0, diagonal_end, whole_end, 0, 0, Nq, scale,
+            stride_q[2], stride_on, stride_do[2], n0, diagonal_end, whole_end, 0, 0, Nq, scale,
             Bq, Bk, d, BD, CAUSAL, MASKS != "edges", NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
-            OWN_DELTA,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Q_h, O_h, DO_h, LSE + row, DELTA + row,
-            stride_q[2], stride_o[2], stride_do[2],
+            stride_q[2], stride_on, stride_do[2],
             n0, first, diagonal_end + tail, diagonal_end, tail_start - diagonal_end, Nq, scale,
-            Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES, OWN_DELTA,
+            Bq, Bk, d, BD, CAUSAL, True, NEEDS_DK, NEEDS_DV, PRECISION, STAGES,
         )  # fmt: skip
     if NEEDS_DK:
         store_rows(DK, dk * scale, n0, Nk, stride_dk[2], Bk, d, BD)
     if NEEDS_DV:
         store_rows(DV, dv, n0, Nk, stride_dv[2], Bk, d, BD)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def backward_dkdv_kernel(
+    Q, K, V, DO, DK, DV, LSE, DELTA,
+    stride_q, stride_k, stride_v, stride_do, stride_dk, stride_dv,
+    scale, H, n_heads_total, GROUP, Nq, Nk,
+    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
+    CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
+):  # fmt: skip
+    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
+
+    H and n_heads_total count heads of K and V; query heads are GROUP times as many.
+    """
+    _dkdv(
+        tl.program_id(0), Q, K, V, None, DO, DK, DV, LSE, DELTA,
+        stride_q, stride_k, stride_v, None, stride_do, stride_dk, stride_dv,
+        scale, H, n_heads_total, GROUP, Nq, Nk, d, BD, Bq, Bk, CAUSAL, NEEDS_DK, NEEDS_DV,
+        PRECISION, STAGES, MASKS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=[*SIZES, "H_kv", "n_kv_heads_total"])
@@ -406,17 +425,18 @@ def backward_kernel(
 
     H and n_heads_total count heads of Q, H_kv and n_kv_heads_total those of K and V.
     """
-    if tl.program_id(0) < tl.cdiv(Nq, Bq) * n_heads_total:
+    pid = tl.program_id(0) - tl.cdiv(Nq, Bq) * n_heads_total
+    if pid < 0:
         backward_dq_kernel(
             Q, K, V, O, DO, DQ, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
             stride_do, stride_dq, scale, H, n_heads_total, GROUP, Nq, Nk,
             d, BD, Bq, Bk, CAUSAL, PRECISION, STAGES, "edges",
         )  # fmt: skip
     else:
-        backward_dkdv_kernel(
-            Q, K, V, O, DO, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
+        _dkdv(
+            pid, Q, K, V, O, DO, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
             stride_do, stride_dk, stride_dv, scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
-            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES, "edges", True,
+            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES, "edges",
         )  # fmt: skip
 
 

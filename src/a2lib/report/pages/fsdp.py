@@ -176,17 +176,18 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
-    """Return FSDP's memory in GB by component at each moment of the 3.4B step, and its count."""
-    lines = []
+    """Return FSDP's memory in GB by component, and its count: a column for each moment of the 3.4B
+    step."""
+    names = ["weights", "gradients", "moments", "gathered", "activations", "total", "count"]
+    table = pd.DataFrame({"GB": names})
     for moment, words in MOMENTS.items():
         row = one(memory, model="2.7B", wrapper="fsdp", moment=moment)
         in_flight = row.whole_bytes + row.travelling_bytes
         parts = [row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes, in_flight]
         parts.append(row.activations)
         texts = [digits(size / 1e9, 3) if size > 5e5 else "0" for size in parts]
-        lines.append([words, *texts, *cells((row.whole / 1e9, row.counted / 1e9))])
-    heads = ["moment", "weights", "grads", "moments", "gathered", "activations", "total", "count"]
-    return pd.DataFrame(lines, columns=heads)
+        table[words] = [*texts, *cells((row.whole / 1e9, row.counted / 1e9))]
+    return table
 
 
 def memory_bars(memory: pd.DataFrame) -> Chart:

@@ -138,4 +138,4 @@ def ranges(figure):
     name_lanes(ax, range(len(lanes)), list(lanes))
     powers = [-126, -64, 0, 64, 127]
     ax.set_xticks(powers, [f"$2^{{{n}}}$" for n in powers])
-    ax.set_xlabel("size of a number (pale: with fewer bits)")
+    ax.set_xlabel("size of a number (faint: with fewer bits)")

@@ -117,9 +117,10 @@ PAIRS_OF_COLOURS = """() => {
   }
   return themes;
 }"""
-# What on a phone is wrong: wider than its screen; columns that stay, and leave little to those that
-# scroll; formulas that are not typeset, or wide and do not show their beginning. And how many there
-# are of such tables, formulas and wide ones.
+# What on a phone is wrong: wider than its screen; a table that scrolls outside of a fold, but for
+# those of lab records; columns that stay, and leave little to those that scroll; formulas that are
+# not typeset, or wide and do not show their beginning. And how many there are of such tables,
+# formulas and wide ones.
 ON_A_PHONE = """() => {
   const width = (one) => one.getBoundingClientRect().width, wrong = [];
   if (document.documentElement.scrollWidth > innerWidth) wrong.push("wider than the screen");
@@ -128,6 +129,8 @@ ON_A_PHONE = """() => {
     const box = table.closest(".pst-scrollable-table-container");
     if (!box || width(table) <= width(box) + 1) continue;
     tables++;
+    if (!table.closest("details") && !location.pathname.includes("/notebooks/"))
+      wrong.push(`scrolls, and is in no fold: ${table.innerText.slice(0, 99)}`);
     const stay = [...table.querySelectorAll("tbody tr:first-child .stub")]
       .filter((cell) => getComputedStyle(cell).position === "sticky");
     if (stay.reduce((sum, cell) => sum + width(cell), 0) >= 0.7 * width(box))

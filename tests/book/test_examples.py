@@ -1,4 +1,5 @@
 """Every ```python block of the book is a script that a reader can start: on the CPU, in seconds.
+So is every cell whose code a page shows.
 
 A block whose first line is `# torchrun --standalone --nproc-per-node 2 NAME.py` is started so.
 """
@@ -13,13 +14,16 @@ from a2lib.paths import ROOT
 
 # A fence may stand inside a directive or a list, and be longer than three backticks.
 BLOCK = re.compile(r"^(?P<fence>[ ]*`{3,})python[ ]*\n(?P<code>.*?)^(?P=fence)[ ]*$", re.M | re.S)
+# Without options: those of all other cells hide the code.
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(?![:-])(?P<code>.*?)^```$", re.M | re.S)
 TORCHRUN = re.compile(r"# (torchrun --standalone --nproc-per-node 2) (\w+\.py)\n")
 SECONDS = 300  # on a busy machine; alone an example takes some five
 
 
 def find_examples(text):
-    """Return the scripts in the text of a page."""
-    return [textwrap.dedent(block["code"]) for block in BLOCK.finditer(text)]
+    """Return the scripts in the text of a page, and the cells that it shows."""
+    found = [*BLOCK.finditer(text), *CELL.finditer(text)]
+    return [textwrap.dedent(block["code"]) for block in found]
 
 
 def run_example(code, folder):
@@ -40,7 +44,14 @@ EXAMPLES = {
 def test_no_block_of_python_is_overlooked():
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "book").glob("*.md")]
     fences = [re.findall(r"^ *(?:`{3,}|~{3,}) *py", text, re.M) for text in pages]
-    assert len(EXAMPLES) == sum(map(len, fences)) > 0
+    assert sum(len(BLOCK.findall(text)) for text in pages) == sum(map(len, fences)) > 0
+
+
+def test_a_cell_is_an_example_only_where_its_code_is_shown():
+    hidden = "```{code-cell} ipython3\n:tags: [remove-input]\n\nx = 1\n```\n"
+    shown = "```{code-cell} ipython3\nx = 2\n```\n"
+    assert find_examples(hidden + shown) == ["x = 2\n"]
+    assert "layout-405b-1" in EXAMPLES
 
 
 @pytest.mark.slow

@@ -235,7 +235,6 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
     """Draw LADDER for each model side by side: GPU time solid, what launching from Python adds
     hollow; at the end the step's time and its MFU."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
-    colours = [COLOURS[1]] * 3 + [COLOURS[0]] * 3
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
         bars(
@@ -244,11 +243,11 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
             steps["ms_gpu"],
             hollow=steps["more"],
             text=[f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()],
-            colours=colours,
+            colours=[COLOURS[1]] * len(steps),
             xlabel="a step, ms",
         )
         longest = steps["ms"].max()
-        ax.set_xlim(0, 2.25 * longest)
+        ax.set_xlim(0, (2.25 if len(models) > 1 else 1.5) * longest)
         ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]
         ax.set_xticks(ticks if len(ticks) < 4 else ticks[::2])
         ax.set_title(TITLES[model], loc="left")

@@ -10,7 +10,8 @@ from a2lib.report import plots
 from a2lib.report.page import one, pick
 from a2lib.report.pages.timeline import CATEGORIES
 from a2lib.report.style import DIM, PAPER, Chart, chart
-from a2lib.report.units import gb, mb, ms
+from a2lib.report.tables import cells
+from a2lib.report.units import gb, ms
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.checkpointing import (
     BlockBytes,
@@ -96,7 +97,7 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
     """Draw the measured peak of each strategy in GB, what stays between steps apart, with the peak
     and the time of a step beside the bar."""
     few = [one(rows, strategy=strategy) for strategy in strategies]
-    names = {"weights and moments": "#808080", "everything else at the peak": "#d55e00"}
+    names = {"weights and moments": "#808080", "everything else at the peak": "#00825f"}
     sizes = [(row.held / 1e9, (row.whole - row.held) / 1e9) for row in few]
     frame = pd.DataFrame(sizes, [NAMES[row.strategy] for row in few], list(names))
     words = [f"{row.whole / 1e9:.0f} GB, {row.ms:,.0f} ms" for row in few]
@@ -127,8 +128,8 @@ def backward(figure, block: BlockBytes, blocks: int):
 
 
 def block_tensors() -> pd.DataFrame:
-    """Return a table of the tensors of a block (bf16, FlashAttention): their size, and what becomes
-    of them under each strategy and in the 8B step, with the saved bytes per block."""
+    """Return a table of the tensors of a block (bf16, FlashAttention): their MB, and what becomes
+    of them under each strategy and in the 8B step, with the MB saved per block."""
     case = SETTINGS["bf16, Flash"]
     saved = case.saved
     ends = {name: re.split("[/.]", name)[-1] for name in saved}
@@ -143,14 +144,14 @@ def block_tensors() -> pd.DataFrame:
     lines = []
     for words, kinds in TENSORS.items():
         size = sum(saved[name] for name, end in ends.items() if end in kinds)
-        lines.append([words, mb(size, 3), *plan.get(words, (AGAIN,) * 4)])
+        lines.append([words, *cells([size / 1e6]), *plan.get(words, (AGAIN,) * 4)])
     sizes = [
         sum(saved.values()),
         block_bytes(case)[0].input,
         selective_kept("linear", case),
         selective_kept("attention", case),
     ]
-    lines.append(["saved per block", *[mb(size, 3) for size in sizes], "·"])
+    lines.append(["saved per block", *cells(size / 1e6 for size in sizes), "·"])
     heads = ["tensor", "size", "1 block", "linear outputs", "attention's output", "8B step"]
     return pd.DataFrame(lines, columns=heads)
 

@@ -105,7 +105,7 @@ def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = sizes.pivot(index=["device", "world_size"], columns="size", values="ms")
     table = table.map(lambda ms: digits(ms, 3)).rename(columns=lambda size: f"{size // MIB:,} MiB")
     at_gib = rows[is_large].set_index(["device", "world_size"])["bus"]
-    table["GB/s at the largest"] = at_gib.map(lambda rate: digits(rate, 3))
+    table["GB/s, largest"] = at_gib.map(lambda rate: digits(rate, 3))
     return table.reset_index().rename(columns={"world_size": "GPUs"})
 
 

@@ -171,7 +171,7 @@ def bars(figure, rows: pd.DataFrame):
     text = [ms(total) for total in parts.sum(axis=1)]
     text[0] = f"{digits(least['forward'])} + {digits(least['backward'])} = {text[0]}"
     ax = figure.subplots()
-    colours = {"forward": COLOURS[1], "backward": COLOURS[0]}
+    colours = {"forward": "#808080", "backward": COLOURS[4]}  # others are implementations'
     plots.stacked(ax, parts, colours, text=text, least=0.1, xlabel="GPU time, ms")
     panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
     far = [f"{name}: {ms(total)}" for name, total in time["end_to_end"].iloc[5:].items()]

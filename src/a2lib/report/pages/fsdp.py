@@ -10,7 +10,7 @@ from a2lib.report.pages import sharded_optimizer
 from a2lib.report.pages.benchmark import FAST
 from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
-from a2lib.report.style import Chart, chart
+from a2lib.report.style import INK, PAPER, Chart, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits
 from a2lib.shapes import SIZES
@@ -176,17 +176,18 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
-    """Return FSDP's memory in GB by component at each moment of the 3.4B step, and its count."""
-    lines = []
+    """Return FSDP's memory in GB by component, and its count: a column for each moment of the 3.4B
+    step."""
+    names = ["weights", "gradients", "moments", "gathered", "activations", "total", "count"]
+    table = pd.DataFrame({"GB": names})
     for moment, words in MOMENTS.items():
         row = one(memory, model="2.7B", wrapper="fsdp", moment=moment)
         in_flight = row.whole_bytes + row.travelling_bytes
         parts = [row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes, in_flight]
         parts.append(row.activations)
         texts = [digits(size / 1e9, 3) if size > 5e5 else "0" for size in parts]
-        lines.append([words, *texts, *cells((row.whole / 1e9, row.counted / 1e9))])
-    heads = ["moment", "weights", "grads", "moments", "gathered", "activations", "total", "count"]
-    return pd.DataFrame(lines, columns=heads)
+        table[words] = [*texts, *cells((row.whole / 1e9, row.counted / 1e9))]
+    return table
 
 
 def memory_bars(memory: pd.DataFrame) -> Chart:
@@ -211,7 +212,7 @@ def memory_bars(memory: pd.DataFrame) -> Chart:
 
 @chart(height=1.8)
 def lanes(figure, table: pd.DataFrame, until_ms: float):
-    """Draw all-gathers above what the units compute, from a step's begin; waits are orange."""
+    """Draw all-gathers above what the units compute, from a step's begin; waits are open."""
     few = table[table["gather_start_ms"] < until_ms]
     ax = figure.subplots()
     for y, what, colour in ((1.1, "gather", "#0072b2"), (0.1, "compute", "#808080")):
@@ -224,9 +225,8 @@ def lanes(figure, table: pd.DataFrame, until_ms: float):
                 inside(ax, number, ((start + end) / 2, y + 0.4), "#ffffff")
     late = few[few["waited_ms"] > MARK_MS]
     waits = list(zip(late["turn_ms"], late["waited_ms"], strict=True))
-    ax.broken_barh(waits, (0.1, 0.8), facecolor="#d55e00")
+    ax.broken_barh(waits, (0.13, 0.74), facecolor=PAPER, edgecolor=INK)
     root = few[few["unit"] == "root"].iloc[0]
-    middle = (root["gather_start_ms"] + root["gather_end_ms"]) / 2
-    label(ax, "root", (middle, 2), (0, 2), ha="center")
+    label(ax, "root", (root["gather_start_ms"], 2), (3, 2))
     ax.set(ylim=(0, 2.3), xlim=(0, until_ms), xlabel="ms from the begin of the step")
     name_lanes(ax, [1.5, 0.5], ["gathers", "computes"])

@@ -62,7 +62,7 @@ def steps(figure, rows: pd.DataFrame, model: str):
     """Draw the sustained step of a model in each of STEPS, with its MFU."""
     shown = [one(rows, model=model, step=name) for name in STEPS]
     text = [f"{ms(row.ms_mean, 3)}, {percent(row.mfu)}" for row in shown]
-    shades = [COLOURS[0]] * 3 + [COLOURS[4]]  # the last is no whole step
+    shades = [COLOURS[1]] * 3 + [COLOURS[4]]  # the last is no whole step
     times = [row.ms_mean for row in shown]
     ax = figure.subplots()
     plots.bars(ax, list(STEPS), times, text=text, colours=shades, xlabel="a step, ms")

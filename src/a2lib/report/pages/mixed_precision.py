@@ -17,6 +17,7 @@ BATCH, CONTEXT = 4, 512
 ACCESSES = {"residual": 20, "hidden": 5, "scores": 12}
 CAST_BYTES = 6  # autocast reads a weight in fp32 and writes it in bf16, in every forward
 LOSS_SCALE = 2**16  # with which torch.amp.GradScaler begins
+SHADES = {"fp32": COLOURS[1], "fp16": COLOURS[2], "bf16": COLOURS[0]}
 
 
 def loop(total: str, addend: str, terms: int = 1000) -> Loop:
@@ -104,9 +105,8 @@ def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
 @chart(height=3.0)
 def running(figure):
     """Draw 10,000 times 0.001 added up in three formats, as exact arithmetic predicts them."""
-    colours = {"fp32": COLOURS[1], "fp16": COLOURS[2], "bf16": COLOURS[0]}
     ax, terms = figure.subplots(), 10_000
-    for name, colour in colours.items():
+    for name, colour in SHADES.items():
         partial = loop(name, name, terms).partial_sums()
         at = [*range(0, terms, 40), terms - 1]
         ax.plot([i + 1 for i in at], [float(partial[i]) for i in at], color=colour, linewidth=2)
@@ -133,10 +133,9 @@ def ranges(figure):
         held = FORMATS[name]
         low, normal = math.log2(held.smallest) + moved, math.log2(held.smallest_normal) + moved
         high = math.log2(held.largest) + moved
-        colour = COLOURS[1] if name == "fp16" else COLOURS[4]
-        ax.broken_barh([(normal, high - normal)], (y - 0.3, 0.6), color=colour)
-        ax.broken_barh([(low, normal - low)], (y - 0.3, 0.6), color=colour, alpha=0.4)
+        ax.broken_barh([(normal, high - normal)], (y - 0.3, 0.6), color=SHADES[name])
+        ax.broken_barh([(low, normal - low)], (y - 0.3, 0.6), color=SHADES[name], alpha=0.4)
     name_lanes(ax, range(len(lanes)), list(lanes))
     powers = [-126, -64, 0, 64, 127]
     ax.set_xticks(powers, [f"$2^{{{n}}}$" for n in powers])
-    ax.set_xlabel("size of a number (pale: with fewer bits)")
+    ax.set_xlabel("size of a number (faint: with fewer bits)")

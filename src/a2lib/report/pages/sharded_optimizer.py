@@ -29,7 +29,7 @@ PARTS = {  # a column of bytes, and its name in figures and tables
     "optimizer_bytes": "moments",
 }
 SHADES = {"weights": "#0072b2", "gradients": "#a86f00", "moments": "#d55e00"}
-ESTIMATED, REPLICATED, SHARDED = "#808080", COLOURS[1], COLOURS[0]
+ESTIMATED, MEASURED = "#808080", COLOURS[4]
 
 
 def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
@@ -122,7 +122,7 @@ def updates(figure, times: dict[str, float]):
         list(times),
         list(times.values()),
         text=[ms(time) for time in times.values()],
-        colours=[ESTIMATED, ESTIMATED, REPLICATED, SHARDED, REPLICATED, SHARDED],
+        colours=[ESTIMATED] * 2 + [MEASURED] * 4,
         xlabel="update, and exchange where it is sharded, ms",
     )
 

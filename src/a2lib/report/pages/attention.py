@@ -54,8 +54,7 @@ def _theory(row, rate: float | None, bandwidth: float | None) -> dict[str, float
         "added": eager.peak(row.pass_),
     }
     if rate and bandwidth:
-        written = "causal" if row.causal else "plain"
-        kernels = attention_kernels("eager", written, row.pass_, BATCH, eager.n, eager.d, 4)
+        kernels = attention_kernels("eager", eager.causal, row.pass_, BATCH, eager.n, eager.d, 4)
         least = floor(kernels, rate * 1e12, bandwidth * 1e12)
         counted["matmuls"] = least["products"].ms
         counted["least"] = least["total"].ms

@@ -28,7 +28,8 @@ def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
     gpu: the GPU time, ms: a replay's, or that of a call from Python where it is shorter
     gain: eager's GPU time divided by this row's, of the same case
-    floor: the least time of its kernels, ms
+    floor: the least time of its kernels, ms; none with a dimension of heads, where Inductor may
+        put in PyTorch's attention
     expected: eager's floor divided by this row's
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
@@ -47,9 +48,10 @@ def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 
 def _least_ms(implementation, written, dtype, batch, d, n, pass_, rates, bandwidth) -> float:
-    width = {"fp32": 4, "bf16": 2}[dtype]
-    sizes = int(batch), int(n), int(d), width
-    launched = attention_kernels(implementation, written, pass_, *sizes)
+    if written == "heads":
+        return float("nan")
+    sizes = int(batch), int(n), int(d), {"fp32": 4, "bf16": 2}[dtype]
+    launched = attention_kernels(implementation, written == "causal", pass_, *sizes)
     return floor(launched, rates[dtype] * 1e12, bandwidth * 1e12)["total"].ms
 
 

@@ -19,7 +19,7 @@ from a2lib.theory.memory.checkpointing import (
     strategy_peak,
 )
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.transformer import state_bytes
+from a2lib.theory.transformer import parameter_count
 
 SINGLE = ("block", "segments:2", "segments:4", "segments:8", "segments:16")  # one level of k blocks
 NAMES = {
@@ -74,9 +74,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 
 def _held(step: StepMemory) -> int:
-    """Return the bytes that exist between steps."""
-    state = state_bytes(step.shape)
-    return state.total - (state.gradients if step.fresh else 0)
+    """Return the bytes that exist between steps: weights and moments, and accumulated gradients."""
+    return (12 if step.fresh else 16) * parameter_count(step.shape)
 
 
 def _step(row) -> StepMemory:

@@ -13,7 +13,7 @@ from a2lib.report.units import digits
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.memory.step import GRADIENTS, SAVED, StepMemory, asked, peak
-from a2lib.theory.transformer import block_parameter_count, parameter_count, state_bytes
+from a2lib.theory.transformer import block_parameter_count, parameter_count
 
 BATCH, MODEL = 4, "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)
@@ -52,7 +52,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     counted = []
     for row in trained.itertuples():
         counted.append(asked(step(row.context, row.precision, row.attention, row.model)))
-    states = {model: state_bytes(shape).total for model, shape in SIZES.items()}
+    states = {model: 16 * parameter_count(shape) for model, shape in SIZES.items()}
     return rows.assign(
         state=rows["model"].map(states),
         capacity=rows["note"].map(_total_capacity).min(),

@@ -5,9 +5,10 @@ import pandas as pd
 
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
-from a2lib.report.page import Missing, one, pick
-from a2lib.report.plots import bars, name_lanes
+from a2lib.report.page import one, pick
+from a2lib.report.plots import name_lanes, stacked
 from a2lib.report.style import COLOURS, chart
+from a2lib.report.traces import legend
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import eager_step, fused_step
@@ -186,72 +187,34 @@ def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 
-# What is added to plain bf16 -> the configuration.
-CHANGES = {
-    "bf16": BF16,
-    "FlashAttention": {**FAST, "compile": "none"},
-    "compiled blocks": {**BF16, "compile": "blocks"},
-    "both": FAST,
-}
+def compiled_alone(rows: pd.DataFrame, model: str):
+    """Return the row of compile_model's bf16 step of 512 tokens, from Python: compiled blocks with
+    eager attention."""
+    case = {"model": model, "context": 512, "mode": "train-step", "phase": "wall"}
+    return one(rows, **case, **{**BF16, "compile": "blocks"})
 
 
-def launched_step(rows: pd.DataFrame, compiled: pd.DataFrame, model: str, configuration: dict):
-    """Return the row of a training step of 512 tokens launched from Python.
-
-    ``compiled`` are the rows of compile_model, which alone has compiled eager attention.
-    """
-    if configuration["attention"] == "eager" and configuration["compile"] == "blocks":
-        case = {"model": model, "context": 512, "mode": "train-step", "phase": "wall"}
-        return one(compiled, **case, **configuration)
-    return step(rows, model, configuration)
+LADDER_PARTS = {"GPU time": COLOURS[1], "waiting for Python": COLOURS[0]}
 
 
-def changes_table(rows: pd.DataFrame, compiled: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each of CHANGES: the 3.4B and the small model's step of 512 tokens, from
-    Python (``launched_step``) and in a CUDA graph, and the 3.4B model's peak memory."""
-    lines = []
-    for name, way in CHANGES.items():
-        line = {"": name}
-        for model in ("2.7B", "small"):
-            launched = launched_step(rows, compiled, model, way)
-            line[f"{TITLES[model]}: Python"] = digits(launched.ms, 3)
-            line[f"{TITLES[model]}: graph"] = _graph_cell(rows, model, way)
-            if model == "2.7B":
-                line["peak memory, GB"] = digits(launched.peak_bytes / 1e9, 3)
-        lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def _graph_cell(rows: pd.DataFrame, model: str, way: dict) -> str | None:
-    """Return a step's time in a CUDA graph, None if that was not measured."""
-    try:
-        return digits(step(rows, model, way, capture=True).ms, 3)
-    except Missing:
-        return None
-
-
-@chart(height=2.9)
+@chart(height=3.1)
 def ladder(figure, rows: pd.DataFrame, *models: str):
-    """Draw LADDER for each model side by side: GPU time solid, what launching from Python adds
-    hollow; at the end the step's time and its MFU."""
+    """Draw LADDER for each model side by side: GPU time, and what launching from Python adds; at
+    the end the step's time and its MFU."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
-    colours = [COLOURS[1]] * 3 + [COLOURS[0]] * 3
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
-        bars(
-            ax,
-            steps.index if ax is axes[0] else [""] * len(steps),
-            steps["ms_gpu"],
-            hollow=steps["more"],
-            text=[f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()],
-            colours=colours,
-            xlabel="a step, ms",
-        )
+        parts = steps[["ms_gpu", "more"]].set_axis(list(LADDER_PARTS), axis=1)
+        words = [f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()]
+        stacked(ax, parts, LADDER_PARTS, text=words, numbers=False, xlabel="a step, ms")
         longest = steps["ms"].max()
         ax.set_xlim(0, 2.25 * longest)
         ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]
         ax.set_xticks(ticks if len(ticks) < 4 else ticks[::2])
         ax.set_title(TITLES[model], loc="left")
+    for ax in axes[1:]:
+        ax.set_yticklabels([])
+    legend(figure, LADDER_PARTS, columns=2)
 
 
 @chart(height=3.3)

@@ -104,7 +104,7 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
         ax.set_xlim(0, 156)
 
     xlabel = "GB at the peak"
-    return plots.stacks(frame, names, 3.9, text=words, least=9, xlabel=xlabel, more=room)
+    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, more=room)
 
 
 @chart(height=2.8)

@@ -145,7 +145,7 @@ def block_bars(context: int) -> Chart:
     frame = pd.DataFrame(bars).T / 1e9
     text = [f"{total:.3g}" for total in frame.sum(axis=1)]
     shades = dict(zip(KINDS, SHADES, strict=True))
-    return plots.stacks(frame, shades, 3.3, text=text, least=9, xlabel="GB saved by one block")
+    return plots.stacks(frame, shades, 3.3, text=text, numbers=False, xlabel="GB saved by one block")
 
 
 PIECES = {
@@ -188,7 +188,7 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
         plots.label(ax, name, (capacity, 0.98), (4, 0), xycoords=place, va="top")
 
     xlabel = "GB at the peak"
-    return plots.stacks(frame, PIECES, 4.2, text=words, least=9, xlabel=xlabel, more=limit)
+    return plots.stacks(frame, PIECES, 4.2, text=words, numbers=False, xlabel=xlabel, more=limit)
 
 
 def _ran(rows: pd.DataFrame, case: StepMemory) -> bool:

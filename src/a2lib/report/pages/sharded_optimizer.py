@@ -7,10 +7,10 @@ from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives
 from a2lib.report.pages.benchmark import TITLES
-from a2lib.report.plots import bars, stacks
-from a2lib.report.style import COLOURS, Chart, chart
+from a2lib.report.plots import stacks
+from a2lib.report.style import Chart
 from a2lib.report.tables import cells
-from a2lib.report.units import gb, ms
+from a2lib.report.units import gb
 from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
@@ -29,7 +29,6 @@ PARTS = {  # a column of bytes, and its name in figures and tables
     "optimizer_bytes": "moments",
 }
 SHADES = {"weights": "#0072b2", "gradients": "#a86f00", "moments": "#d55e00"}
-ESTIMATED, REPLICATED, SHARDED = "#808080", COLOURS[1], COLOURS[0]
 
 
 def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
@@ -111,20 +110,6 @@ def memory_bars(memory: pd.DataFrame) -> Chart:
     frame = pd.DataFrame(parts).T
     xlabel = "GB on each of two GPUs"
     return stacks(frame, SHADES, 3.3, columns=3, text=totals, xlabel=xlabel)
-
-
-@chart(height=2.8)
-def updates(figure, times: dict[str, float]):
-    """Draw update times as bars, by their words, replicated and sharded in turn; the first two are
-    estimates."""
-    bars(
-        figure.subplots(),
-        list(times),
-        list(times.values()),
-        text=[ms(time) for time in times.values()],
-        colours=[ESTIMATED, ESTIMATED, REPLICATED, SHARDED, REPLICATED, SHARDED],
-        xlabel="update, and exchange where it is sharded, ms",
-    )
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

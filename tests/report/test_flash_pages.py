@@ -122,15 +122,6 @@ def test_a_gain_is_of_one_gpu_and_a_median_over_all(invented):
     assert (at["cudnn"] == 2).all() and (at["fa2"] == 2).all()
 
 
-def test_a_rung_without_a_kernel_is_left_out_of_the_figure(invented):
-    rows = invented()
-    rows.loc[rows["rung"] == "one_sweep", "ms"] = None
-    (ax,) = ladder.climb(rows, "few").figure.axes
-    names = [tick.get_text() for tick in ax.get_yticklabels()]
-    assert ladder.RUNGS["one_sweep"] not in names and ladder.RUNGS["key_chunks"] in names
-    assert ladder.RUNGS["consumers"] not in names
-
-
 @pytest.mark.parametrize("lanes", [flash_drawings.FORWARD_LANES, flash_drawings.BACKWARD_LANES])
 def test_nobody_does_two_things_at_once(lanes):
     for _, boxes in lanes:

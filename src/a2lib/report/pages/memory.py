@@ -17,16 +17,7 @@ from a2lib.theory.transformer import block_parameter_count, parameter_count
 
 BATCH, MODEL = 4, "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)
-MATRIX = "softmax's output"
-KINDS = {
-    MATRIX: ("mask", "prob", "prob16", "lse"),
-    "FFN": ("gate", "silu", "value", "product"),
-    "norms, residual stream": ("x0", "y0", "root", "normal", "norm"),
-    "q, k, v, attention's output": ("q", "k", "v0", "values", "o"),
-    "bf16 copies of inputs": ("x",),
-    "bf16 copies of weights": ("16",),
-}
-SHADES = ("#8b2f00", "#00825f", "#b0558a", "#a86f00", "#7fc1ad", "#444444")
+MATRIX = ("mask", "prob", "prob16", "lse")  # the softmax's output, by the ends of tensors' names
 MODES = {
     "inference": "forward alone",
     "forward": "forward that saves",
@@ -119,33 +110,13 @@ def over(rows: pd.DataFrame, **about) -> list[dict]:
     return recorded[is_in_phase.index(True) :]
 
 
-def kinds(context: int, precision: str, attention: str) -> dict[str, int]:
-    """Return the bytes that a block saves for its backward, by kind of tensor."""
-    sizes = dict.fromkeys(KINDS, 0)
-    for name, size in block_saved(SIZES[MODEL], BATCH, context, attention, precision).items():
-        sizes[_kind_of(name)] += size
-    return sizes
-
-
-def _kind_of(tensor: str) -> str:
-    """Return the kind of a saved tensor by its name in ``theory.memory.saved``."""
-    end = re.split("[/.]", tensor)[-1]
-    for kind, ends in KINDS.items():
-        if end in ends:
-            return kind
-    raise KeyError(tensor)
-
-
-def block_bars(context: int) -> Chart:
-    """Draw what one block saves by kind: a bar for each precision and attention, GB."""
-    bars = {}
-    for precision in ("fp32", "bf16"):
-        for attention, name in (("eager", "eager"), ("flash", "Flash")):
-            bars[f"{precision}, {name}"] = kinds(context, precision, attention)
-    frame = pd.DataFrame(bars).T / 1e9
-    text = [f"{total:.3g}" for total in frame.sum(axis=1)]
-    shades = dict(zip(KINDS, SHADES, strict=True))
-    return plots.stacks(frame, shades, 3.3, text=text, numbers=False, xlabel="GB saved by one block")
+def matrix_bytes(case: StepMemory) -> int:
+    """Return the bytes of a block's saved tensors that are the softmax's output."""
+    total = 0
+    for name, size in case.saved.items():
+        if re.split("[/.]", name)[-1] in MATRIX:
+            total += size
+    return total
 
 
 PIECES = {
@@ -163,7 +134,7 @@ def pieces(case: StepMemory) -> dict[str, int]:
     output and the rest."""
     sizes = dict(peak(case).by_category)
     saved = sizes.pop(SAVED)
-    matrix = kinds(case.context, case.precision, case.attention)[MATRIX]
+    matrix = matrix_bytes(case)
     whole_blocks, rest = divmod(saved, sum(case.saved.values()))
     scores = whole_blocks * matrix + min(rest, matrix)
     sizes["saved: softmax's output"] = scores

@@ -7,7 +7,7 @@ from svg_sizes import LEAST_SIZE, contrast, on_a_dark_page, smallest_text
 
 from a2lib.report import data, style
 from a2lib.report.page import pick
-from a2lib.report.pages import communication, flash, flash_shapes
+from a2lib.report.pages import flash, flash_shapes
 from a2lib.report.pages import flash_drawings as attention
 from a2lib.report.pages import parallelism_drawings as drawings
 from a2lib.report.pages.flash import LOOKS
@@ -30,7 +30,6 @@ def drawn():
         "exchange": drawings.experts_and_contexts(),
         "rings": drawings.rings(),
         "sequence": drawings.sequence_parallel(), "map": drawings.mesh_map(),
-        "devices": communication.devices(),
     }  # fmt: skip
 
 

@@ -3,17 +3,14 @@
 import dataclasses
 import re
 
-import numpy as np
 import pandas as pd
 
 from a2lib.report import plots
 from a2lib.report.page import one, pick
-from a2lib.report.pages.timeline import CATEGORIES
-from a2lib.report.style import DIM, PAPER, Chart, chart
+from a2lib.report.style import Chart
 from a2lib.report.units import gb, mb, ms
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.checkpointing import (
-    BlockBytes,
     block_bytes,
     selective_kept,
     strategy_peak,
@@ -105,24 +102,6 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
 
     xlabel = "GB at the peak"
     return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, more=room)
-
-
-@chart(height=2.8)
-def backward(figure, block: BlockBytes, blocks: int):
-    """Draw what is in use while each block's backward runs: one block per segment, gradients made
-    by the backward, GB above weights and moments."""
-    ax = figure.subplots()
-    done = np.arange(blocks)
-    waits, grown = (blocks - 1 - done) * block.input, done * block.gradients
-    parts = np.array([waits, grown, np.full(blocks, block.peak)]) / 1e9
-    colours = [CATEGORIES[c] for c in ("saved for backward", "gradients", "temporaries")]
-    ax.stackplot(done + 1, parts, colors=colours)
-    ax.annotate("saved inputs", (1.6, 0.7), color=PAPER)
-    ax.annotate("gradients so far", (20.5, 3.2), color=PAPER)
-    words = "the block whose backward runs"
-    ax.annotate(words, (15.5, 8.4), color=DIM, ha="center", va="center", rotation=18)
-    ax.set(xlabel="blocks that the backward has reached", ylabel="GB above weights and moments")
-    ax.set(xlim=(1, blocks))
 
 
 def block_tensors() -> pd.DataFrame:

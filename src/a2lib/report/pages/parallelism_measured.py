@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report.page import one, pick
-from a2lib.report.plots import reference
 from a2lib.report.style import chart
 from a2lib.report.units import Number, count, percent
 from a2lib.shapes import SIZES
@@ -257,27 +256,6 @@ def hiding(figure, rows: pd.DataFrame):
         ax.annotate("matmuls alone", (5300, 7.2), color=BLUE)
         ax.annotate("communication alone", (5050, 2.0), color=GREEN)
     axes[1].set_xlabel("tokens of the batch")
-
-
-@chart(height=2.9)
-def widths(figure, rows: pd.DataFrame):
-    """Draw tensor parallelism's backward by width: matmuls and communication, each alone, measured
-    and as predicted."""
-    few = swept(rows, "tp", "backward")
-    few = few[few["at"] <= 2048]
-    ax = figure.subplots()
-    for measured, predicted, colour in (
-        ("ms_without", "compute", BLUE),
-        ("ms_communication", "communication", GREEN),
-    ):
-        ax.plot(few["at"], few[measured], color=colour, marker="o", markersize=4)
-        ax.plot(few["at"], few[predicted], color=colour, linestyle="--", linewidth=1.2)
-    ax.annotate("matmuls", (1500, 4.6), color=BLUE, ha="right")
-    ax.annotate("communication", (1440, 1.35), color=GREEN)
-    reference(ax, crossing(rows, "tp", "backward"), "measured", vertical=True)
-    predicted = threshold(measured_layer(rows), "tp", "backward")
-    reference(ax, predicted, "predicted", vertical=True)
-    ax.set(xlabel="width d_ff of the layer", ylabel="ms", ylim=(0, 5.6), xlim=(200, 2100))
 
 
 def estimate(model: str, ranks: int = 2) -> Estimate:

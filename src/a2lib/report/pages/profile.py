@@ -14,8 +14,8 @@ from a2lib.report.metrics import (
     moved_bytes,
 )
 from a2lib.report.page import pick
-from a2lib.report.plots import label, stacked
-from a2lib.report.style import COLOURS, INK, chart
+from a2lib.report.plots import stacked
+from a2lib.report.style import chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
@@ -289,36 +289,6 @@ def ways(figure, rows: pd.DataFrame):
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
     traces.legend(figure, SHOWN, columns=2)
-
-
-@chart(height=3.4)
-def roofline(figure, rows: pd.DataFrame, bandwidth: float, flops: dict[str, float]):
-    """Draw the softmax and the two matmuls around it, a mark for each row of a forward, under the
-    best bandwidth (TB/s) and matmul rates (TFLOP/s): operations per second over operations per
-    byte."""
-    low, high, top = 0.2, 1000.0, max(flops.values())
-    ax = figure.subplots()
-    ax.plot([low, top / bandwidth], [low * bandwidth, top], color=INK, linewidth=1.4)
-    label(ax, "bandwidth", (4, 4 * bandwidth), (-8, 0), ha="right")
-    for precision in rows["precision"].unique():
-        flat = flops[precision]
-        ax.plot([flat / bandwidth, high], [flat, flat], color=INK, linewidth=1.4)
-        label(ax, f"{precision} matmul rate", (high, flat), (0, 4), ha="right")
-    for row in rows.itertuples():
-        fill = "full" if row.precision == "fp32" else "none"
-        softmax = row.softmax_flops / row.softmax_bytes, row.softmax_flops / row.softmax / 1e9
-        matmuls_ms = row.scores + row.values
-        matmuls = row.multiply_flops / row.multiply_bytes, row.multiply_flops / matmuls_ms / 1e9
-        ax.plot(*softmax, "o", color=COLOURS[3], markersize=8, fillstyle=fill, zorder=3)
-        ax.plot(*matmuls, "o", color=COLOURS[1], markersize=8, fillstyle=fill, zorder=3)
-        label(ax, f"two matmuls, {row.precision}", matmuls, (10, -4), va="top")
-        if row.precision == "fp32":  # the mark in bf16 is close to this one
-            label(ax, "softmax", softmax, (10, -4), va="top")
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
-    ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
-    ax.set_yticks([1, 10, 100], ["1", "10", "100"])
-    ax.minorticks_off()
-    ax.set(xlabel="FLOPs per byte", ylabel="TFLOP/s")
 
 
 def queue() -> Drawing:

@@ -8,13 +8,9 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.page import one, pick
 from a2lib.report.style import Chart
-from a2lib.report.units import gb, mb, ms
+from a2lib.report.units import gb, ms
 from a2lib.shapes import SIZES
-from a2lib.theory.memory.checkpointing import (
-    block_bytes,
-    selective_kept,
-    strategy_peak,
-)
+from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.transformer import parameter_count
 
@@ -48,7 +44,6 @@ TENSORS = {
     "bf16 copies of inputs": ("x",),
     "bf16 copies of weights": ("16",),
 }
-SAVE, AGAIN = "saved", "–"  # a dash: recomputed
 
 SETTINGS = {
     "fp32, eager": StepMemory(SIZES["2.7B"], 4, 2048),
@@ -104,33 +99,13 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
     return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, more=room)
 
 
-def block_tensors() -> pd.DataFrame:
-    """Return a table of the tensors of a block (bf16, FlashAttention): their size, and what becomes
-    of them under each strategy and in the 8B step, with the saved bytes per block."""
-    case = SETTINGS["bf16, Flash"]
-    saved = case.saved
-    ends = {name: re.split("[/.]", name)[-1] for name in saved}
-    either = "either"  # saved or offloaded
-    plan = {
-        "block's input": (SAVE, SAVE, SAVE, either),
-        "Q, K, V": (AGAIN, SAVE, AGAIN, either),
-        "attention's output": (AGAIN, AGAIN, SAVE, either),
-        "FFN's input": (AGAIN, AGAIN, AGAIN, either),
-        "FFN's gate and value": (AGAIN, SAVE, AGAIN, either),
-    }
-    lines = []
-    for words, kinds in TENSORS.items():
-        size = sum(saved[name] for name, end in ends.items() if end in kinds)
-        lines.append([words, mb(size, 3), *plan.get(words, (AGAIN,) * 4)])
-    sizes = [
-        sum(saved.values()),
-        block_bytes(case)[0].input,
-        selective_kept("linear", case),
-        selective_kept("attention", case),
-    ]
-    lines.append(["saved per block", *[mb(size, 3) for size in sizes], "·"])
-    heads = ["tensor", "size", "1 block", "linear outputs", "attention's output", "8B step"]
-    return pd.DataFrame(lines, columns=heads)
+def block_tensors() -> dict[str, int]:
+    """Return the bytes that a block saves for its backward (bf16, FlashAttention) by TENSORS."""
+    sizes = dict.fromkeys(TENSORS, 0)
+    kind_of = {end: kind for kind, ends in TENSORS.items() for end in ends}
+    for name, size in SETTINGS["bf16, Flash"].saved.items():
+        sizes[kind_of[re.split("[/.]", name)[-1]]] += size
+    return sizes
 
 
 def strategy_row(rows: pd.DataFrame, strategy: str, setting: dict, gradients: str = "fresh"):

@@ -80,27 +80,12 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows.join(pd.DataFrame(lines, index=rows.index))
 
 
-def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Add to each recorded row:
-
-    forward_largest, backward_largest: bytes of the largest allocation of the phase
-    forward_of, backward_of: how many allocations have that size
-    """
-    lines = traces.pictures("lines", rows)
-    largest = [_largest_by_phase(traces.traced(row, lines)) for row in rows.itertuples()]
-    return rows.join(pd.DataFrame(largest, index=rows.index))
-
-
-def _largest_by_phase(allocations: list[dict]) -> dict[str, float]:
-    """Return for forward and backward the bytes of the largest allocation, and how many have that
-    size."""
-    sizes = {}
-    for phase in ("forward", "backward"):
-        here = [line for line in allocations if line["phase"] == phase]
-        most = max((line["bytes"] for line in here), default=np.nan)
-        sizes[f"{phase}_largest"] = most
-        sizes[f"{phase}_of"] = sum(line["count"] for line in here if line["bytes"] == most)
-    return sizes
+def largest(lines: list[dict], phase: str) -> tuple[float, int]:
+    """Return the bytes of the largest allocation of a recorded step's phase, and how many
+    allocations have that size."""
+    here = [line for line in lines if line["phase"] == phase]
+    most = max(line["bytes"] for line in here)
+    return most, sum(line["count"] for line in here if line["bytes"] == most)
 
 
 def over(rows: pd.DataFrame, **about) -> list[dict]:

@@ -119,4 +119,3 @@ def running(figure):
     ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.001 (dashed: exact)")
     ax.set_ylabel("running sum")
     ax.xaxis.set_major_formatter("{x:,.0f}")
-

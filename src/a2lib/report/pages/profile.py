@@ -6,13 +6,7 @@ import pandas as pd
 from a2lib.lab.trace import HOST
 from a2lib.report import traces
 from a2lib.report.drawing import Drawing, box, stroke, text
-from a2lib.report.metrics import (
-    bytes_between_matmuls,
-    ceilings,
-    copy_bandwidth,
-    floors,
-    moved_bytes,
-)
+from a2lib.report.metrics import ceilings, copy_bandwidth, floors, moved_bytes
 from a2lib.report.page import pick
 from a2lib.report.plots import stacked
 from a2lib.report.style import chart
@@ -62,7 +56,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     kernels: calls
     top, top_calls, top_ms, top_share: the kernel that takes most
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
-    moved, floor, ...: by counting (``count_work``)
+    floor, ...: by counting (``count_work``)
     depth: launches queued ahead of the GPU
     launch_us: CPU time per launch in µs, while Python does not wait for a full queue
     quick, slow: the phase in the quickest and in the slowest process that timed it
@@ -150,7 +144,6 @@ def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) 
 def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     """Return what counting tells of a row's phase; nothing for a configuration without a count.
 
-    moved: bytes between matmuls
     floor: the least time by the best measured rates, ms
     multiply_flops, multiply_bytes, softmax_flops, softmax_bytes: of eager attention in a forward
     """
@@ -162,7 +155,7 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     phases = PHASES_OF.get(row.mode, TRAINING) if row.phase == "step" else (row.phase,)
     kernels = kernels_of(shape, batch, context, row.precision)
     kernels = [kernel for kernel in kernels if kernel.phase in phases]
-    counts = {"moved": bytes_between_matmuls(kernels)}
+    counts = {}
     least = floors(kernels, rates, bandwidth, row.precision)
     if least:
         counts["floor"] = least["total"].ms

@@ -10,11 +10,10 @@ from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
 from a2lib.report.tables import cells
-from a2lib.report.units import gb
 from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.sharding import UPDATE_BYTES, Held, pipelined_s, sent
+from a2lib.theory.sharding import UPDATE_BYTES, Held
 from a2lib.theory.transformer import parameter_count
 
 MOMENTS = {
@@ -75,7 +74,8 @@ def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[
 
     whole, half: an update of all weights, and of half of them
     exchange: the all-gathers of the other half
-    both: half an update with its exchange in chunks
+    both: half an update with its exchange in chunks, each sent when it is updated: of the shorter
+        one only a chunk's time is exposed
     broadcasts: a broadcast of every parameter by itself
     """
     shape = SIZES[model]
@@ -88,7 +88,7 @@ def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[
         "whole": update,
         "half": update / 2,
         "exchange": exchange,
-        "both": 1e3 * pipelined_s(update / 2e3, exchange / 1e3, CHUNKS),
+        "both": max(update / 2, exchange) + min(update / 2, exchange) / CHUNKS,
         "broadcasts": 1e3 * (tensors * broadcast.overhead_s + 4 * weights / broadcast.bandwidth),
     }
 
@@ -144,18 +144,3 @@ def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
         lines.append([mode, *cells(times)])
     heads = ["model and mode", "step", "sharded step", "update", "sharded update"]
     return pd.DataFrame(lines, columns=heads)
-
-
-def bytes_table() -> pd.DataFrame:
-    """Return what each of two GPUs sends in a step of the 2.0B model, by scheme."""
-    size = 4 * parameter_count(SIZES["xl25"])
-    lines = []
-    for words, scheme in (
-        ("not sharded", "plain"),
-        ("a2lib", "sharded"),
-        ("ZeRO stage 1", "zero1"),
-    ):
-        bytes_sent = sent(scheme, size, 2)
-        sizes = [bytes_sent["gradients"], bytes_sent["weights"], sum(bytes_sent.values())]
-        lines.append([words, *(gb(size, 3) for size in sizes)])
-    return pd.DataFrame(lines, columns=["scheme", "for gradients", "for weights", "total"])

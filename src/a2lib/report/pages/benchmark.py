@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
 from a2lib.report.page import one, pick
 from a2lib.report.plots import name_lanes, stacked
@@ -104,53 +103,6 @@ def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
             floor_of[case] = parts["total"].ms if parts else np.nan
         times.append(floor_of[case])
     return pd.Series(times, rows.index, dtype=float)
-
-
-CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
-
-
-def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Add to the profile's bf16 training steps the kernel time of a step by what it does, in ms.
-
-    ms_linear, ms_attention, ms_adamw, ms_pointwise: linear layers, fused attention, AdamW, all else
-    ms_kernels: their sum
-    floor_...: the least time of each, of a fused step
-    attention_calls: kernels of fused attention
-    ms_casts, ms_between: of ms_pointwise, compiled casts and joins of weights, and what is left
-    """
-    kernels = traces.kernels(rows)
-    kernels = kernels[(kernels["mode"] == "train-step") & kernels["model"].isin(SIZES)]
-    kernels = kernels[kernels["precision"].isin(["bf16", "bf16_weights"])]
-    if kernels.empty:
-        return rows
-    key = ["model", "context", "batch", "mode", *WAY, "profiler"]
-    names = {"matmul": "ms_linear", "flash": "ms_attention", "adamw": "ms_adamw"}
-    sums = traces.ms_by_class(kernels, key).rename(columns={**names, "total": "ms_kernels"})
-    sums["ms_pointwise"] = sums.pop("between") + sums.pop("copies")
-    casts = (kernels["phase"] == "forward") & kernels["kernel"].str.fullmatch(CAST)
-    sums["ms_casts"] = kernels[casts].groupby(key)["ms"].sum()
-    sums["ms_between"] = sums["ms_pointwise"] - sums["ms_casts"]
-    fused = kernels[kernels["kind"] == "attention"]
-    sums["attention_calls"] = fused.groupby(key)["calls"].sum()
-    cases = sums.reset_index()[key]
-    floors_of = [_floors_by_part(row, rows_of("ceiling")) for row in cases.itertuples()]
-    sums = pd.concat([sums.reset_index(), pd.DataFrame(floors_of)], axis=1)
-    types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
-    return rows.merge(sums.astype(types), on=key, how="left")
-
-
-def _floors_by_part(case, ceiling: pd.DataFrame) -> dict[str, float]:
-    """Return the floor_ columns of ``traced`` for a step."""
-    floors = least(ceiling, case.model, case.precision, int(case.context), int(case.batch))
-    if not floors:
-        return {}
-    return {
-        "floor_linear": floors["products"].ms,
-        "floor_attention": floors["attention"].ms,
-        "floor_adamw": floors["optimizer"].ms,
-        "floor_pointwise": floors["elementwise"].ms + floors["loss"].ms,
-        "floor_kernels": floors["total"].ms,
-    }
 
 
 def step(

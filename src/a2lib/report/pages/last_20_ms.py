@@ -17,15 +17,6 @@ STEPS = {
     "AdamW overlapped": (NARROW, "overlapped-step"),
     "no AdamW": (NARROW, "forward-backward"),
 }
-# What kernels do in a traced step -> the column of their time in ``benchmark.traced``.
-WORK = {
-    "AdamW": "ms_adamw",
-    "casts and copies of weights": "ms_casts",
-    "linear layers": "ms_linear",
-    "other elementwise kernels": "ms_between",
-    "attention": "ms_attention",
-    "all kernels": "ms_kernels",
-}
 
 
 def energy(rows: pd.DataFrame, rows_of) -> pd.DataFrame:

@@ -41,6 +41,7 @@ BETWEEN = {
     "rope": ("attn", INSIDE + "values"),
     "norms": ("ln1", "ln2", "block"),
 }
+CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
 SOFTMAX_FLOPS = 5  # per score: compare, subtract, exponential, add, divide
 SOFTMAX_BYTES = 8  # per score: read and written, in fp32 in either precision
 PHASES_OF = {"forward": ("forward",), "forward-backward": ("forward", "loss", "backward")}
@@ -54,6 +55,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     matmul, flash, copies, adamw, between, total: kernel time (``traces.ms_by_class``)
     rest, share: of all kernels except matmul and flash; the share of these two
     kernels: calls
+    casts: compiled casts and joins of weights
+    flash_calls: calls of fused attention
     top, top_calls, top_ms, top_share: the kernel that takes most
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
     floor, ...: by counting (``count_work``)
@@ -92,6 +95,8 @@ def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
     sums["rest"] = sums["total"] - sums["matmul"] - sums["flash"]
     sums["share"] = 1 - sums["rest"] / sums["total"]
     sums["kernels"] = kernels.groupby(CASE)["calls"].sum()
+    sums["casts"] = kernels[kernels["kernel"].str.fullmatch(CAST)].groupby(CASE)["ms"].sum()
+    sums["flash_calls"] = kernels[kernels["kind"] == "attention"].groupby(CASE)["calls"].sum()
     sums = sums.join(top_kernels(kernels)).join(forward_parts(kernels))
     sums["top_share"] = sums["top_ms"] / sums["total"]
     return sums.reset_index()

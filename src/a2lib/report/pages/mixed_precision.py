@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.page import one
 from a2lib.report.plots import label
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.shapes import SIZES
@@ -43,40 +44,35 @@ def binades(each: Loop) -> pd.DataFrame:
     return pd.DataFrame({"additions": additions.size(), "gain": most}).reset_index()
 
 
-def gains(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Return a row for each model, pass and precision of eager mode at 512 tokens.
+def pass_ms(
+    rows: pd.DataFrame, model: str, pass_: str, precision: str, launched: bool = False
+) -> float:
+    """Return the ms of an eager forward or backward at 512 tokens, NaN where it ran out of memory.
 
-    ms: GPU time, of a step in a CUDA graph; a backward is what forward and backward take beyond the
-        forward. A model whose bf16 step was launched from Python, too, has the passes "forward,
-        launched" and "backward, launched" of that.
-    gain: fp32's time over it
-    estimate: a bf16 forward's gain by counting (``estimate``)
+    It is GPU time in a CUDA graph, a backward being what forward and backward take beyond the
+    forward; or, if ``launched``, the time from Python.
     """
-    few = rows[(rows["context"] == CONTEXT) & (rows["compile"] == "none")]
-    few = few[(few["attention"] == "eager") & few["model"].isin(MODELS)]
-    few = few[few["mode"].isin(["forward", "forward-backward"])]
-    launched = few[~few["capture"] & (few["mode"] == "forward-backward")]
-    few = few[few["capture"] & (few["phase"] == "step")]
-    wide = few.pivot_table("ms", ["model", "precision"], "mode", sort=False).dropna(how="all")
-    if wide.empty:
-        return rows.iloc[:0]
-    wide["backward"] = wide["forward-backward"] - wide["forward"]
-    both = launched[launched["precision"] == "bf16"].dropna(subset=["ms"])["model"]
-    launched = launched[launched["model"].isin(both)]
-    launched = launched.pivot_table("ms", ["model", "precision"], "phase")
-    launched = launched.reindex(columns=["forward", "backward"]).add_suffix(", launched")
-    wide = wide.join(launched)
-    passes = wide.columns.drop("forward-backward")
-    long = wide[passes].stack().rename("ms").dropna().reset_index()
-    long = long.rename(columns={"mode": "pass", "level_2": "pass"})
-    base = long[long["precision"] == "fp32"].set_index(["model", "pass"])["ms"]
-    long["gain"] = long.join(base.rename("fp32"), on=["model", "pass"])["fp32"] / long["ms"]
-    estimated = (long["pass"] == "forward") & (long["precision"] == "bf16")
-    ceiling = rows_of("ceiling")
-    estimates = {model: estimate(model, ceiling)["gain"] for model in set(long["model"])}
-    long["estimate"] = long["model"].map(estimates).where(estimated)
-    same = {c: few[c].iloc[0] for c in ("device", "file", "local", "run")}
-    return long.assign(status="ok", **same)
+    same = {"model": model, "precision": precision, "context": CONTEXT}
+    same |= {"attention": "eager", "compile": "none"}
+    if launched:
+        return one(rows, mode="forward-backward", capture=False, phase=pass_, **same).ms
+    in_graph = {"capture": True, "phase": "step", **same}
+    forward_ms = one(rows, mode="forward", **in_graph).ms
+    if pass_ == "forward":
+        return forward_ms
+    return one(rows, mode="forward-backward", **in_graph).ms - forward_ms
+
+
+def gain(
+    rows: pd.DataFrame,
+    model: str,
+    pass_: str = "forward",
+    precision: str = "bf16",
+    launched: bool = False,
+) -> float:
+    """Return how many times as fast as in fp32 a pass is (``pass_ms``)."""
+    fp32_ms = pass_ms(rows, model, pass_, "fp32", launched)
+    return fp32_ms / pass_ms(rows, model, pass_, precision, launched)
 
 
 def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:

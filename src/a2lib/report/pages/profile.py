@@ -206,26 +206,12 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     return by_size(traced.drop_duplicates(["model", "context", "phase"]))
 
 
-def matmul_shares(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the matmuls' share of a forward's and of a whole fp32 step's kernel time, by model and
-    context."""
-    trace = {"mode": "train-step", "way": "fp32", "profiler": "nsys"}
-    few = pick(rows, phase=["forward", "step"], **trace)
-    index = ["model", "context"]
-    return few.pivot(index=index, columns="phase", values="share").astype(float)
-
-
-def backward_over_forward(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernel time of an fp32 backward over its forward's, of matmuls and of the rest, by
-    model and context."""
-    trace = {"mode": "train-step", "way": "fp32", "profiler": "nsys"}
-    few = pick(rows, phase=["forward", "backward"], **trace)
-    values = ["matmul", "rest"]
-    few = few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
-    ratios = pd.DataFrame(index=few.index)
-    for part in values:
-        ratios[part] = few[part]["backward"] / few[part]["forward"]
-    return ratios
+def fp32_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the kernel time of matmuls and of the rest, and the matmuls' share, of the traced fp32
+    training steps: a line for each model and context, columns by phase."""
+    few = pick(rows, mode="train-step", way="fp32", profiler="nsys")
+    values = ["matmul", "rest", "share"]
+    return few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
 
 
 def answers(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,11 +11,10 @@ from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
 from a2lib.report.tables import cells
 from a2lib.report.traces import pictures
-from a2lib.report.units import count, digits, percent
+from a2lib.report.units import count, percent
 from a2lib.shapes import SIZES, Shape
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.memory.keeping import block_always, block_results, working_bytes
-from a2lib.theory.products import matmul_flops
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import fused_step
 from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
@@ -175,30 +174,6 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
         times["in blocks"] = kernels["ms"][in_blocks].sum()
         by_way[picture.about["way"], picture.run] = times
     return pd.DataFrame([by_way.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
-
-
-def block_table(rate: float, attention_ms: float) -> pd.DataFrame:
-    """Return what one block of the 8B model can save, and what saving it spares, at a matmul
-    ``rate`` in TFLOP/s and with a forward of attention of so many ms."""
-    shape, tokens = SIZES["8B"], 32_768
-    always, outputs = block_always(shape, tokens), block_results(shape, tokens, rate * 1e12)
-    attention_bytes = always[1] + always[3]  # with the log-sum-exp
-    ffn_ms = matmul_flops(tokens, shape.d_model, shape.d_model) / rate / 1e9
-
-    def total(results) -> tuple[float, float]:
-        return sum(output.bytes for output in results), sum(output.ms for output in results)
-
-    spared = {
-        "attention's output, log-sum-exp": (attention_bytes, attention_ms),
-        "FFN's input": (always[2], ffn_ms),
-        "q, k, v": total(outputs[:3]),
-        "w1's and w3's outputs": total(outputs[3:]),
-    }
-    lines = [["block's input", digits(always[0] / 1e9, 3), None, None]]
-    for name, (size, time) in spared.items():
-        gigabytes = size / 1e9
-        lines.append([name, digits(gigabytes, 3), digits(time, 3), digits(time / gigabytes)])
-    return pd.DataFrame(lines, columns=["tensor", "GB", "ms to recompute", "ms per GB"])
 
 
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -227,10 +227,10 @@ def thresholds_table(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
 def hidden_table(rows: pd.DataFrame, width: int) -> pd.DataFrame:
     """Return the hidden share by batch, of every scheme and pass at a layer's width."""
     sent = pick(sending(rows), d_ff=width).set_index("tokens")
-    shares = {
-        f"{SHORT[scheme]} {pass_}": pick(sent, scheme=scheme, pass_=pass_)["hidden"].map(percent)
-        for scheme, pass_ in THRESHOLDS
-    }
+    shares = {}
+    for scheme, pass_ in THRESHOLDS:
+        hidden = pick(sent, scheme=scheme, pass_=pass_)["hidden"]
+        shares[f"{SHORT[scheme]} {pass_}"] = hidden.map(percent)
     table = pd.DataFrame(shares).sort_index()
     table.insert(0, "tokens", table.index.map(count))
     return table

@@ -16,7 +16,8 @@ from a2lib.report.style import COLOURS, DIM, Chart, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, us
 from a2lib.shapes import SIZES
-from a2lib.theory.buckets import fill, gradients, overhead_s
+from a2lib.theory.buckets import count_buckets, overhead_s
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.transformer import parameter_count
 
 MB = 1 << 20
@@ -174,8 +175,8 @@ def _has_all_along(kernel: dict, sent: list[dict]) -> bool:
 def buckets_sent(bucket_mb: float) -> int:
     """Return the number of all-reduces of the 2.0B model's step: a parameter that is larger than a
     bucket has one of its own."""
-    sizes = [4.0 * elements for elements in gradients(SIZES["xl25"])]
-    return len(list(fill(sizes, bucket_mb * MB)))
+    sizes = StepMemory(SIZES["xl25"]).parameters().values()
+    return count_buckets(reversed(sizes), bucket_mb * MB)
 
 
 def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:

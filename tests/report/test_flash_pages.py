@@ -12,7 +12,7 @@ from a2lib.attention import dispatch
 from a2lib.attention.ladder import RUNGS
 from a2lib.report import data
 from a2lib.report.page import pick
-from a2lib.report.pages import flash, flash_drawings
+from a2lib.report.pages import flash
 from a2lib.report.pages import flash_ladder as ladder
 from a2lib.theory.attention import attention_flops
 
@@ -120,10 +120,3 @@ def test_a_gain_is_of_one_gpu_and_a_median_over_all(invented):
     assert ladder.rungs(rows, "few")["gain"][[*ladder.PEERS]].isna().all()
     at = rows[(rows["rung"] == "one_sweep") & (rows["gpu"] == "a")]
     assert (at["cudnn"] == 2).all() and (at["fa2"] == 2).all()
-
-
-@pytest.mark.parametrize("lanes", [flash_drawings.FORWARD_LANES, flash_drawings.BACKWARD_LANES])
-def test_nobody_does_two_things_at_once(lanes):
-    for _, boxes in lanes:
-        ends = [end for _, end, *_ in boxes]
-        assert all(begin >= end for (begin, *_), end in zip(boxes[1:], ends, strict=False))

@@ -189,6 +189,7 @@ def prose(body):
     """A page's text without cells, fences of code, expressions, code and formulas."""
     body = CELL.sub("", body)
     body = re.sub(r"^(`{3,})\{eval[^\n]*\n(?:.*\n)*?\1$", "", body, flags=re.M)
+    body = re.sub(r"^(`{3,})\{.*\n((?:.*\n)*?)\1$", r"\2", body, flags=re.M)  # a drawing's words
     fences = r"^```[^{:\n]*\n[\s\S]*?^```$|^    .*$|^\$\$[\s\S]*?^\$\$.*$"
     body = re.sub(fences, "", body, flags=re.M)
     body = re.sub(r"^`{3,}.*$", "", body, flags=re.M)

@@ -4,33 +4,15 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+import schedules
 
 from a2lib.report.page import one, pick
 from a2lib.report.pages import parallelism_measured as page
-from a2lib.report.pages.parallelism_drawings import one_forward_one_backward
 from a2lib.shapes import PRESETS
-from a2lib.theory import schedules
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import Layout, Training
-from a2lib.theory.other_axes import bubble_share, peak_microbatches
 from a2lib.theory.parallelism import Cost
-
-
-@pytest.mark.parametrize("stages, microbatches", [(4, 4), (4, 8), (8, 3), (1, 2)])
-def test_the_pipeline_that_is_drawn_has_the_formulas_bubble_and_activations(stages, microbatches):
-    tasks = one_forward_one_backward(stages, microbatches)
-    assert len(set(tasks)) == 2 * stages * microbatches
-    ends = [start + (1 if kind == "forward" else 2) for _, _, kind, start in tasks]
-    busy = 3 * microbatches
-    assert 1 - busy / max(ends) == pytest.approx(bubble_share("1f1b", stages, microbatches))
-    for stage in range(stages):
-        own = [(start, kind) for s, _, kind, start in tasks if s == stage]
-        held, peak = 0, 0
-        for _, kind in sorted(own):
-            held += 1 if kind == "forward" else -1
-            peak = max(peak, held)
-        assert peak == peak_microbatches("1f1b", stages, microbatches, stage=stage)
 
 
 def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():

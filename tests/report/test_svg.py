@@ -1,4 +1,4 @@
-"""What a figure is in a browser, checked without one: colours, letters, weight, drawings."""
+"""What a figure is in a browser, checked without one: colours, letters, weight."""
 
 from xml.etree import ElementTree
 
@@ -7,9 +7,7 @@ from svg_sizes import LEAST_SIZE, contrast, on_a_dark_page, smallest_text
 
 from a2lib.report import data, style
 from a2lib.report.page import pick
-from a2lib.report.pages import flash, flash_shapes
-from a2lib.report.pages import flash_drawings as attention
-from a2lib.report.pages import parallelism_drawings as drawings
+from a2lib.report.pages import flash, flash_shapes, parallelism
 from a2lib.report.pages.flash import LOOKS
 from a2lib.report.plots import HEAT
 
@@ -17,7 +15,7 @@ LINES = {*style.COLOURS, style.DIM, "#808080"}
 
 
 def drawn():
-    """A figure or drawing of each kind, of the committed rows; those on parallelism, of none."""
+    """A figure of each kind, of the committed rows or of none."""
     rows = data.load("flash")
     rows = flash.columns(rows[~rows["local"]].reset_index(drop=True), None)
     one = pick(rows, kind="one head", dtype="bf16", head_dim=64)
@@ -25,12 +23,8 @@ def drawn():
         "bars": flash.bars(pick(rows, kind="board")),
         "maps": flash_shapes.maps(rows, "bf16"),
         "lines": flash.regimes(pick(one, pass_="backward")),
-        "tiles": attention.tiles(),
-        "fsdp": drawings.fully_sharded(), "tensor": drawings.tensor_parallel(),
-        "exchange": drawings.experts_and_contexts(),
-        "rings": drawings.rings(),
-        "sequence": drawings.sequence_parallel(), "map": drawings.mesh_map(),
-    }  # fmt: skip
+        "map": parallelism.mesh_map(),
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
 """What closed forms say of overlap and bubbles, on a clock."""
 
 import pytest
+import schedules
 from refusals import refused
+from schedules import Task, run
 
-from a2lib.theory import parallelism, schedules
+from a2lib.theory import parallelism
 from a2lib.theory.other_axes import bubble_share, peak_microbatches
 from a2lib.theory.parallelism import EXAMPLE
-from a2lib.theory.schedules import Task, run
 
 LAYERS = 200
 

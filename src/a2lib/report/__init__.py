@@ -3,7 +3,7 @@ torch.
 
 What is here serves every page and names none: ``page`` (rows, claims, what a page is written with),
 ``units`` (numbers as text), ``data`` (rows as they are read), ``tables``, ``plots`` and ``traces``
-(figures), ``drawing``, ``provenance`` (where rows come from), ``questions`` (how far each is
+(figures), ``provenance`` (where rows come from), ``questions`` (how far each is
 answered). What one page derives and draws is in ``pages``.
 """
 

@@ -1,1 +1,1 @@
-"""One module a page of the book: the columns that it derives, and drawings of its own. No text."""
+"""One module a page of the book: the columns that it derives, and charts of its own. No text."""

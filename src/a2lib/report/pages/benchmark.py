@@ -5,7 +5,7 @@ import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
 from a2lib.report.page import one, pick
-from a2lib.report.plots import name_lanes, stacked
+from a2lib.report.plots import stacked
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.traces import legend
 from a2lib.report.units import count, digits, ms, percent
@@ -167,33 +167,6 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
     for ax in axes[1:]:
         ax.set_yticklabels([])
     legend(figure, LADDER_PARTS, columns=2)
-
-
-@chart(height=3.3)
-def queue(figure):
-    """Draw who waits for whom: Python's launches above, the GPU's kernels below, in three cases."""
-    cases = {  # a launch's time, a kernel's time, whether each kernel has a launch of its own
-        "long kernels: the GPU is the limit": (1, 3, True),
-        "short kernels: the GPU waits for Python": (1, 0.45, True),
-        "a CUDA graph: one launch for all": (1, 0.45, False),
-    }
-    axes = figure.subplots(len(cases), 1, sharex=True)
-    for ax, (title, (launch, kernel, has_own_launch)) in zip(axes, cases.items(), strict=True):
-        launches, kernels = [], []
-        end = 0  # of the kernel before
-        for number in range(6):
-            if has_own_launch or number == 0:
-                launches.append((number * launch, 0.92 * launch))
-            issued = len(launches) * launch
-            begin = max(issued, end)
-            kernels.append((begin, 0.95 * kernel))
-            end = begin + kernel
-        ax.broken_barh(launches, (1.1, 0.8), color=COLOURS[0])
-        ax.broken_barh(kernels, (0, 0.8), color=COLOURS[1])
-        name_lanes(ax, [0.4, 1.5], ["GPU", "Python"])
-        ax.set_title(title, loc="left")
-        ax.set(xlim=(0, 19.5), xticks=[])
-    ax.set_xlabel("time")
 
 
 def spread(mean: float, deviation: float) -> str:

@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from a2lib.report.drawing import WIDTH, Drawing, box, stroke, text
 from a2lib.report.metrics import bytes_between_matmuls, ceilings, copy_bandwidth
 from a2lib.report.page import one
 from a2lib.report.pages.benchmark import TITLES
@@ -135,29 +134,6 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     name_lanes(ax, places, names + ": " + table["share"].map(percent))
     ax.invert_yaxis()
     ax.set(xlim=(1, 1.78), xlabel="times as fast as eager in a CUDA graph")
-
-
-def fused_attention() -> Drawing:
-    """Draw the kernels of an attention forward, eager and compiled, and the N x N matrices that
-    pass through memory between them."""
-    matmul, other, height, gap = "fill: #86b6e6", "fill: #f0ad78", 30, 24
-    eager = [("QKᵀ", 68, matmul), ("scale", 76, other), ("softmax", 76, other), ("PV", 68, matmul)]
-    compiled = [("QKᵀ", 68, matmul), ("scale and softmax", 176, other), ("PV", 68, matmul)]
-    elements = []
-    for y, name, chain in ((28, "eager", eager), (108, "compiled", compiled)):
-        passes = 2 * (len(chain) - 1)
-        elements.append(text(0, y - 12, name, bold=True))
-        elements.append(text(WIDTH, y - 12, f"{passes} passes over the matrix", anchor="end"))
-        x = 0
-        for words, width, style in chain:
-            if x:
-                arrow = f"M{x - gap + 2} {y + height / 2:g}h{gap - 4}l-6 -4m6 4l-6 4"
-                elements.append(stroke(arrow, width=1.6))
-            elements.append(box(x, y, width, height, style, words))
-            x += width + gap
-    words = "an arrow: the N × N matrix is written, then read"
-    elements.append(text(WIDTH / 2, 162, words, anchor="middle"))
-    return Drawing(elements, 172)
 
 
 def recognized(rows: pd.DataFrame, pass_: str, implementation: str = "compile"):

@@ -239,28 +239,6 @@ def ladder(steps: dict[str, float], marks: dict[str, float]) -> Chart:
     return stacks(parts, colours, 3.6, least=0.2, xlabel="ms per step", more=mark)
 
 
-@chart(height=2.4)
-def schedules(figure):
-    """Draw three schedules of backward, communication and update, to no scale."""
-    backward_bar = [(0, 6)]  # where each bar begins, and its length
-    during = [(1.2, 1.2), (2.4, 1.2), (3.6, 1.2), (6, 1)]
-    per_bucket = [(2.5, 0.7), (3.7, 0.7), (4.9, 0.7), (7, 0.7)]
-    lanes_of = {
-        "after the backward": (backward_bar, [(6, 4)], [(10, 2.8)]),
-        "overlapped": (backward_bar, during, [(7, 2.8)]),
-        "and update per bucket": (backward_bar, during, per_bucket),
-    }
-    colours = (COLOURS[4], COLOURS[1], COLOURS[0])
-    ax = figure.subplots()
-    for y, bars_of in enumerate(lanes_of.values()):
-        for lane, (bars, colour) in enumerate(zip(bars_of, colours, strict=True)):
-            ax.broken_barh(bars, (y + 0.26 * lane, 0.24), facecolor=colour, edgecolor="#ffffff")
-    for words, x, lane in (("backward", 0.1, 0), ("all-reduce", 6.1, 1), ("AdamW", 10.1, 2)):
-        ax.annotate(words, (x, 0.12 + 0.26 * lane), va="center", color="#ffffff")
-    name_lanes(ax, [0.38, 1.38, 2.38], list(lanes_of))
-    ax.set(xlim=(0, 13), ylim=(2.9, -0.1), xticks=[], xlabel="time")
-
-
 KERNEL_COLOURS = {
     "matmuls": COLOURS[1],
     "attention": COLOURS[0],

@@ -65,7 +65,8 @@ def grouped(rows: pd.DataFrame) -> pd.DataFrame:
     tokens = rows["batch"].astype(str) + " × " + rows["seq_len"].map(count)
     rows["heads, tokens"] = heads + ", " + tokens
     wide = rows.pivot(index=["pass", "heads, tokens"], columns="implementation", values="ms")
-    order = pd.MultiIndex.from_product([OWN, rows["heads, tokens"].unique()], names=wide.index.names)
+    shapes = rows["heads, tokens"].unique()
+    order = pd.MultiIndex.from_product([OWN, shapes], names=wide.index.names)
     wide = wide.loc[order, [OURS, flash.FA4, "sdpa_cudnn"]].apply(cells)
     return wide.rename(columns=LOOKS.label).reset_index()
 

@@ -6,7 +6,7 @@ from a2lib.report import plots
 from a2lib.report.page import one
 from a2lib.report.pages import benchmark
 from a2lib.report.pages.benchmark import FAST, NARROW, TITLES, by_title
-from a2lib.report.style import COLOURS, Chart, chart
+from a2lib.report.style import COLOURS, Chart
 from a2lib.report.tables import cells
 from a2lib.report.units import ms, percent
 
@@ -61,21 +61,6 @@ def steps(rows: pd.DataFrame, model: str) -> Chart:
     return plots.stacks(
         times, {"step": COLOURS[0]}, 2.2, text=words, numbers=False, xlabel="a step, ms", more=room
     )
-
-
-@chart(height=2.5)
-def streams(figure):
-    """Draw the backward and AdamW on two streams: one after the other, and overlapped."""
-    cases = {"AdamW after the backward": False, "AdamW overlapped, on paper": True}
-    axes = figure.subplots(2, 1, sharex=True)
-    for ax, (title, is_overlapped) in zip(axes, cases.items(), strict=True):
-        ax.broken_barh([(i, 0.94) for i in range(8)], (1.1, 0.8), color=COLOURS[1])
-        updates = [(i + 1 if is_overlapped else 8 + 0.5 * i, 0.47) for i in range(8)]
-        ax.broken_barh(updates, (0, 0.8), color=COLOURS[0])
-        plots.name_lanes(ax, [0.4, 1.5], ["AdamW (bytes)", "backward (matmuls)"])
-        ax.set_title(title, loc="left")
-        ax.set(xlim=(0, 12.5), xticks=[])
-    ax.set_xlabel("time")
 
 
 def by_step(rows: pd.DataFrame) -> pd.DataFrame:

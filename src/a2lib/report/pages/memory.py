@@ -8,11 +8,11 @@ import pandas as pd
 from a2lib.report import plots, traces
 from a2lib.report.page import one, pick
 from a2lib.report.pages import timeline
-from a2lib.report.style import INK, PAPER, Chart, chart
+from a2lib.report.style import Chart
 from a2lib.report.units import digits
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
-from a2lib.theory.memory.step import GRADIENTS, SAVED, StepMemory, asked, peak
+from a2lib.theory.memory.step import SAVED, StepMemory, asked, peak
 from a2lib.theory.transformer import block_parameter_count, parameter_count
 
 BATCH, MODEL = 4, "2.7B"
@@ -150,32 +150,6 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
 def _ran(rows: pd.DataFrame, case: StepMemory) -> bool:
     """Return whether the measured training step did not run out of memory."""
     return at(rows, case.context, case.precision, case.attention).status == "ok"
-
-
-@chart(height=2.6)
-def snapshot_cartoon(figure):
-    """Draw what the timeline of a training step looks like, with a number at each thing to see."""
-    forward = [1, 2, 3, 4, 5, 6]  # blocks that have saved their tensors
-    saved = np.array([0, *forward, 6, *reversed(forward), 0, 0])
-    gradients = np.array([0] * 8 + [0, 1, 2, 3, 4, 5, 6, 6]) / 3
-    temporaries = np.array([0] + [0.4] * 6 + [0.9] + [1.7] * 6 + [0, 0])
-    weights, moments = np.full(16, 1.0), np.full(16, 2.0)
-    parts = {
-        "parameters": weights,
-        "optimizer state": moments,
-        GRADIENTS: gradients,
-        SAVED: saved,
-        "temporaries": temporaries,
-    }
-    colours = [timeline.CATEGORIES[name] for name in parts]
-    ax = figure.subplots()
-    ax.stackplot(range(16), *parts.values(), colors=colours, step="post", linewidth=0)
-    places = ((0.5, 2), (3.5, 4.5), (7.5, 10.5), (8.5, 11.5), (12, 8.6), (14.5, 6))
-    frame = {"boxstyle": "square", "facecolor": PAPER, "edgecolor": INK}
-    for number, place in enumerate(places, start=1):
-        ax.annotate(str(number), place, ha="center", va="center", bbox=frame)
-    ax.set(xlim=(0, 15), ylim=(0, 12.5), xticks=[], yticks=[], xlabel="allocations, in order")
-    ax.grid(False)
 
 
 def at(

@@ -5,7 +5,6 @@ import pandas as pd
 
 from a2lib.lab.trace import HOST
 from a2lib.report import traces
-from a2lib.report.drawing import Drawing, box, stroke, text
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, moved_bytes
 from a2lib.report.page import pick
 from a2lib.report.plots import stacked
@@ -273,25 +272,3 @@ def ways(figure, rows: pd.DataFrame):
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
     traces.legend(figure, SHOWN, columns=2)
-
-
-def queue() -> Drawing:
-    """Draw a forward's last kernels that run while Python is already in the backward."""
-    python, gpu, high = 22, 86, 22  # upper edges of the two rows, and their height
-    elements = [text(2, python + 15, "Python"), text(2, gpu + 15, "GPU")]
-    for x, width, name in ((62, 104, "forward"), (168, 150, "backward")):
-        elements.append(box(x, python, width, high, "fill: #eeeeee", name))
-    for i in range(12):
-        if i < 5:  # of the forward
-            launch, start, width = 68 + 20 * i, 76 + 30 * i, 28
-            colour = "#0072b2"
-        else:
-            launch, start, width = 174 + 20 * (i - 5), 226 + 18 * (i - 5), 16
-            colour = "#808080"
-        elements.append(box(start, gpu, width, high, f"fill: {colour}"))
-        elements.append(stroke(f"M{launch} 40 V48", width=1.6))
-        if i in (0, 3, 4, 11):
-            elements.append(stroke(f"M{launch} {python + high} L{start + 2} {gpu}", "#555555", 1.0))
-    elements.append(stroke("M168 114 V118 H224 V114", "#555555", 1.0))
-    words = "launched in the forward, run during the backward"
-    return Drawing([*elements, text(196, 132, words, anchor="middle")], 140)

@@ -13,7 +13,7 @@ from a2lib.lab.steps import StepConfig, TrainingStep, timed
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
 from a2lib.shapes import Shape
 from a2lib.theory.memory.saved import block_saved_bytes
-from a2lib.theory.transformer import state_bytes
+from a2lib.theory.transformer import parameter_count
 
 pytestmark = pytest.mark.gpu
 IN_A_BLOCK = [f"attn.{name}_proj" for name in ("q", "k", "v", "output")] + [
@@ -89,10 +89,10 @@ def test_the_recorded_peak_is_the_allocators():
     def held(phase, category):
         return snapshot.peak(found, f"step 1/{phase}")[category]
 
-    state = state_bytes(model.shape)
+    weights = 4 * parameter_count(model.shape)
     tables = sum(x.nbytes for x in model.buffers())
-    assert held("optimizer", "parameters") == state.parameters + tables
-    assert held("optimizer", "gradients") == state.gradients
+    assert held("optimizer", "parameters") == weights + tables
+    assert held("optimizer", "gradients") == weights
     assert held("forward", "saved for backward") > 0
 
 

@@ -94,13 +94,6 @@ def test_a_published_table_that_cannot_be_shown(tmp_path):
             data.load_reference("x", tmp_path)
 
 
-def test_a_command_that_repeats():
-    ran = "papermill notebooks/flash.ipynb -p sweep all -p time_limit_s 300"
-    again = "papermill notebooks/flash.ipynb -p sweep all -p remeasure True"
-    assert provenance.repeating(ran) == provenance.repeating(again) == again
-    assert provenance.repeating("make flash") == "make flash"
-
-
 def test_a_commit_is_named_by_eight_digits_and_says_that_it_was_dirty():
     assert provenance.short_commit("a174e3307ae0e99ab9bccb54dd965d16458163af") == "a174e330"
     assert provenance.short_commit("3dc178a4bdbd-dirty") == "3dc178a4-dirty"

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
+from schedules import Task, run
 from svg_sizes import LEAST_SIZE, smallest_text
 
 from a2lib.paths import ROOT
@@ -19,7 +20,6 @@ from a2lib.report.units import percent
 from a2lib.theory import eager
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.other_axes import bubble_share, peak_microbatches
-from a2lib.theory.schedules import Task, run
 
 FILES = {file.stem: file for file in sorted((ROOT / "book" / "drawings").iterdir())}
 FIGURE = re.compile(r"^```\{figure\} drawings/(\S+)\.svg\n---\n(.*?)^---$", re.M | re.S)
@@ -126,7 +126,7 @@ def test_counts_of_tiles_matmuls_and_passes():
     assert sum(two) == one + 2  # S and dP twice
 
     passes = [int(number) for number in re.findall(r"(\d) passes", text("compile-fusion"))]
-    between = [eager.BETWEEN[way, "plain"]["forward"] for way in ("eager", "compile")]
+    between = [eager.BETWEEN[way, False]["forward"] for way in ("eager", "compile")]
     assert passes == [number + eager.PRODUCTS["forward"] for number in between]
 
 

@@ -120,12 +120,3 @@ def test_a_gain_is_of_one_gpu_and_a_median_over_all(invented):
     assert ladder.rungs(rows, "few")["gain"][[*ladder.PEERS]].isna().all()
     at = rows[(rows["rung"] == "one_sweep") & (rows["gpu"] == "a")]
     assert (at["cudnn"] == 2).all() and (at["fa2"] == 2).all()
-
-
-def test_a_rung_without_a_kernel_is_left_out_of_the_figure(invented):
-    rows = invented()
-    rows.loc[rows["rung"] == "one_sweep", "ms"] = None
-    (ax,) = ladder.climb(rows, "few").figure.axes
-    names = [tick.get_text() for tick in ax.get_yticklabels()]
-    assert ladder.RUNGS["one_sweep"] not in names and ladder.RUNGS["key_chunks"] in names
-    assert ladder.RUNGS["consumers"] not in names

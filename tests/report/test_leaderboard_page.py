@@ -24,32 +24,6 @@ def tables(name):
     return rows.assign(heads=16, head_dim=128, seq_len=16_384, batch=1, dtype="bf16", causal=True)
 
 
-def test_a_plan_recomputes_in_the_first_blocks():
-    kept = {**ROW, "way": "products_kept", "ms": 5000.0, "host_bytes": 0}
-    # q, k and v of one block, and w1's and w3's outputs of two
-    kept["kept_bytes"] = 34 * (3 * U + 4 * 32_768 * 32) + ROOT + TABLE + PRODUCTS
-    kept["kept_bytes"] -= 3 * U + 2 * 2 * 2 * 32_768 * 11_008
-    rows = leaderboard.columns(pd.DataFrame([kept]), tables)
-    row = next(rows.itertuples())
-    states = leaderboard.tensor_states(row)
-    assert leaderboard.recomputed_matmuls(row) == 3 + 2 * 2
-    for name, blocks in (("q", 1), ("k", 1), ("v", 1), ("w1's output", 2), ("w3's output", 2)):
-        recomputed = states.columns[states.loc[name] == "recomputed"]
-        assert list(recomputed) == list(range(blocks)), name
-    assert (states.loc[["block's input", "attention's output", "FFN's input"]] == "saved").all(
-        axis=None
-    )
-
-
-def test_offloaded_tensors_are_those_of_as_many_blocks_as_the_bytes_say():
-    kept = 34 * (3 * U + 4 * 32_768 * 32) + ROOT + TABLE + PRODUCTS - 5 * 3 * U
-    sent = {**ROW, "way": "offloaded", "ms": 5000.0, "host_bytes": 5 * 3 * U, "kept_bytes": kept}
-    states = leaderboard.tensor_states(next(pd.DataFrame([sent]).itertuples()))
-    for name in states.index:
-        offloaded = states.columns[states.loc[name] == "offloaded"]
-        assert list(offloaded) == (list(range(5)) if name in ("block's input", "q", "k") else [])
-
-
 def test_bytes_and_times_of_two_ways():
     inputs = {**ROW, "way": "recomputed", "ms": 6000.0, "kept_bytes": 34 * U + ROOT}
     lse = 34 * 4 * 32_768 * 32

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+import schedules
 
 from a2lib.report.page import one, pick
 from a2lib.report.pages import parallelism_measured as page
@@ -11,6 +12,7 @@ from a2lib.shapes import PRESETS
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import Layout, Training
+from a2lib.theory.parallelism import Cost
 
 
 def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
@@ -95,6 +97,26 @@ def test_what_is_predicted_and_what_hid(rows):
     assert (many.predicted, many.excess, many.slow_together) == pytest.approx((30, 0.1, 0.1))
     ran = page.sending(rows)
     assert ran[page.PARTS].sum(axis=1).tolist() == pytest.approx(ran["excess"].tolist())
+
+
+def on_a_clock(scheme, is_backward, compute, sent):
+    """The tasks of a pass over four layers, run event by event."""
+    if scheme == "tp":
+        weights = compute / 2 if is_backward else 0
+        return schedules.tensor(4, compute - weights, sent, parts=2, weights_s=weights)
+    if scheme == "dp":
+        return schedules.data_parallel_backward(4, compute, sent)
+    return schedules.fsdp(4, compute, *([sent / 2] * 2 if is_backward else [sent]))
+
+
+@pytest.mark.parametrize("sent", [0.1, 0.4, 0.7, 1.0, 1.4, 1.8, 2.5, 9.0])
+@pytest.mark.parametrize("scheme, pass_", page.THRESHOLDS)
+def test_perfect_overlap_is_that_of_the_events(scheme, pass_, sent):
+    axis = {"tensor_s": sent} if scheme == "tp" else {"data_s": sent}
+    row = {"scheme": scheme, "pass": pass_, "layers": 4}
+    timeline = schedules.run(on_a_clock(scheme, pass_ == "backward", 1.0, sent))
+    found = page._schedule_ms(row, Cost(0, 1.0, **axis))
+    assert found == pytest.approx(1e3 * timeline.seconds)
 
 
 def test_thresholds_by_scheme(rows):

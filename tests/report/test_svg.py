@@ -7,7 +7,7 @@ from svg_sizes import LEAST_SIZE, contrast, on_a_dark_page, smallest_text
 
 from a2lib.report import data, style
 from a2lib.report.page import pick
-from a2lib.report.pages import communication, flash, flash_shapes, parallelism
+from a2lib.report.pages import flash, flash_shapes, parallelism
 from a2lib.report.pages.flash import LOOKS
 from a2lib.report.plots import HEAT
 
@@ -24,7 +24,6 @@ def drawn():
         "maps": flash_shapes.maps(rows, "bf16"),
         "lines": flash.regimes(pick(one, pass_="backward")),
         "map": parallelism.mesh_map(),
-        "devices": communication.devices(),
     }
 
 

@@ -66,10 +66,6 @@ def test_kernels_of_another_sections_step_are_not_the_profiles(roots, monkeypatc
     assert set(traces.kernels(rows)["model"]) == {"small", "2.7B"}
 
 
-def test_a_strip_of_nothing_says_so():
-    assert "not measured yet" in texts(traces.strips({"": []}))
-
-
 def test_a_timeline_marks_its_peak_however_long():
     rows = []
     for i in range(1500):

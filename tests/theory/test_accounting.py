@@ -69,11 +69,6 @@ def test_no_split_of_64_devices_beats_the_best_formula():
     assert min(found) == pytest.approx(1, abs=1e-3) and min(found) >= 1 - 1e-9
 
 
-def test_a_batch_is_none_where_tensor_parallelism_is_too_wide():
-    assert Mesh(Y=20).least_tokens() is not None
-    assert Mesh(Y=21).least_tokens() is None and Mesh(Y=21).batch() is None
-
-
 def test_every_trick_is_what_its_own_mesh_gives():
     by_name = {trick.name: trick for trick in tricks()}
     assert len(by_name) == 6

@@ -5,8 +5,9 @@ import torch
 
 from a2lib.model import TransformerLM
 from a2lib.shapes import SIZES, Shape
-from a2lib.theory.buckets import best_size, fill, gradients, overhead_s
+from a2lib.theory.buckets import best_size, count_buckets, overhead_s
 from a2lib.theory.latency import Line
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.transformer import parameter_count
 
 LINE = Line(2e-5, 3e11)
@@ -28,7 +29,8 @@ def test_the_best_number_is_a_minimum():
 
 
 def test_a_bucket_holds_what_fits_and_a_larger_gradient_has_its_own():
-    assert list(fill([4, 1, 2, 9], 5)) == [[0, 1], [2], [3]]
+    assert count_buckets([4, 1, 2, 9], 5) == 3
+    assert count_buckets([4, 1, 2, 9, 1], 5) == 4 and count_buckets([], 5) == 0
 
 
 def test_gradients_are_the_models_in_the_order_of_a_backward():
@@ -36,8 +38,10 @@ def test_gradients_are_the_models_in_the_order_of_a_backward():
     model = TransformerLM.from_size(shape, 4)
     arrived = []
     for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda p: arrived.append(p.numel()))
+        p.register_post_accumulate_grad_hook(lambda p: arrived.append(p.nbytes))
     model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
-    assert gradients(shape) == arrived
+    sizes = StepMemory(shape).parameters().values()
+    assert list(reversed(sizes)) == arrived
     for name in ("small", "xl25"):
-        assert sum(gradients(SIZES[name])) == parameter_count(SIZES[name])
+        parameters = StepMemory(SIZES[name]).parameters().values()
+        assert sum(parameters) == 4 * parameter_count(SIZES[name])

@@ -1,12 +1,13 @@
-"""What closed forms say of overlap and bubbles, on a clock; other axes' volumes by counting."""
+"""What closed forms say of overlap and bubbles, on a clock."""
 
 import pytest
+import schedules
 from refusals import refused
+from schedules import Task, run
 
-from a2lib.theory import other_axes, parallelism, schedules
+from a2lib.theory import parallelism
 from a2lib.theory.other_axes import bubble_share, peak_microbatches
 from a2lib.theory.parallelism import EXAMPLE
-from a2lib.theory.schedules import COMPUTE, Task, run
 
 LAYERS = 200
 
@@ -43,38 +44,6 @@ def test_what_is_not_early_or_in_one_part_does_not_overlap():
     seconds = run(schedules.fsdp(LAYERS, 3.0, 2.0, ahead=2)).seconds
     assert seconds == 2.0 + LAYERS * 3.0  # the first gather alone is exposed
     assert per_layer(schedules.tensor(LAYERS, 3.0, 2.0, parts=1)) == pytest.approx(5.0)
-
-
-def test_a_stage_hides_its_boundary_from_so_many_layers_on():
-    C, W, D, F, tokens = 1e15, 1e11, 512, 2048, 4096
-    layers = other_axes.least_stage_layers(F, C, W)
-    assert tokens * D * 2 / W == pytest.approx(layers * 6 * tokens * D * F / C)
-
-
-def test_ring_attention_on_a_clock():
-    """n rounds of computation, n - 1 of sending keys and values on."""
-    n, D, kv, C, W = 6, 256, 64, 1e12, 1e9
-    for factor, hides in ((1.1, True), (0.9, False)):
-        tokens = factor * other_axes.least_ring_tokens(D, kv, C, W)
-        compute_s = 4 * tokens * tokens * D / C
-        send_s = other_axes.ring_attention_bytes(tokens, kv, n) / W / (n - 1)
-        tasks = []
-        for i in range(n):
-            arrived = (f"send {i - 1}",) if i else ()
-            tasks.append(Task(f"compute {i}", COMPUTE, compute_s, arrived))
-            tasks += [Task(f"send {i}", "links", send_s, arrived)] * (i < n - 1)
-        assert (run(tasks).seconds == pytest.approx(n * compute_s)) == hides
-    assert other_axes.least_ring_tokens(D, kv, C, W, causal=True) == pytest.approx(
-        2 * other_axes.least_ring_tokens(D, kv, C, W)
-    )
-
-
-def test_experts_hide_their_exchange_from_a_width_on():
-    """Token by token: balanced, copy c goes to device c mod n, and back."""
-    n, tokens, top_k, D, C, W = 4, 24, 2, 16, 1e12, 1e9
-    sent = 2 * sum(2 * D for copy in range(tokens * top_k) if copy % n)
-    width = other_axes.least_expert_width(n, C, W)
-    assert sent / W == pytest.approx(3 * 2 * tokens * top_k * D * width / C)
 
 
 def test_tasks_that_wait_for_each_other_are_refused():

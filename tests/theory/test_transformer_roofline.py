@@ -15,12 +15,13 @@ from a2lib.model import TransformerLM, cross_entropy
 from a2lib.shapes import Shape
 from a2lib.theory import transformer
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.roofline import PARTS, PHASES, PRECISIONS, Kernel, floor, hidden_ms
+from a2lib.theory.roofline import PARTS, PRECISIONS, Kernel, floor
 from a2lib.theory.step_floor import eager_step, fused_step
 from a2lib.theory.transformer import forward_flops_by_part
 
 SHAPE = Shape(d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17)
 BATCH, CONTEXT = 2, 5
+PHASES = ("forward", "loss", "backward", "optimizer")
 STEPS = (eager_step, fused_step)
 
 
@@ -165,13 +166,3 @@ def test_a_kernel_takes_the_longer_of_its_two_times():
     assert [floors[part].ms for part in PARTS] == [20_000, 5_000, 0, 0, 0]
     total = floors["total"]
     assert (total.flops, total.bytes, total.ms) == (220, 130, 25_000)
-
-
-def test_an_update_beside_the_backward_is_bounded_by_both():
-    kernels = [
-        Kernel("forward", "products", "a", 10, 100),
-        Kernel("backward", "products", "b", 20, 90),
-        Kernel("optimizer", "optimizer", "c", 30),
-    ]
-    assert hidden_ms(kernels, 10.0, 10.0) == 10_000 + 9_000  # arithmetic: 9 s of it, bytes 5 s
-    assert hidden_ms(kernels, 10.0, 5.0) == 10_000 + 10_000  # bytes: 50 at 5 a second

@@ -1,22 +1,18 @@
 """Parts that figures share: axes with few ticks, legends."""
 
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
-from a2lib.report.style import DIM, INK, Look, Looks, chart
+from a2lib.report.style import INK, Look, Looks
 
 REFERENCE_LINE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 
 
 def doubling_axis(ax) -> None:
-    """Make the horizontal axis logarithmic, with at most six powers of two as ticks."""
+    """Make the horizontal axis logarithmic, with at most seven powers of two as ticks."""
     ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
     ax.xaxis.set_major_formatter(lambda value, _: short_power(value))
-    low, high = ax.get_xlim()
-    ticks = [2.0**n for n in range(40) if low <= 2.0**n <= high]
-    if len(ticks) > 5:  # every second or fourth of them, the last among them
-        step = 2 if len(ticks) <= 12 else 4
-        ticks = ticks[(len(ticks) - 1) % step :: step]
-    ax.set_xticks(ticks)
     ax.minorticks_off()
 
 
@@ -73,15 +69,6 @@ def legend(figure, handles: list, columns: int = 4) -> None:
             handlelength=1.5,
             handletextpad=0.5,
         )
-
-
-@chart(height=1.2)
-def empty(figure):
-    """Draw the figure of no rows."""
-    ax = figure.subplots()
-    words = "not measured yet"
-    ax.annotate(words, (0.5, 0.5), xycoords="axes fraction", ha="center", color=DIM)
-    ax.set_axis_off()
 
 
 def short_power(value: float) -> str:

@@ -79,55 +79,23 @@ def reference(ax, value: float, words: str, *, vertical: bool = False) -> None:
         label(ax, words, (1, value), (-2, 3), xycoords=place, ha="right", color=DIM)
 
 
-def bars(
-    ax,
-    labels: Sequence[str],
-    solid: Sequence[float],
-    *,
-    text: Sequence[str],
-    colours: Sequence[str],
-    hollow: Sequence[float] | None = None,
-    xlabel: str = "",
-) -> None:
-    """Draw horizontal bars, the first on top, each with a text at its end.
-
-    hollow: what an open bar adds to each solid one; NaN for none.
-    """
-    solid = np.asarray(solid, dtype=float)
-    added = np.zeros_like(solid) if hollow is None else np.asarray(hollow, dtype=float)
-    added = np.nan_to_num(added)
-    rows = np.arange(len(solid))
-    ax.barh(rows, solid, color=colours, height=0.62)
-    open_ = added > 0
-    ax.barh(
-        rows[open_],
-        added[open_],
-        left=solid[open_],
-        height=0.62,
-        edgecolor=np.array(colours)[open_],
-        fill=False,
-        linewidth=1.2,
-    )
-    ends = solid + added
-    for row, end, words in zip(rows, ends, text, strict=True):
-        label(ax, words, (end, row), va="center")
-    lying(ax, labels, ends.max(), xlabel)
-
-
 def stacked(
     ax,
     parts: pd.DataFrame,
     colours: dict[str, str],
     *,
     text: Sequence[str] = (),
+    numbers: bool = True,
     least: float = 0.07,
     xlabel: str = "",
 ) -> None:
-    """Draw a horizontal bar for each line of ``parts``, with a piece for each column.
+    """Draw a horizontal bar for each line of ``parts``, the first on top, with a piece for each
+    column.
 
     colours: the columns to show, in order, and their colours.
     text: what stands at the end of each bar.
-    least: a piece shows its number if it takes at least this share of the longest bar.
+    numbers: whether a piece shows its number, if it takes at least the share ``least`` of the
+        longest bar.
     """
     longest = parts[list(colours)].sum(axis=1).to_numpy(dtype=float).max()
     left = np.zeros(len(parts))
@@ -143,8 +111,9 @@ def stacked(
             edgecolor=PAPER,
             linewidth=0.8,
         )
-        numbers = [digits(size) if size >= least * longest else "" for size in sizes]
-        ax.bar_label(pieces, numbers, label_type="center", color=PAPER)
+        if numbers:
+            words = [digits(size) if size >= least * longest else "" for size in sizes]
+            ax.bar_label(pieces, words, label_type="center", color=PAPER)
         left += sizes
     if len(text):
         ax.bar_label(pieces, text, padding=5)
@@ -160,7 +129,8 @@ def stacks(
     more: Callable = lambda ax: None,
     **looks,
 ) -> Chart:
-    """Return ``stacked`` as a chart, with a legend of so many ``columns`` above it.
+    """Return ``stacked`` as a chart, with a legend of so many ``columns`` above it if a bar has
+    several pieces.
 
     ``more(ax)`` adds to the panel; ``looks`` are options of ``stacked``.
     """
@@ -169,7 +139,8 @@ def stacks(
         ax = figure.subplots()
         stacked(ax, parts, colours, **looks)
         more(ax)
-        figure.legend(loc="outside upper left", ncols=columns, frameon=False)
+        if len(colours) > 1:
+            figure.legend(loc="outside upper left", ncols=columns, frameon=False)
 
     return Chart(draw, height=height)
 

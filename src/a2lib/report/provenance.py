@@ -1,7 +1,6 @@
 """Where rows come from: a text that names their files, machine, versions and command."""
 
 import os
-import re
 
 import pandas as pd
 
@@ -38,8 +37,8 @@ def short_commit(commit: str) -> str:
 
 
 def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str) -> Markdown:
-    """Return the line that names the rows' files, their GPU and versions, and the command that
-    measures them again (see `repeating`)."""
+    """Return the line that names the rows' files, their GPU and versions, and how to measure them
+    again by ``command``, which as it is would skip what is stored."""
     if not len(rows):
         return Markdown(block(f"No rows yet. To measure: `{command}`."))
     files = _sorted_values(rows["file"])
@@ -47,19 +46,8 @@ def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str) -> Markdown:
     links = [link(file, folder=len(names) < len(files)) for file in files]
     data = f"Data: {', '.join(links)}."
     measured = f"Measured on {hardware(rows, runs)}."
-    repeat = f"To repeat: `{repeating(command)}`."
+    repeat = f"To repeat: `{command} -p remeasure True`."
     return Markdown(block(f"{data} {measured} {repeat}"))
-
-
-def repeating(command: str) -> str:
-    """Return a papermill command that measures again what is stored already, without a time limit.
-
-    As it was called, a sweep would skip stored rows, and a limit might end it before the last.
-    """
-    if not command.startswith("papermill "):
-        return command
-    command = re.sub(r" -p (?:time_limit_s|remeasure) \S+", "", command)
-    return f"{command} -p remeasure True"
 
 
 def link(file: str, folder: bool = False) -> str:

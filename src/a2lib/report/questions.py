@@ -6,10 +6,7 @@ that finds the part's ``rows``, queries of what is ``lacking`` with "; " between
 must find rows before the part is whole, and what is ``missing`` in words.
 """
 
-import csv
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 
@@ -19,47 +16,23 @@ from a2lib.report import data
 FILE = ROOT / "data" / "questions.csv"
 
 
-@dataclass(frozen=True)
-class Question:
-    """One part of a problem: a line of the file."""
-
-    group: str
-    id: str
-    part: str
-    editions: str
-    question: str
-    page: str
-    anchor: str
-    section: str
-    rows: str
-    lacking: str
-    missing: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.id} {self.part}".strip()
-
-    def count(self, query: str) -> int:
-        """Return how many of the published device's rows of its section a query selects."""
-        return _count_rows(self.section, query, *data.data_roots())
-
-
 @cache  # a page asks for each part several times
-def _published(section: str, *roots: Path) -> pd.DataFrame:
-    rows = data.load(section, [*roots])
-    return rows[~rows["local"]]
+def load() -> dict[str, tuple]:
+    """Return the lines of the file, as named tuples, by ``label``: id and part."""
+    table = pd.read_csv(FILE, dtype=str, keep_default_na=False)
+    table["label"] = (table["id"] + " " + table["part"]).str.strip()
+    return {question.label: question for question in table.itertuples(index=False)}
+
+
+def count(section: str, query: str) -> int:
+    """Return how many of the published device's rows of a section a query selects."""
+    return len(_published(section, *data.data_roots()).query(query))
 
 
 @cache
-def _count_rows(section: str, query: str, *roots: Path) -> int:
-    return len(_published(section, *roots).query(query))
-
-
-def load() -> dict[str, Question]:
-    """Return the questions by label, in the order of the handouts."""
-    with FILE.open(encoding="utf-8", newline="") as file:
-        questions = [Question(**line) for line in csv.DictReader(file)]
-    return {question.label: question for question in questions}
+def _published(section: str, *roots) -> pd.DataFrame:
+    rows = data.load(section, [*roots])
+    return rows[~rows["local"]]
 
 
 def state(label: str) -> str:
@@ -70,12 +43,12 @@ def state(label: str) -> str:
     question = load()[label]
     if question.page and not question.section:
         return "derived on paper"
-    if not question.page or not question.count(question.rows):
+    if not question.page or not count(question.section, question.rows):
         return "not measured yet"
     if not question.missing:
         return "answered"
     queries = [query for query in question.lacking.split("; ") if query]
-    if queries and all(question.count(query) for query in queries):
+    if queries and all(count(question.section, query) for query in queries):
         return "answered"
     return f"partly answered; not measured yet: {question.missing}"
 
@@ -83,9 +56,11 @@ def state(label: str) -> str:
 def counts() -> dict[str, int]:
     """Return how many parts there are ("all"), and how many are "answered", "derived" on paper,
     "partly" answered, and "open"."""
-    states = [state(label) for label in load()]
-    numbers = {"all": len(states), "answered": states.count("answered")}
-    numbers["derived"] = states.count("derived on paper")
-    numbers["partly"] = sum(s.startswith("partly") for s in states)
-    numbers["open"] = states.count("not measured yet")
-    return numbers
+    states = pd.Series([state(label) for label in load()])
+    return {
+        "all": len(states),
+        "answered": int((states == "answered").sum()),
+        "derived": int((states == "derived on paper").sum()),
+        "partly": int(states.str.startswith("partly").sum()),
+        "open": int((states == "not measured yet").sum()),
+    }

@@ -14,7 +14,7 @@ from PIL import Image
 from a2lib.paths import ROOT
 from a2lib.report import data, style
 from a2lib.report.page import pick
-from a2lib.report.panels import name_ends
+from a2lib.report.panels import doubling_axis, name_ends
 from a2lib.report.plots import lines, log_values
 from a2lib.report.style import Look, Looks
 from a2lib.report.units import digits
@@ -70,17 +70,14 @@ def gpu_times(root: Path) -> dict[str, list[list[float]]]:
 def _draw(figure, times):
     """Draw the lines, with the name and the last time of each at its end."""
     ax = figure.subplots()
-    rows = [(name, *point) for name, points in times.items() for point in points]
-    rows = pd.DataFrame(rows, columns=["name", "tokens", "ms"])
-    looks = Looks()
+    rows, looks = [], Looks()
     for name, points in times.items():
+        rows.append(pd.DataFrame(points, columns=["tokens", "ms"]).assign(name=name))
         label = f"{LINES[name].label}  {digits(points[-1][1])} ms"
         looks[name] = replace(LINES[name], label=label)
-    ends = lines(ax, rows, "tokens", "ms", "name", looks)
+    ends = lines(ax, pd.concat(rows), "tokens", "ms", "name", looks)
     log_values(ax)
-    ax.set_xscale("log", base=2)
-    lengths = sorted(set(rows["tokens"]))
-    ax.set_xticks(lengths, [f"{n / 1024:.0f}k" if n >= 1024 else f"{n:.0f}" for n in lengths])
+    doubling_axis(ax)
     ax.set_xlabel("tokens")
     what = "Causal attention, forward and backward, one head of 64, bf16"
     ax.set_title(f"{what}:\nGPU time in ms on one {style.device_name(data.PUBLISHED)}", loc="left")

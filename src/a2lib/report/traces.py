@@ -161,13 +161,10 @@ def strips(shown: dict[str, Sequence[dict]]) -> Chart:
     begins where each strip begins: a row for each stream, launches first."""
     drawn, streams, present = {}, {}, set()
     for title, rows in shown.items():
-        if len(rows):
-            frame = pd.DataFrame(list(rows))
-            drawn[title] = frame
-            streams[title] = _streams(frame["stream"])
-            present.update(frame["kind"])
-    if not drawn:
-        return panels.empty()
+        frame = pd.DataFrame(list(rows))
+        drawn[title] = frame
+        streams[title] = _streams(frame["stream"])
+        present.update(frame["kind"])
     heights = list(map(len, streams.values()))
     kinds = {kind: colour for kind, colour in KINDS.items() if kind in present}
 

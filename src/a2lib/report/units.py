@@ -58,15 +58,6 @@ gib = _writer("GiB", 2**30)
 tflops = _writer("TFLOP/s")
 
 
-def binary(size: float) -> Number:
-    """Return bytes in the largest of the units B, KiB, MiB and GiB that they fill."""
-    units = ["B", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return quantity(size, units[0], 3)
-
-
 def percent(share: float, decimals: int = 0) -> Number:
     """Return a share as a percentage: 0.274 as 27 %."""
     text = f"{100 * share:z.{decimals}f}".replace("-", "−")  # z: no minus before a zero

@@ -63,10 +63,8 @@ def table(every: list[answers.Answer]) -> str:
     return "\n".join(lines[1:])
 
 
-def shown(value: float | None) -> str:
+def shown(value: float) -> str:
     """Return a value as the table has it: whole numbers whole, others to six figures."""
-    if value is None:
-        return "none"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 

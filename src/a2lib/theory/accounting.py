@@ -15,8 +15,6 @@ form a 3D torus; names and rates are those of the Scaling Book (Austin et al., 2
 import math
 from dataclasses import dataclass, replace
 
-from a2lib.checks import check_sizes
-from a2lib.theory.collectives import positive
 from a2lib.theory.products import NARROW, WIDE
 
 GB, GIB = 10**9, 2**30
@@ -25,18 +23,11 @@ H100_GB, V5P_GB = 80, 95
 
 @dataclass(frozen=True)
 class Stack:
-    """``blocks`` of two linear layers without biases: d_model -> d_ff -> d_model.
-
-    Raises ValueError for sizes that are not positive integers; its methods for a memory or a number
-    of devices that is not above 0, and for a number of tokens below 0.
-    """
+    """``blocks`` of two linear layers without biases: d_model -> d_ff -> d_model."""
 
     d_model: int = 16_384
     d_ff: int = 53_248
     blocks: int = 126
-
-    def __post_init__(self) -> None:
-        check_sizes(**vars(self))
 
     @property
     def parameters(self) -> int:
@@ -68,15 +59,8 @@ class Stack:
         ``tokens`` is the batch whose activations are counted. Gathered weights, temporary tensors
         and buffers are left out, as in the question; ``gathered_bytes`` is what they are at least.
         """
-        positive(n=n)
-        half = self._half(tokens)
+        half = self.saved_bytes_per_token * tokens / 2
         return (self.state_bytes + half) / n + half
-
-    def _half(self, tokens: float) -> float:
-        """Return the bytes of half of the activations."""
-        if not tokens >= 0:
-            raise ValueError(f"tokens is {tokens!r}; allowed are numbers from 0")
-        return self.saved_bytes_per_token * tokens / 2
 
     @property
     def gathered_bytes(self) -> int:
@@ -86,8 +70,7 @@ class Stack:
     def least_devices(self, tokens: float, memory: float = V5P_GB * GB) -> int | None:
         """Return the least ``n`` with ``device_bytes`` below ``memory``, or None where there is
         none."""
-        positive(memory=memory)
-        half = self._half(tokens)
+        half = self.saved_bytes_per_token * tokens / 2
         if half >= memory:
             return None
         return math.floor((self.state_bytes + half) / (memory - half)) + 1
@@ -95,7 +78,6 @@ class Stack:
     def most_tokens(self, memory: float = V5P_GB * GB) -> int:
         """Return the largest batch for which some ``n`` is enough: half of its activations is on
         every device."""
-        positive(memory=memory)
         return math.ceil(2 * memory / self.saved_bytes_per_token) - 1
 
 
@@ -107,7 +89,7 @@ class Mesh:
     """X by Y devices on a torus.
 
     The axes communicate at the same time, over links of their own, and a ring's (n - 1) / n counts
-    as 1, both as in the Scaling Book. Raises ValueError for numbers that are not above 0.
+    as 1, both as in the Scaling Book.
     """
 
     X: float = 16
@@ -116,9 +98,6 @@ class Mesh:
     M_Y: float = 1
     W_ici: float = 2 * 9e10
     C: float = 4.6e14
-
-    def __post_init__(self) -> None:
-        positive(X=self.X, Y=self.Y, M_X=self.M_X, M_Y=self.M_Y, W_ici=self.W_ici, C=self.C)
 
     @property
     def devices(self) -> float:
@@ -143,19 +122,14 @@ class Mesh:
             "tp": 2 * NARROW * b * self.Y * D / (self.M_Y * self.W_ici),
         }
 
-    def least_tokens(self) -> float | None:
-        """Return the tokens per device from which the forward of ``XXL`` is compute-bound, or None
-        where no number is enough: TP's communication over computation, from which the batch
-        cancels, is above 1."""
-        if self.alpha * self.Y > self.M_Y * XXL.d_ff:
-            return None
+    def least_tokens(self) -> float:
+        """Return the tokens per device from which FSDP's communication hides behind the forward.
+        Whether TP's does is no matter of the batch: alpha Y <= M_Y F."""
         return self.alpha / (self.M_X * self.Y)
 
-    def batch(self) -> float | None:
-        """Return the tokens of the whole mesh from which the forward of ``XXL`` is
-        compute-bound."""
-        least = self.least_tokens()
-        return None if least is None else least * self.devices
+    def batch(self) -> float:
+        """Return the tokens of the whole mesh with ``least_tokens`` on each device."""
+        return self.least_tokens() * self.devices
 
     def best_tokens(self) -> float:
         """Return the tokens per device at the best X and Y, as real numbers:

@@ -25,14 +25,14 @@ TENSOR_BACKWARD = [
 
 @dataclass(frozen=True)
 class Answer:
-    """One quantity that part ``part`` of ``question`` asks for. ``value`` is a number, a list of
-    lines where equations are asked for, or None where there is no such number."""
+    """One quantity that part ``part`` of ``question`` asks for. ``value`` is a number, or a list
+    of lines where equations are asked for."""
 
     question: str
     part: str
     quantity: str
     formula: str
-    value: float | int | list[str] | None
+    value: float | int | list[str]
     unit: str
     assumption: str
 

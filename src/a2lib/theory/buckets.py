@@ -6,9 +6,8 @@ first bucket. So s bytes in n buckets end n o + s / (n w) after the backward.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
-from a2lib.shapes import Shape
 from a2lib.theory.collectives import positive
 from a2lib.theory.latency import Line
 
@@ -27,26 +26,12 @@ def best_size(total: float, line: Line) -> float:
     return math.sqrt(total * line.overhead_s * line.bandwidth)
 
 
-def gradients(shape: Shape) -> list[int]:
-    """Return the elements of each gradient of the course's Transformer, in the order of the
-    backward."""
-    d, f = shape.d_model, shape.d_ff
-    queries, keys = d * shape.q_width, d * shape.kv_width
-    table = shape.vocab_size * d
-    feed_forward = [d * f, d * f, d * f, d]  # w2, w3, w1 and their norm
-    attention = [queries, keys, keys, queries, d]
-    return [table, d, *shape.num_layers * (feed_forward + attention), table]
-
-
-def fill(sizes: Sequence[float], bucket: float) -> Iterator[list[int]]:
-    """Yield the indices of each bucket of at most ``bucket`` bytes. A larger gradient has a bucket
-    of its own."""
-    held, open_ = 0.0, []
-    for i, size in enumerate(sizes):
-        if open_ and held + size > bucket:
-            yield open_
-            held, open_ = 0.0, []
-        open_.append(i)
+def count_buckets(sizes: Iterable[float], bucket: float) -> int:
+    """Return how many buckets of at most ``bucket`` bytes gradients of these bytes fill, in their
+    order. A larger gradient has a bucket of its own."""
+    number, held = 0, math.inf
+    for size in sizes:
+        if held + size > bucket:
+            number, held = number + 1, 0.0
         held += size
-    if open_:
-        yield open_
+    return number

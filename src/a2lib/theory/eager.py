@@ -11,34 +11,31 @@ product with p, which CUDA's kernel of the softmax's gradient writes first, and 
 scores.
 
 ``torch.compile`` leaves the matmuls to a library and fuses all kernels between two of them into
-one, in place. Compiled attention still has its matrices, but fewer accesses to them. Where it
-recognizes its pattern (tensors of four dimensions, no mask), it calls PyTorch's tiled attention
-instead; on a GPU in float32 only where matmuls may use TF32, as that attention does.
-
-    written      plain   q, k, v (batch, N, d), no mask
-                 causal  the same with a mask, masked_fill
-                 heads   plain with a dimension of heads, (batch, 1, N, d): the recognized one
+one, in place. Compiled attention still has its matrices, but fewer accesses to them. (Where it
+recognizes its pattern, in tensors of four dimensions without a mask, it calls PyTorch's tiled
+attention instead.)
 """
 
+import bisect
 from dataclasses import dataclass
 
 from a2lib.checks import check_sizes
 from a2lib.theory import attention
-from a2lib.theory.products import INDEX, largest, matmul_flops
+from a2lib.theory.products import INDEX, matmul_flops
 from a2lib.theory.roofline import Kernel
 
-WRITTEN = ("plain", "causal", "heads")
 PASSES = ("forward", "backward")
 STEP = 512  # PyTorch's allocator rounds up to multiples of it
 OWN_BLOCK = 10 * 2**20  # smaller tensors take no part of a large block
-# Matrices of scores that the kernels between matmuls read and write. Eager without a mask: scale
+# Matrices of scores that the kernels between matmuls read and write, by implementation and whether
+# there is a mask. Eager without a mask: scale
 # and softmax; in the backward the softmax's two kernels (3 and 3) and scale. With a mask the scores
 # are copied first and then filled in.
 BETWEEN = {
-    ("eager", "plain"): {"forward": 4, "backward": 8},
-    ("eager", "causal"): {"forward": 8, "backward": 12},
-    ("compile", "plain"): {"forward": 2, "backward": 3},
-    ("compile", "causal"): {"forward": 2, "backward": 3},
+    ("eager", False): {"forward": 4, "backward": 8},
+    ("eager", True): {"forward": 8, "backward": 12},
+    ("compile", False): {"forward": 2, "backward": 3},
+    ("compile", True): {"forward": 2, "backward": 3},
 }
 # Matmuls of a pass; each reads or writes one matrix, and two tensors of q's size.
 PRODUCTS = {"forward": 2, "backward": 4}
@@ -148,42 +145,30 @@ def longest(
     in_blocks: whether the blocks that PyTorch's allocator takes are counted, and not tensors
     """
 
-    def fits(steps: int) -> bool:
+    def needed(steps: int) -> int:
         shape = Eager(batch, steps * step, d, causal)
-        return (shape.blocks(pass_) if in_blocks else shape.total(pass_)) <= room
+        return shape.blocks(pass_) if in_blocks else shape.total(pass_)
 
-    return step * largest(fits)
+    return step * bisect.bisect_right(range(1, 2**24), room, key=needed)
 
 
 def attention_kernels(
-    implementation: str, written: str, pass_: str, batch: int, n: int, d: int, element_bytes: int
+    implementation: str, causal: bool, pass_: str, batch: int, n: int, d: int, element_bytes: int
 ) -> list[Kernel]:
     """Return the kernels of one pass, for ``roofline.floor``: the matmuls, and all elementwise
     kernels as one.
 
-    The backward is that of a graph that saved the probabilities; indices are left out. Where
-    attention is recognized it is one kernel, without its matrices.
+    The backward is that of a graph that saved the probabilities; indices are left out.
     """
-    if _recognised(implementation, written):
-        return [tiled_kernel(pass_, batch, 1, n, d, False, element_bytes)]
     matrix, tensor = batch * n * n * element_bytes, batch * n * d * element_bytes
     flops = batch * matmul_flops(n, n, d)
-    products = PRODUCTS[pass_]
-    between = _between(implementation, written, pass_) * matrix
-    if (implementation, written) == ("eager", "causal"):
+    between = BETWEEN[implementation, causal][pass_] * matrix
+    if implementation == "eager" and causal:
         between += MASKS[pass_] * n * n
     return [
-        Kernel(pass_, "products", "multiply", 2 * tensor + matrix, flops, products),
+        Kernel(pass_, "products", "multiply", 2 * tensor + matrix, flops, PRODUCTS[pass_]),
         Kernel(pass_, "elementwise", "between", between),
     ]
-
-
-def moves(implementation: str, written: str, pass_: str) -> int:
-    """Return how many N x N matrices of the batch a pass reads and writes, without the mask, which
-    has one byte per element and no batch; 0 where attention is recognized."""
-    if _recognised(implementation, written):
-        return 0
-    return PRODUCTS[pass_] + _between(implementation, written, pass_)
 
 
 def tiled_kernel(
@@ -194,11 +179,3 @@ def tiled_kernel(
     moved = attention.attention_bytes(*sizes, element_bytes, pass_)
     flops = attention.attention_flops(*sizes, causal, pass_)
     return Kernel(pass_, "attention", f"tiled {pass_}", moved, flops)
-
-
-def _recognised(implementation: str, written: str) -> bool:
-    return (implementation, written) == ("compile", "heads")
-
-
-def _between(implementation: str, written: str, pass_: str) -> int:
-    return BETWEEN[implementation, "causal" if written == "causal" else "plain"][pass_]

@@ -1,21 +1,20 @@
-"""Running sums in binary floating point, computed in exact rational arithmetic.
+"""Running sums in binary floating point, as they must come out.
 
 A format has ``precision`` significant bits, the leading one included, and exponents from ``emin``
 to ``emax`` (IEEE 754-2019, section 3.3; bf16 is fp32 without its last 16 bits). Between two powers
 of two its numbers have equal distances, ``spacing``. The result of an addition is rounded to the
 nearest number, and to the even one of two that are equally near (section 4.3.1).
 
-PyTorch adds fp16 and bf16 in fp32 and rounds once more. That changes nothing: fp32 has
-``2 p + 2`` bits or more for either p, where a second rounding is harmless (Figueroa, When is double
-rounding innocuous?, SIGNUM Newsletter 30, 1995).
+Sums are added as Python's floats and rounded to the format. That is exact: a float has
+``2 p + 2`` bits or more for each precision p here, where the rounding before changes nothing
+(Figueroa, When is double rounding innocuous?, SIGNUM Newsletter 30, 1995). For the same reason it
+does not matter that PyTorch adds fp16 and bf16 in fp32.
 """
 
 import functools
-import itertools
-from collections import Counter
+import math
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,16 @@ class Format:
     emax: int
 
     @property
-    def largest(self) -> Fraction:
+    def largest(self) -> float:
         """The largest finite number."""
-        return (2 - Fraction(2) ** (1 - self.precision)) * Fraction(2) ** self.emax
+        return (2 - 2.0 ** (1 - self.precision)) * 2.0**self.emax
 
-    @property
-    def smallest_normal(self) -> Fraction:
-        """The smallest number with all of the precision."""
-        return Fraction(2) ** self.emin
-
-    @property
-    def smallest(self) -> Fraction:
-        """The smallest number above 0, a subnormal one with a single bit."""
-        return Fraction(2) ** (self.emin - self.precision + 1)
-
-    def spacing(self, x: Fraction) -> Fraction:
+    def spacing(self, x: float) -> float:
         """Return the distance from ``x`` to the next larger number in magnitude."""
-        return Fraction(2) ** (max(_exponent(x), self.emin) - self.precision + 1)
+        exponent = math.frexp(x)[1] - 1 if x else self.emin
+        return 2.0 ** (max(exponent, self.emin) - self.precision + 1)
 
-    def round(self, x: Fraction) -> Fraction:
+    def round(self, x: float) -> float:
         """Return the nearest number of this format, or the even one of two equally near ones.
 
         Raises OverflowError where that is beyond the largest.
@@ -54,7 +44,7 @@ class Format:
         spacing = self.spacing(x)
         rounded = round(x / spacing) * spacing
         if abs(rounded) > self.largest:
-            raise OverflowError(f"{float(x):g} is infinite in {self.name}")
+            raise OverflowError(f"{x:g} is infinite in {self.name}")
         return rounded
 
 
@@ -63,7 +53,6 @@ FORMATS = {
     "fp16": Format("fp16", 11, -14, 15),
     "bf16": Format("bf16", 8, -126, 127),
 }
-PLACES = 60
 
 
 @dataclass(frozen=True)
@@ -82,21 +71,20 @@ class Loop:
     cast: bool = False
 
     @property
-    def exact(self) -> Fraction:
+    def exact(self) -> float:
         """The sum without any rounding."""
-        return self.terms * Fraction(self.step)
+        return float(self.terms * Decimal(self.step))
 
     @property
-    def held(self) -> Fraction:
-        """The addend as it is added: ``step`` as a double, as Python reads it, then rounded to its
-        format."""
-        return FORMATS[self.addend].round(Fraction(float(self.step)))
+    def held(self) -> float:
+        """The addend as it is added, rounded to its format."""
+        return FORMATS[self.addend].round(float(self.step))
 
-    def partial_sums(self) -> tuple[Fraction, ...]:
+    def partial_sums(self) -> tuple[float, ...]:
         """Return the sums after 1, 2, ... additions."""
         return _partial_sums(self.sum, self.held, self.terms)
 
-    def result(self) -> Fraction:
+    def result(self) -> float:
         """Return the last sum."""
         return self.partial_sums()[-1]
 
@@ -115,63 +103,15 @@ def handout_loops() -> tuple[Loop, ...]:
     return loops_of(1000, "0.01") + loops_of(10_000, "0.001")
 
 
-@dataclass(frozen=True)
-class Binade:
-    """The part of a running sum between two powers of two.
-
-    start: where it begins; it ends at twice that
-    spacing: the distance of the format's numbers there
-    additions: how many additions began there
-    gains: the differences that one addition made, the most frequent first
-    """
-
-    start: Fraction
-    spacing: Fraction
-    additions: int
-    gains: tuple[Fraction, ...]
-
-
-def binades(loop: Loop) -> list[Binade]:
-    """Return the loop's additions by the power of two that the sum had reached before each, without
-    the first one, before which the sum was 0."""
-    gains: dict[Fraction, Counter[Fraction]] = {}
-    for before, after in itertools.pairwise(loop.partial_sums()):
-        start = Fraction(2) ** _exponent(before)
-        gains.setdefault(start, Counter())[after - before] += 1
-    spacing = FORMATS[loop.sum].spacing
-    parts = []
-    for start, counter in gains.items():
-        by_frequency = tuple(gain for gain, _ in counter.most_common())
-        parts.append(Binade(start, spacing(start), counter.total(), by_frequency))
-    return parts
-
-
-def decimal(x: Fraction) -> str:
-    """Return ``x`` as a decimal number with all its digits, at most ``PLACES`` after the point,
-    without an exponent and without zeros at the end."""
-    places, scaled = 0, x
-    while scaled.denominator != 1 and places < PLACES:
-        places, scaled = places + 1, scaled * 10
-    return f"{Decimal(f'{round(scaled)}E-{places}'):f}"  # scaleb would round to 28 digits
+def decimal(x) -> str:
+    """Return ``x`` as a decimal number with all its digits and without an exponent."""
+    return f"{Decimal(float(x)):f}"
 
 
 @functools.lru_cache(maxsize=64)
-def _partial_sums(name: str, addend: Fraction, terms: int) -> tuple[Fraction, ...]:
-    format_, total, sums = FORMATS[name], Fraction(0), []
+def _partial_sums(name: str, addend: float, terms: int) -> tuple[float, ...]:
+    total, sums = 0.0, []
     for _ in range(terms):
-        after = format_.round(total + addend)
-        if after == total:  # nor will any later addition change it
-            sums += [total] * (terms - len(sums))
-            break
-        total = after
+        total = FORMATS[name].round(total + addend)
         sums.append(total)
     return tuple(sums)
-
-
-def _exponent(x: Fraction) -> int:
-    """Return the e of 2**e <= abs(x) < 2**(e + 1), and for 0 less than any format's exponent."""
-    if not x:
-        return -(10**4)
-    n, d = abs(x.numerator), x.denominator
-    e = n.bit_length() - d.bit_length()
-    return e if n << max(0, -e) >= d << max(0, e) else e - 1

@@ -18,7 +18,6 @@ from typing import NamedTuple, Self
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.collectives import all_gather_s
 from a2lib.theory.layouts import GRADIENTS, OPTIMIZERS, Case, Stage
-from a2lib.theory.other_axes import ring_attention_bytes
 from a2lib.theory.products import WIDE
 
 HIDDEN = 0.5  # the share of what can hide that the estimate takes as hidden
@@ -220,12 +219,11 @@ def tensor_messages(case: Case, stage: Stage) -> Seconds:
 
 
 def context_messages(case: Case, stage: Stage) -> Seconds:
-    """Return ring attention's rounds: keys and values, and in the backward these and their
-    gradients."""
+    """Return ring attention's rounds: keys and values go to the next device, once less than there
+    are devices, and in the backward these and their gradients."""
     rings = stage.blocks * (4 if case.layout.checkpointing == "block" else 3)
-    element, n = case.training.element, case.layout.context
-    size = ring_attention_bytes(case.tokens, case.kv_width, n, element)
-    return _hops(case, "context", rings * size)
+    round_bytes = 2 * case.training.element * case.tokens * case.kv_width
+    return _hops(case, "context", rings * (case.layout.context - 1) * round_bytes)
 
 
 def pipeline_messages(case: Case, stage: Stage) -> Seconds:

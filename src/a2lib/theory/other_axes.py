@@ -1,11 +1,7 @@
-"""Pipeline, expert and context parallelism: bubbles, bytes sent, and when communication hides.
+"""Pipelines: how long a stage is idle, and how many micro-batches it holds.
 
-Letters are those of parallelism.py: D d_model, F d_ff, C FLOPs and W bytes per second of a device.
-Elements have two bytes unless said otherwise.
-
-Pipelines: Huang et al., 2019 (GPipe), Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages),
-Qi et al., 2024 (zero bubble, ZB-H1).
-Experts: Lepikhin et al., 2021 (GShard). Context: Liu et al., 2023 (ring attention).
+Huang et al., 2019 (GPipe), Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages), Qi et al.,
+2024 (zero bubble, ZB-H1).
 """
 
 from a2lib.checks import check_name
@@ -48,38 +44,3 @@ def peak_microbatches(
         "zb-h1": stages,
     }
     return min(held[kind], microbatches)
-
-
-def least_stage_layers(d_ff, flops, bandwidth):
-    """Return the SwiGLU layers a stage needs so that sending takes no longer than its forward.
-
-    C / (3 F W): a token's 2 D bytes against 6 D F FLOPs per layer. The batch cancels.
-    """
-    positive(d_ff=d_ff, flops=flops, bandwidth=bandwidth)
-    return flops / (3 * d_ff * bandwidth)
-
-
-def least_expert_width(n, flops, bandwidth):
-    """Return the d_ff of an expert from which the two all-to-alls hide: 2 (n - 1) C / (3 n W).
-
-    Neither the tokens nor top_k matter.
-    """
-    positive(n=n, flops=flops, bandwidth=bandwidth)
-    return 2 * (n - 1) * flops / (3 * n * bandwidth)
-
-
-def ring_attention_bytes(tokens, d_kv, n, element_bytes=2):
-    """Return the bytes that a device sends in ring attention's forward.
-
-    The sequence has n times ``tokens``. Keys and values, ``d_kv`` wide each, travel round the ring
-    in n - 1 rounds, while the device attends to those that it has.
-    """
-    positive(tokens=tokens, d_kv=d_kv, n=n)
-    return (n - 1) * 2 * element_bytes * tokens * d_kv
-
-
-def least_ring_tokens(d_model, d_kv, flops, bandwidth, causal=False):
-    """Return the tokens per device from which a round of ring attention hides: C d_kv / (W D), or
-    twice that if causal."""
-    positive(d_model=d_model, d_kv=d_kv, flops=flops, bandwidth=bandwidth)
-    return flops * d_kv / (bandwidth * d_model) * (2 if causal else 1)

@@ -1,6 +1,4 @@
-"""FLOPs of a matmul, the widths of numbers, and a binary search."""
-
-from collections.abc import Callable
+"""FLOPs of a matmul, and the widths of numbers."""
 
 from a2lib.checks import check_sizes
 
@@ -11,18 +9,3 @@ def matmul_flops(m: int, n: int, k: int) -> int:
     """Return the FLOPs of an (m, k) by (k, n) matmul: ``2 * m * n * k``."""
     check_sizes(m=m, n=n, k=k)
     return 2 * m * n * k
-
-
-def largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest whole number that ``fits``, or 0 where 1 does not. No number above one
-    that does not fit may fit."""
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low

@@ -14,7 +14,6 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 # The name that a2lib.benchmark gives to bf16 with weights and gradients of matmuls in 16 bits too.
 NARROW = "bf16_weights"
 PARTS = ("products", "attention", "elementwise", "loss", "optimizer")
-PHASES = ("forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,3 @@ def floor(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float) -> 
             for i, value in enumerate((kernel.flops, kernel.bytes, ms)):
                 sums[name][i] += value * kernel.count
     return {name: Floor(*values) for name, values in sums.items()}
-
-
-def hidden_ms(kernels: Iterable[Kernel], flops_per_s: float, bytes_per_s: float) -> float:
-    """Return the floor, in ms, of a step whose optimizer overlaps fully with the backward.
-
-    The two then take at least the backward's own floor, and at least their bytes over the
-    bandwidth.
-    """
-    kernels = list(kernels)
-    phases = []
-    for phase in PHASES:
-        of_phase = [kernel for kernel in kernels if kernel.phase == phase]
-        phases.append(floor(of_phase, flops_per_s, bytes_per_s)["total"])
-    forward, loss, backward, optimizer = phases
-    moved = 1e3 * (backward.bytes + optimizer.bytes) / bytes_per_s
-    return forward.ms + loss.ms + max(backward.ms, moved)

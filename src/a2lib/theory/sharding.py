@@ -1,4 +1,4 @@
-"""An optimizer whose state is sharded over N data-parallel ranks: bytes that each holds and sends.
+"""An optimizer whose state is sharded over N data-parallel ranks: bytes that each holds.
 
 Weights, gradients and AdamW's moments in fp32 have 4, 4 and 8 bytes per parameter. Each parameter
 has one owner, which keeps its moments (``assign``):
@@ -9,23 +9,12 @@ has one owner, which keeps its moments (``assign``):
 
 In the first stage of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5.1) weights and gradients
 have 16 bits and the optimizer's part is K = 12 bytes, with fp32 weights: 4 P + K P / N.
-
-Bytes that a rank sends in a step, on rings, which send the least possible (Patarasuk and Yuan,
-2009):
-
-    all-reduce of gradients                        2 (N - 1) / N of their bytes
-    all-gather of the updated weights                (N - 1) / N of the weights' bytes
-    reduce-scatter instead of the all-reduce         (N - 1) / N of the gradients' bytes
-
-So a step that all-reduces gradients and then all-gathers weights sends half as much again as data
-parallelism. ZeRO's, which reduce-scatters the gradients, sends as much as that (section 7.2).
 """
 
 from dataclasses import dataclass
 
 from a2lib.checks import check_name, check_sizes
 from a2lib.parallel.owners import assign
-from a2lib.theory.collectives import positive
 from a2lib.theory.memory.step import (
     GRADIENTS,
     OPTIMIZER,
@@ -85,30 +74,3 @@ class Held:
             # The loss is held until the step is over.
             REST: rest + (0 if moment == "init" else 2 * WORKSPACE + 4),
         }
-
-
-def sent(scheme: str, size, ranks) -> dict:
-    """Return the bytes that a rank sends per step, for gradients and for weights of ``size`` bytes.
-
-    scheme "plain": gradients are all-reduced
-    scheme "sharded": and then the updated weights are all-gathered
-    scheme "zero1": gradients are reduce-scattered and weights all-gathered, as in the paper
-
-    Raises ValueError for another scheme, and unless numbers are above 0.
-    """
-    positive(size=size, ranks=ranks)
-    part = (ranks - 1) * size / ranks
-    schemes = {"plain": (2 * part, 0), "sharded": (2 * part, part), "zero1": (part, part)}
-    check_name("scheme", scheme, schemes)
-    return dict(zip(("gradients", "weights"), schemes[scheme], strict=True))
-
-
-def pipelined_s(update_s: float, gather_s: float, chunks: int) -> float:
-    """Return the seconds of an update in ``chunks`` equal parts, each sent when it is updated.
-
-    Parts are updated, and sent, one at a time. The slower of update and communication is never idle
-    once it has begun, and the other is exposed for one part. Raises ValueError unless ``chunks`` is
-    a positive integer.
-    """
-    check_sizes(chunks=chunks)
-    return max(update_s, gather_s) + min(update_s, gather_s) / chunks

@@ -94,7 +94,7 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
 
     for pass_ in ("forward", "backward"):
         of_one = heads, context, shape.head_dim, width
-        matmul, _ = attention_kernels("eager", "causal", pass_, *of_one)
+        matmul, _ = attention_kernels("eager", True, pass_, *of_one)
         count = layers * matmul.count
         kernels.append(replace(matmul, part="attention", name="scores", count=count))
         for name, moved in TRAFFIC[numbers, pass_].items():
@@ -160,7 +160,7 @@ def compiled_step(shape: Shape, batch: int, context: int, precision: str) -> lis
     sizes = batch * shape.num_heads, context, shape.head_dim, _width(precision)
     attention = []
     for pass_ in ("forward", "backward"):
-        attention += attention_kernels("compile", "causal", pass_, *sizes)
+        attention += attention_kernels("compile", True, pass_, *sizes)
     return _fused(shape, batch, context, precision, attention)
 
 

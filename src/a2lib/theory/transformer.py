@@ -7,8 +7,6 @@ the embedding lookup, and twice the forward for the backward. Recomputation does
 in attention nor under activation checkpointing.
 """
 
-from dataclasses import dataclass
-
 from a2lib.checks import check_sizes
 from a2lib.shapes import Shape
 from a2lib.theory.attention import attention_flops
@@ -61,23 +59,3 @@ def step_flops(shape: Shape, batch: int, context: int, *, causal: bool = False) 
     do not count, nor does recomputation. Conventions and errors as ``forward_flops_by_part``.
     """
     return 3 * forward_flops(shape, batch, context, causal=causal)
-
-
-@dataclass(frozen=True)
-class StateBytes:
-    """Bytes of model state: weights, gradients and the optimizer's moments."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer
-
-
-def state_bytes(shape: Shape) -> StateBytes:
-    """Return the bytes in fp32 of the parameters, their gradients and AdamW's two moments, without
-    the counter of 4 bytes that ``torch.optim.AdamW`` keeps for each tensor."""
-    copy = 4 * parameter_count(shape)
-    return StateBytes(copy, copy, 2 * copy)

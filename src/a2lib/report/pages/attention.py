@@ -7,7 +7,7 @@ from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
-from a2lib.report.tables import MISSING, cells
+from a2lib.report.tables import cells
 from a2lib.report.units import count, digits, ms, percent, span
 from a2lib.theory.eager import Eager, attention_kernels, longest
 from a2lib.theory.roofline import floor
@@ -54,8 +54,7 @@ def _theory(row, rate: float | None, bandwidth: float | None) -> dict[str, float
         "added": eager.peak(row.pass_),
     }
     if rate and bandwidth:
-        written = "causal" if row.causal else "plain"
-        kernels = attention_kernels("eager", written, row.pass_, BATCH, eager.n, eager.d, 4)
+        kernels = attention_kernels("eager", eager.causal, row.pass_, BATCH, eager.n, eager.d, 4)
         least = floor(kernels, rate * 1e12, bandwidth * 1e12)
         counted["matmuls"] = least["products"].ms
         counted["least"] = least["total"].ms
@@ -189,42 +188,31 @@ def _means(rows: pd.DataFrame) -> list[str]:
 
 
 def tensors() -> pd.DataFrame:
-    """Return every tensor before a pass and what is added at its peak, MiB, by counting; their sums
-    in bytes."""
-    before, added = {}, {}
+    """Return every tensor before a pass and what is added at its peak, MiB, by counting; last their
+    sum in bytes."""
+    columns = {}
     for pass_ in PASSES:
         for causal, mask in MASKS.items():
-            name = f"{pass_}, {mask}"
-            before[name] = shape(causal=causal).inputs(pass_)
-            added[name] = shape(causal=causal).added(pass_)
-    lines = _lines("before", before) + _lines("added", added)
-    return pd.DataFrame(lines, columns=["tensor", *before])
-
-
-def _lines(when: str, tensors: dict[str, dict[str, int]]) -> list[list[str]]:
-    """Return a line for each tensor, and one for their sum."""
-    sizes = pd.DataFrame(tensors)
-    lines = []
-    for name, row in sizes.iterrows():
-        words = [MISSING if pd.isna(size) else f"{size / 2**20:,.4g}" for size in row]
-        lines.append([f"{when}: {name}", *words])
-    return [*lines, [f"**{when}, bytes**", *(f"{total:,.0f}" for total in sizes.sum())]]
+            eager = shape(causal=causal)
+            named = {"before": eager.inputs(pass_), "added": eager.added(pass_)}
+            columns[f"{pass_}, {mask}"] = pd.concat({k: pd.Series(v) for k, v in named.items()})
+    sizes = pd.DataFrame(columns).sort_index(level=0, ascending=False, sort_remaining=False)
+    table = (sizes / 2**20).map("{:,.4g}".format, na_action="ignore")
+    table.index = table.index.map(": ".join)
+    table.loc["**all, bytes**"] = sizes.sum().map("{:,.0f}".format)
+    return table.rename_axis("tensor").reset_index()
 
 
 def without_matrix(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return eager attention and a2lib's, causal, heads of 64: mean times and memory by length."""
+    """Return eager attention and a2lib's, causal, heads of 64: mean times of forward and backward
+    and memory by length."""
     rows = pick(rows, implementation=["eager", "a2lib"], causal=True, head_dim=64)
     rows = rows.assign(ms=_means(rows.assign(ms_std=np.nan)), gb=cells(rows["whole"] / 1e9))
     wide = rows.pivot(index="seq_len", columns=["implementation", "pass"], values=["ms", "gb"])
     wide = wide.loc[wide["ms", "a2lib", "forward"].notna()]
-    return pd.DataFrame(
-        {
-            "tokens": [count(n) for n in wide.index],
-            "eager: forward, ms": wide["ms", "eager", "forward"],
-            "backward, ms": wide["ms", "eager", "backward"],
-            "GB": wide["gb", "eager", "backward"],
-            "a2lib: forward, ms": wide["ms", "a2lib", "forward"],
-            "backward, ms ": wide["ms", "a2lib", "backward"],
-            "GB ": wide["gb", "a2lib", "backward"],
-        }
-    )
+    table = pd.DataFrame({"tokens": [count(n) for n in wide.index]}, wide.index)
+    for name in ("eager", "a2lib"):
+        for pass_ in PASSES:
+            table[f"{name}: {pass_}, ms"] = wide["ms", name, pass_]
+        table[f"{name}: GB"] = wide["gb", name, "backward"]
+    return table

@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
-from a2lib.report.page import Missing, one, pick
-from a2lib.report.plots import bars
+from a2lib.report.page import one, pick
+from a2lib.report.plots import stacked
 from a2lib.report.style import COLOURS, chart
+from a2lib.report.traces import legend
 from a2lib.report.units import count, digits, ms, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import eager_step, fused_step
@@ -105,53 +105,6 @@ def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
     return pd.Series(times, rows.index, dtype=float)
 
 
-CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
-
-
-def traced(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Add to the profile's bf16 training steps the kernel time of a step by what it does, in ms.
-
-    ms_linear, ms_attention, ms_adamw, ms_pointwise: linear layers, fused attention, AdamW, all else
-    ms_kernels: their sum
-    floor_...: the least time of each, of a fused step
-    attention_calls: kernels of fused attention
-    ms_casts, ms_between: of ms_pointwise, compiled casts and joins of weights, and what is left
-    """
-    kernels = traces.kernels(rows)
-    kernels = kernels[(kernels["mode"] == "train-step") & kernels["model"].isin(SIZES)]
-    kernels = kernels[kernels["precision"].isin(["bf16", "bf16_weights"])]
-    if kernels.empty:
-        return rows
-    key = ["model", "context", "batch", "mode", *WAY, "profiler"]
-    names = {"matmul": "ms_linear", "flash": "ms_attention", "adamw": "ms_adamw"}
-    sums = traces.ms_by_class(kernels, key).rename(columns={**names, "total": "ms_kernels"})
-    sums["ms_pointwise"] = sums.pop("between") + sums.pop("copies")
-    casts = (kernels["phase"] == "forward") & kernels["kernel"].str.fullmatch(CAST)
-    sums["ms_casts"] = kernels[casts].groupby(key)["ms"].sum()
-    sums["ms_between"] = sums["ms_pointwise"] - sums["ms_casts"]
-    fused = kernels[kernels["kind"] == "attention"]
-    sums["attention_calls"] = fused.groupby(key)["calls"].sum()
-    cases = sums.reset_index()[key]
-    floors_of = [_floors_by_part(row, rows_of("ceiling")) for row in cases.itertuples()]
-    sums = pd.concat([sums.reset_index(), pd.DataFrame(floors_of)], axis=1)
-    types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
-    return rows.merge(sums.astype(types), on=key, how="left")
-
-
-def _floors_by_part(case, ceiling: pd.DataFrame) -> dict[str, float]:
-    """Return the floor_ columns of ``traced`` for a step."""
-    floors = least(ceiling, case.model, case.precision, int(case.context), int(case.batch))
-    if not floors:
-        return {}
-    return {
-        "floor_linear": floors["products"].ms,
-        "floor_attention": floors["attention"].ms,
-        "floor_adamw": floors["optimizer"].ms,
-        "floor_pointwise": floors["elementwise"].ms + floors["loss"].ms,
-        "floor_kernels": floors["total"].ms,
-    }
-
-
 def step(
     rows: pd.DataFrame,
     model: str,
@@ -186,71 +139,34 @@ def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
 
-# What is added to plain bf16 -> the configuration.
-CHANGES = {
-    "bf16": BF16,
-    "FlashAttention": {**FAST, "compile": "none"},
-    "compiled blocks": {**BF16, "compile": "blocks"},
-    "both": FAST,
-}
+def compiled_alone(rows: pd.DataFrame, model: str):
+    """Return the row of compile_model's bf16 step of 512 tokens, from Python: compiled blocks with
+    eager attention."""
+    case = {"model": model, "context": 512, "mode": "train-step", "phase": "wall"}
+    return one(rows, **case, **{**BF16, "compile": "blocks"})
 
 
-def launched_step(rows: pd.DataFrame, compiled: pd.DataFrame, model: str, configuration: dict):
-    """Return the row of a training step of 512 tokens launched from Python.
-
-    ``compiled`` are the rows of compile_model, which alone has compiled eager attention.
-    """
-    if configuration["attention"] == "eager" and configuration["compile"] == "blocks":
-        case = {"model": model, "context": 512, "mode": "train-step", "phase": "wall"}
-        return one(compiled, **case, **configuration)
-    return step(rows, model, configuration)
+LADDER_PARTS = {"GPU time": COLOURS[1], "waiting for Python": "#808080"}
 
 
-def changes_table(rows: pd.DataFrame, compiled: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each of CHANGES: the 3.4B and the small model's step of 512 tokens, from
-    Python (``launched_step``) and in a CUDA graph, and the 3.4B model's peak memory."""
-    lines = []
-    for name, way in CHANGES.items():
-        line = {"": name}
-        for model in ("2.7B", "small"):
-            launched = launched_step(rows, compiled, model, way)
-            line[f"{TITLES[model]}: Python"] = digits(launched.ms, 3)
-            line[f"{TITLES[model]}: graph"] = _graph_cell(rows, model, way)
-            if model == "2.7B":
-                line["peak memory, GB"] = digits(launched.peak_bytes / 1e9, 3)
-        lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def _graph_cell(rows: pd.DataFrame, model: str, way: dict) -> str | None:
-    """Return a step's time in a CUDA graph, None if that was not measured."""
-    try:
-        return digits(step(rows, model, way, capture=True).ms, 3)
-    except Missing:
-        return None
-
-
-@chart(height=2.9)
+@chart(height=3.1)
 def ladder(figure, rows: pd.DataFrame, *models: str):
-    """Draw LADDER for each model side by side: GPU time solid, what launching from Python adds
-    hollow; at the end the step's time and its MFU."""
+    """Draw LADDER for each model side by side: GPU time, and what launching from Python adds; at
+    the end the step's time and its MFU."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
-        bars(
-            ax,
-            steps.index if ax is axes[0] else [""] * len(steps),
-            steps["ms_gpu"],
-            hollow=steps["more"],
-            text=[f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()],
-            colours=[COLOURS[1]] * len(steps),
-            xlabel="a step, ms",
-        )
+        parts = steps[["ms_gpu", "more"]].set_axis(list(LADDER_PARTS), axis=1)
+        words = [f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()]
+        stacked(ax, parts, LADDER_PARTS, text=words, numbers=False, xlabel="a step, ms")
         longest = steps["ms"].max()
         ax.set_xlim(0, (2.25 if len(models) > 1 else 1.5) * longest)
         ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]
         ax.set_xticks(ticks if len(ticks) < 4 else ticks[::2])
         ax.set_title(TITLES[model], loc="left")
+    for ax in axes[1:]:
+        ax.set_yticklabels([])
+    legend(figure, LADDER_PARTS, columns=2)
 
 
 def spread(mean: float, deviation: float) -> str:

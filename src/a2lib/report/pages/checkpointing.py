@@ -3,24 +3,16 @@
 import dataclasses
 import re
 
-import numpy as np
 import pandas as pd
 
 from a2lib.report import plots
 from a2lib.report.page import one, pick
-from a2lib.report.pages.timeline import CATEGORIES
-from a2lib.report.style import DIM, PAPER, Chart, chart
-from a2lib.report.tables import cells
+from a2lib.report.style import Chart
 from a2lib.report.units import gb, ms
 from a2lib.shapes import SIZES
-from a2lib.theory.memory.checkpointing import (
-    BlockBytes,
-    block_bytes,
-    selective_kept,
-    strategy_peak,
-)
+from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.transformer import state_bytes
+from a2lib.theory.transformer import parameter_count
 
 SINGLE = ("block", "segments:2", "segments:4", "segments:8", "segments:16")  # one level of k blocks
 NAMES = {
@@ -52,7 +44,6 @@ TENSORS = {
     "bf16 copies of inputs": ("x",),
     "bf16 copies of weights": ("16",),
 }
-SAVE, AGAIN = "saved", "–"  # a dash: recomputed
 
 SETTINGS = {
     "fp32, eager": StepMemory(SIZES["2.7B"], 4, 2048),
@@ -75,9 +66,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 
 def _held(step: StepMemory) -> int:
-    """Return the bytes that exist between steps."""
-    state = state_bytes(step.shape)
-    return state.total - (state.gradients if step.fresh else 0)
+    """Return the bytes that exist between steps: weights and moments, and accumulated gradients."""
+    return (12 if step.fresh else 16) * parameter_count(step.shape)
 
 
 def _step(row) -> StepMemory:
@@ -106,54 +96,16 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
         ax.set_xlim(0, 156)
 
     xlabel = "GB at the peak"
-    return plots.stacks(frame, names, 3.9, text=words, least=9, xlabel=xlabel, more=room)
+    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, more=room)
 
 
-@chart(height=2.8)
-def backward(figure, block: BlockBytes, blocks: int):
-    """Draw what is in use while each block's backward runs: one block per segment, gradients made
-    by the backward, GB above weights and moments."""
-    ax = figure.subplots()
-    done = np.arange(blocks)
-    waits, grown = (blocks - 1 - done) * block.input, done * block.gradients
-    parts = np.array([waits, grown, np.full(blocks, block.peak)]) / 1e9
-    colours = [CATEGORIES[c] for c in ("saved for backward", "gradients", "temporaries")]
-    ax.stackplot(done + 1, parts, colors=colours)
-    ax.annotate("saved inputs", (1.6, 0.7), color=PAPER)
-    ax.annotate("gradients so far", (20.5, 3.2), color=PAPER)
-    words = "the block whose backward runs"
-    ax.annotate(words, (15.5, 8.4), color=DIM, ha="center", va="center", rotation=18)
-    ax.set(xlabel="blocks that the backward has reached", ylabel="GB above weights and moments")
-    ax.set(xlim=(1, blocks))
-
-
-def block_tensors() -> pd.DataFrame:
-    """Return a table of the tensors of a block (bf16, FlashAttention): their MB, and what becomes
-    of them under each strategy and in the 8B step, with the MB saved per block."""
-    case = SETTINGS["bf16, Flash"]
-    saved = case.saved
-    ends = {name: re.split("[/.]", name)[-1] for name in saved}
-    either = "either"  # saved or offloaded
-    plan = {
-        "block's input": (SAVE, SAVE, SAVE, either),
-        "Q, K, V": (AGAIN, SAVE, AGAIN, either),
-        "attention's output": (AGAIN, AGAIN, SAVE, either),
-        "FFN's input": (AGAIN, AGAIN, AGAIN, either),
-        "FFN's gate and value": (AGAIN, SAVE, AGAIN, either),
-    }
-    lines = []
-    for words, kinds in TENSORS.items():
-        size = sum(saved[name] for name, end in ends.items() if end in kinds)
-        lines.append([words, *cells([size / 1e6]), *plan.get(words, (AGAIN,) * 4)])
-    sizes = [
-        sum(saved.values()),
-        block_bytes(case)[0].input,
-        selective_kept("linear", case),
-        selective_kept("attention", case),
-    ]
-    lines.append(["saved per block", *cells(size / 1e6 for size in sizes), "·"])
-    heads = ["tensor", "size", "1 block", "linear outputs", "attention's output", "8B step"]
-    return pd.DataFrame(lines, columns=heads)
+def block_tensors() -> dict[str, int]:
+    """Return the bytes that a block saves for its backward (bf16, FlashAttention) by TENSORS."""
+    sizes = dict.fromkeys(TENSORS, 0)
+    kind_of = {end: kind for kind, ends in TENSORS.items() for end in ends}
+    for name, size in SETTINGS["bf16, Flash"].saved.items():
+        sizes[kind_of[re.split("[/.]", name)[-1]]] += size
+    return sizes
 
 
 def strategy_row(rows: pd.DataFrame, strategy: str, setting: dict, gradients: str = "fresh"):

@@ -86,9 +86,9 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     backend = few["backend"].map({"nccl": "NCCL", "gloo": "gloo"})
     few = few.assign(ranks=backend + ", " + few["world_size"].astype(str) + " ranks")
     table = few.pivot(index="ranks", columns="size", values="ms").map(lambda ms: digits(ms, 3))
-    table.columns = [f"{size // MIB} MiB" if size < GIB else "1 GiB" for size in table.columns]
+    table = table.rename(columns=lambda size: f"{size // MIB:,} MiB")
     at_gib = few[few["size"] == GIB].set_index("ranks")["bus"]
-    table["GB/s at 1 GiB"] = at_gib.map(lambda rate: digits(rate, 3))
+    table["GB/s at the largest"] = at_gib.map(lambda rate: digits(rate, 3))
     return table.reset_index()
 
 

@@ -7,7 +7,6 @@ from a2lib.report.page import one
 from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import label, name_lanes
 from a2lib.report.style import COLOURS, chart
-from a2lib.report.traces import kernels
 from a2lib.report.units import percent
 from a2lib.shapes import SIZES
 from a2lib.theory.eager import attention_kernels
@@ -27,7 +26,8 @@ def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
     gpu: the GPU time, ms: a replay's, or that of a call from Python where it is shorter
     gain: eager's GPU time divided by this row's, of the same case
-    floor: the least time of its kernels, ms
+    floor: the least time of its kernels, ms; none with a dimension of heads, where Inductor may
+        put in PyTorch's attention
     expected: eager's floor divided by this row's
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
@@ -46,9 +46,10 @@ def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 
 def _least_ms(implementation, written, dtype, batch, d, n, pass_, rates, bandwidth) -> float:
-    width = {"fp32": 4, "bf16": 2}[dtype]
-    sizes = int(batch), int(n), int(d), width
-    launched = attention_kernels(implementation, written, pass_, *sizes)
+    if written == "heads":
+        return float("nan")
+    sizes = int(batch), int(n), int(d), {"fp32": 4, "bf16": 2}[dtype]
+    launched = attention_kernels(implementation, written == "causal", pass_, *sizes)
     return floor(launched, rates[dtype] * 1e12, bandwidth * 1e12)["total"].ms
 
 
@@ -69,22 +70,6 @@ def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     return rows
 
 
-def shares(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """Return, for each traced training step at 512 tokens, the kernel time of matmuls and of the
-    rest in ms, and the matmuls' ``share``; by model, precision, attention and compile."""
-    traced = kernels(rows)
-    if traced.empty:
-        return rows.iloc[:0]
-    few = traced[(traced["mode"] == "train-step") & (traced["context"] == TOKENS)]
-    few = few[few["profiler"] == "nsys"]
-    few = few.assign(what=few["kind"].eq("matmul").map({True: "matmul", False: "rest"}))
-    wide = few.pivot_table(
-        "ms", ["model", "precision", "attention", "compile"], "what", aggfunc="sum"
-    )
-    wide = wide.reindex(columns=["matmul", "rest"])
-    return wide.assign(share=wide["matmul"] / wide.sum(axis=1)).reset_index()
-
-
 def step(rows: pd.DataFrame, model: str, precision: str = "fp32", compiled: str = "blocks"):
     """Return the row of a whole training step, launched from Python."""
     return one(rows, model=model, precision=precision, compile=compiled, **STEP)
@@ -96,10 +81,11 @@ def eager_in_graph(benchmark: pd.DataFrame, model: str, precision: str) -> float
     return one(benchmark, model=model, precision=precision, **case).ms
 
 
-def matmul_share(traced: pd.DataFrame, model: str, precision: str) -> float:
-    """Return the matmuls' share of the kernel time of an eager training step."""
-    case = {"compile": "none", "attention": "eager"}
-    return one(traced, model=model, precision=precision, **case).share
+def traced_step(rows: pd.DataFrame, model: str, precision: str, compiled: str = "none"):
+    """Return the row of the profile's traced training step with eager attention."""
+    case = {"mode": "train-step", "context": TOKENS, "phase": "step", "profiler": "nsys"}
+    case |= {"attention": "eager", "compile": compiled}
+    return one(rows, model=model, precision=precision, **case)
 
 
 def bytes_left(model: str, precision: str) -> float:
@@ -126,7 +112,8 @@ def predictions(rows: pd.DataFrame, benchmark: pd.DataFrame, traced: pd.DataFram
     """
     table = []
     for model, precision in TRACED:
-        share, left = matmul_share(traced, model, precision), bytes_left(model, precision)
+        share = traced_step(traced, model, precision).share
+        left = bytes_left(model, precision)
         gain = eager_in_graph(benchmark, model, precision) / step(rows, model, precision).ms
         table.append((model, precision, share, left, amdahl(share, left), gain))
     names = ["model", "precision", "share", "left", "predicted", "gain"]

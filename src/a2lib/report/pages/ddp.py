@@ -3,7 +3,6 @@
 from itertools import pairwise
 from statistics import mean, median
 
-import numpy as np
 import pandas as pd
 
 from a2lib.lab import bulk
@@ -12,12 +11,13 @@ from a2lib.report.page import one
 from a2lib.report.pages import collectives
 from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.panels import REFERENCE_LINE
-from a2lib.report.plots import HEAT, label, lying, name_lanes
-from a2lib.report.style import COLOURS, DIM, chart
+from a2lib.report.plots import HEAT, label, name_lanes, stacks
+from a2lib.report.style import COLOURS, DIM, Chart, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, us
 from a2lib.shapes import SIZES
-from a2lib.theory.buckets import fill, gradients, overhead_s
+from a2lib.theory.buckets import count_buckets, overhead_s
+from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.transformer import parameter_count
 
 MB = 1 << 20
@@ -175,8 +175,8 @@ def _has_all_along(kernel: dict, sent: list[dict]) -> bool:
 def buckets_sent(bucket_mb: float) -> int:
     """Return the number of all-reduces of the 2.0B model's step: a parameter that is larger than a
     bucket has one of its own."""
-    sizes = [4.0 * elements for elements in gradients(SIZES["xl25"])]
-    return len(list(fill(sizes, bucket_mb * MB)))
+    sizes = StepMemory(SIZES["xl25"]).parameters().values()
+    return count_buckets(reversed(sizes), bucket_mb * MB)
 
 
 def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
@@ -221,27 +221,23 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-@chart(height=3.4)
-def ladder(figure, steps: dict[str, float], marks: dict[str, float]):
-    """Draw the step after each change: a bar from zero, and pale what it takes off the one above.
-    ``marks`` are two dashed lines across all bars, by their words."""
-    ax = figure.subplots()
-    at = range(len(steps))
-    times = np.array(list(steps.values()))
-    ax.barh(at, times, color=COLOURS[1], height=0.62)
-    saved = np.maximum(-np.diff(times, prepend=times[0]), 0)
-    ax.barh(at, saved, left=times, color=HEAT[5], height=0.62)
-    for y, time in enumerate(times):
-        label(ax, f"{time:.0f}", (0, y), (6, 0), va="center", color="#ffffff")
-    lying(ax, steps, times.max(), "ms per step")
-    ax.set_ylim(top=-1.3)
-    for words, value in marks.items():
-        ax.axvline(value, **REFERENCE_LINE, zorder=3)
-        place = (value, -0.85)
-        if value == min(marks.values()):  # its words leave room for those of the next
-            label(ax, words, place, (-4, 0), color=DIM, ha="right")
-        else:
-            label(ax, words, place, (4, 0), color=DIM, ha="left")
+def ladder(steps: dict[str, float], marks: dict[str, float]) -> Chart:
+    """Draw the step after each change: a bar, and pale what it takes off the one above. ``marks``
+    are two dashed lines across all bars, by their words."""
+    times = pd.Series(steps)
+    parts = pd.DataFrame({"step": times, "saved": (-times.diff()).clip(lower=0).fillna(0)})
+
+    def mark(ax):
+        ax.set_ylim(top=-1.3)
+        for words, value in marks.items():
+            ax.axvline(value, **REFERENCE_LINE, zorder=3)
+            is_left = value == min(marks.values())  # its words leave room for the other's
+            side, off = ("right", -4) if is_left else ("left", 4)
+            label(ax, words, (value, -0.85), (off, 0), color=DIM, ha=side)
+        ax.set_xlim(0, 1.15 * times.max())
+
+    colours = {"step": COLOURS[1], "saved": HEAT[5]}
+    return stacks(parts, colours, 3.6, least=0.2, xlabel="ms per step", more=mark)
 
 
 KERNEL_COLOURS = {

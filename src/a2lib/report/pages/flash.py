@@ -6,8 +6,8 @@ import pandas as pd
 from a2lib.report import data, panels, plots
 from a2lib.report.metrics import OURS, by_graph, stated
 from a2lib.report.page import one, pick
-from a2lib.report.style import COLOURS, DIM, Look, Looks, chart
-from a2lib.report.units import count, digits, ms
+from a2lib.report.style import COLOURS, DIM, Chart, Look, Looks, chart
+from a2lib.report.units import digits, ms
 from a2lib.theory import attention
 
 # The first run of the kernels as they are. Five shapes of many heads are of an earlier one, by
@@ -159,8 +159,7 @@ def growth(rows: pd.DataFrame, n: int, **where) -> float:
     return one(rows, seq_len=n, **where).ms / one(rows, seq_len=n // 2, **where).ms
 
 
-@chart(height=3.3)
-def bars(figure, rows: pd.DataFrame):
+def bars(rows: pd.DataFrame) -> Chart:
     """Draw forward and backward at BOARD, a bar for each implementation, below the least time of
     the tensor cores; the three that would need a longer axis are named beside the bars."""
     time = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
@@ -170,13 +169,16 @@ def bars(figure, rows: pd.DataFrame):
     parts = pd.concat([pd.DataFrame(least, index=["least time"]), parts])
     text = [ms(total) for total in parts.sum(axis=1)]
     text[0] = f"{digits(least['forward'])} + {digits(least['backward'])} = {text[0]}"
-    ax = figure.subplots()
     colours = {"forward": "#808080", "backward": COLOURS[4]}  # others are implementations'
-    plots.stacked(ax, parts, colours, text=text, least=0.1, xlabel="GPU time, ms")
-    panels.legend(figure, ax.get_legend_handles_labels()[0], columns=2)
-    far = [f"{name}: {ms(total)}" for name, total in time["end_to_end"].iloc[5:].items()]
-    words = "\n".join(["far to the right:", *far])
-    ax.annotate(words, (1, 0.98), xycoords="axes fraction", ha="right", va="top", color=DIM)
+    words = ["far to the right:"]
+    for name, total in time["end_to_end"].iloc[5:].items():
+        words.append(f"{name}: {ms(total)}")
+
+    def far(ax):
+        place = {"xycoords": "axes fraction", "ha": "right", "va": "top"}
+        ax.annotate("\n".join(words), (1, 0.98), color=DIM, **place)
+
+    return plots.stacks(parts, colours, 3.3, text=text, xlabel="GPU time, ms", more=far)
 
 
 @chart(height=3.2)
@@ -193,9 +195,7 @@ def regimes(figure, rows: pd.DataFrame):
     ends = plots.lines(ax, rows, "seq_len", "ms", "implementation", LOOKS)
     plots.reference(ax, 2 * sheet("multiprocessors") * tile, "GPU full", vertical=True)
     plots.log_values(ax)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(LENGTHS[::2], [count(n) for n in LENGTHS[::2]])
-    ax.minorticks_off()
+    panels.doubling_axis(ax)
     words = f"dotted: max(P, P²/{2 * sheet('multiprocessors'):.0f})"
     ax.annotate(words, (130, 2.2), color=DIM)
     ax.set(xlabel="tokens", ylabel="backward, ms")

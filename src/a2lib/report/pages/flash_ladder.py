@@ -1,14 +1,9 @@
 """The ladder of attention: what each technique gains, over the GPUs it was measured on."""
 
 import pandas as pd
-from matplotlib.ticker import LogLocator
 
-from a2lib.report import plots
 from a2lib.report.page import pick
-from a2lib.report.panels import REFERENCE_LINE
-from a2lib.report.style import COLOURS, DIM, Chart
 from a2lib.report.tables import cells
-from a2lib.report.units import digits, ms
 
 LIBRARY = "query_chunks"
 RUNGS = {
@@ -24,12 +19,7 @@ RUNGS = {
     LIBRARY: "backward split by queries",
 }
 PEERS = {"sdpa_cudnn": "cuDNN", "sdpa_flash": "FA2"}
-SHAPES = {
-    "board": "16 heads of 64, 16,384 tokens",
-    "wide": "16 heads of 128, 16,384 tokens",
-    "few": "one head of 64, 4,096 tokens",
-}
-SHORT = {"board": "16 heads of 64", "wide": "16 heads of 128", "few": "one head of 64"}
+SHAPES = {"board": "16 heads of 64", "wide": "16 heads of 128", "few": "one head of 64"}
 # Steps whose kernels and schedules are those of the step before, at a shape: the library splits
 # where tiles are few, schedules several heads by the L2 cache, and has one consumer where tiles are
 # few.
@@ -87,59 +77,12 @@ def noise(rows: pd.DataFrame, pass_: str = "end_to_end") -> float:
     return float((pd.concat(gains) - 1).abs().max())
 
 
-def climb(rows: pd.DataFrame, *kinds: str) -> Chart:
-    """Draw forward and backward of each shape from step to step, with the gain; dashed: peers."""
-
-    def draw(figure):
-        axes = figure.subplots(len(kinds), 1, squeeze=False)[:, 0]
-        for ax, kind in zip(axes, kinds, strict=True):
-            _climb(ax, rows, kind)
-        axes[-1].set_xlabel("forward and backward, ms")
-
-    return Chart(draw, height=3.5 * len(kinds))
-
-
-def _climb(ax, rows: pd.DataFrame, kind: str) -> None:
-    medians, unsure = rungs(rows, kind), noise(rows)
-    steps = [name for name in RUNGS if name not in SAME[kind]]
-    shown = medians.loc[steps].dropna(subset="ms")
-    names = [RUNGS[name] for name in shown.index]
-    words = [f"{ms(r.ms, 3)}{_gain(r.gain, unsure)}" for r in shown.itertuples()]
-    time = list(shown["ms"])
-    if LIBRARY in SAME[kind]:
-        names.append("the library")
-        words.append(ms(medians["ms"][LIBRARY], 3))
-        time.append(medians["ms"][LIBRARY])
-    ax.plot(time, range(len(time)), color=COLOURS[0], marker="o")
-    for y, said in enumerate(words):
-        plots.label(ax, said, (1, y), xycoords=("axes fraction", "data"), va="center")
-    ax.margins(x=0.4)  # for the peers' names
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.minorticks_off()
-    ax.set(yticks=range(len(names)), yticklabels=names)
-    ax.set(ylim=(len(names) - 0.5, -1.3))
-    ax.grid(False, axis="y")
-    for (name, label), side, off in zip(PEERS.items(), ("right", "left"), (-3, 3), strict=True):
-        peer = medians["ms"][name]
-        ax.axvline(peer, **REFERENCE_LINE)
-        plots.label(ax, label, (peer, -0.85), (off, 0), color=DIM, ha=side)
-    ax.set_title(SHAPES[kind], loc="left")
-
-
-def _gain(gain: float, unsure: float) -> str:
-    """Return the words for a gain; one within the noise is no gain."""
-    if gain != gain:
-        return ""
-    return ", no gain" if abs(gain - 1) <= unsure else f", ×{digits(gain, 3)}"
-
-
 def gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each step and peer: at each shape its ms and what the step gains."""
+    """Return a line for each step and peer: at each shape its ms, and what the step gains where it
+    changes a kernel."""
     columns = {"step": [*RUNGS.values(), *PEERS.values()]}
-    for kind, short in SHORT.items():
+    for kind, name in SHAPES.items():
         medians = rungs(rows, kind)
-        columns[f"{short}, ms"] = cells(medians["ms"])
-        columns[f"{short}, gain"] = cells(medians["gain"])
+        columns[f"{name}, ms"] = cells(medians["ms"])
+        columns[f"{name}, gain"] = cells(medians["gain"].mask(medians.index.isin(SAME[kind])))
     return pd.DataFrame(columns)

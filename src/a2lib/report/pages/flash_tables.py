@@ -48,32 +48,27 @@ def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
     older = (both["run"] < flash.SINCE) | (both["run_fa4"] < flash.SINCE)
     star = older.map({True: "*", False: ""})
     both["cell"] = ratio.map("{:.2f}".format) + star
-    wide = both.pivot(
-        index=["kind", "seq_len", "causal"], columns=["head_dim", "pass"], values="cell"
-    ).sort_index(ascending=[False, True, False])
-    lines = []
-    for kind, n, causal in wide.index:
-        line = {"tokens": f"{count(n)}, {'causal' if causal else 'no mask'}{kinds[kind]}"}
-        for d in (64, 128):
-            for pass_ in OWN:
-                line[f"{pass_}, {d}"] = wide.loc[(kind, n, causal)].get((d, pass_))
-        lines.append(line)
-    return pd.DataFrame(lines)
+    masks = both["causal"].map({True: ", causal", False: ", no mask"})
+    both["tokens"] = both["seq_len"].map(count) + masks + both["kind"].map(kinds)
+    both["column"] = both["pass"] + ", " + both["head_dim"].astype(str)
+    both = both.sort_values(["kind", "seq_len", "causal"], ascending=[False, True, False])
+    wide = both.pivot(index="tokens", columns="column", values="cell")
+    columns = ["forward, 64", "backward, 64", "forward, 128", "backward, 128"]
+    return wide.loc[both["tokens"].unique(), columns].reset_index()
 
 
 def grouped(rows: pd.DataFrame) -> pd.DataFrame:
     """Return GPU times in ms of grouped-query attention, by pass and shape: a2lib,
     FlashAttention-4 and cuDNN, the fastest of PyTorch's."""
-    key = ["heads", "kv_heads", "seq_len", "batch"]
-    wide = rows[rows["pass"].isin(OWN)].copy()
-    wide["pass"] = pd.Categorical(wide["pass"], OWN)  # forward first
-    wide = wide.pivot(index=["pass", *key], columns="implementation", values="ms").sort_index()
-    lines = []
-    for pass_, heads, kv_heads, n, batch in wide.index:
-        shape = f"{heads} : {kv_heads}, {batch} × {count(n)}"
-        lines.append({"pass": pass_, "heads, tokens": shape})
-    columns = {LOOKS.label(name): cells(wide[name]) for name in (OURS, flash.FA4, "sdpa_cudnn")}
-    return pd.DataFrame(lines).assign(**{name: list(c) for name, c in columns.items()})
+    rows = rows[rows["pass"].isin(OWN)].sort_values(["heads", "kv_heads", "seq_len", "batch"])
+    heads = rows["heads"].astype(str) + " : " + rows["kv_heads"].astype(str)
+    tokens = rows["batch"].astype(str) + " × " + rows["seq_len"].map(count)
+    rows["heads, tokens"] = heads + ", " + tokens
+    wide = rows.pivot(index=["pass", "heads, tokens"], columns="implementation", values="ms")
+    shapes = rows["heads, tokens"].unique()
+    order = pd.MultiIndex.from_product([OWN, shapes], names=wide.index.names)
+    wide = wide.loc[order, [OURS, flash.FA4, "sdpa_cudnn"]].apply(cells)
+    return wide.rename(columns=LOOKS.label).reset_index()
 
 
 def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
@@ -81,5 +76,6 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
     scores."""
     wide = rows.groupby(["implementation", "dtype", "score_scale"])["error"].max().unstack([1, 2])
     wide = wide.loc[LOOKS.order(wide.index)].map(lambda e: "n/a" if e != e else f"{e:.1e}")
-    wide.columns = [f"{d}{'' if s == 1 else f', scores × {s:.0f}'}" for d, s in wide.columns]
+    scales = {1: "", 10: ", scores × 10"}
+    wide.columns = [dtype + scales[scale] for dtype, scale in wide.columns]
     return wide.rename(index=LOOKS.label).rename_axis("largest relative error").reset_index()

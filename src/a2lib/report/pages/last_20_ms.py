@@ -6,7 +6,7 @@ from a2lib.report import plots
 from a2lib.report.page import one
 from a2lib.report.pages import benchmark
 from a2lib.report.pages.benchmark import FAST, NARROW, TITLES, by_title
-from a2lib.report.style import COLOURS, chart
+from a2lib.report.style import COLOURS, Chart
 from a2lib.report.tables import cells
 from a2lib.report.units import ms, percent
 
@@ -16,15 +16,6 @@ STEPS = {
     "16-bit weights": (NARROW, "train-step"),
     "AdamW overlapped": (NARROW, "overlapped-step"),
     "no AdamW": (NARROW, "forward-backward"),
-}
-# What kernels do in a traced step -> the column of their time in ``benchmark.traced``.
-WORK = {
-    "AdamW": "ms_adamw",
-    "casts and copies of weights": "ms_casts",
-    "linear layers": "ms_linear",
-    "other elementwise kernels": "ms_between",
-    "attention": "ms_attention",
-    "all kernels": "ms_kernels",
 }
 
 
@@ -57,17 +48,19 @@ def saved_by_overlap(rows: pd.DataFrame, model: str, way: dict) -> float:
     return 1 - captured(rows, model, way, "overlapped-step").ms / after
 
 
-@chart(height=2.2)
-def steps(figure, rows: pd.DataFrame, model: str):
+def steps(rows: pd.DataFrame, model: str) -> Chart:
     """Draw the sustained step of a model in each of STEPS, with its MFU."""
     shown = [one(rows, model=model, step=name) for name in STEPS]
-    text = [f"{ms(row.ms_mean, 3)}, {percent(row.mfu)}" for row in shown]
-    shades = [COLOURS[1]] * 3 + [COLOURS[4]]  # the last is no whole step
-    times = [row.ms_mean for row in shown]
-    ax = figure.subplots()
-    plots.bars(ax, list(STEPS), times, text=text, colours=shades, xlabel="a step, ms")
-    ax.set_xlim(0, 1.45 * max(times))
-    ax.grid(False)  # the text crosses it
+    words = [f"{ms(row.ms_mean, 3)}, {percent(row.mfu)}" for row in shown]
+    times = pd.DataFrame({"step": [row.ms_mean for row in shown]}, STEPS)
+
+    def room(ax):
+        ax.set_xlim(0, 1.45 * times["step"].max())
+        ax.grid(False)  # the text crosses it
+
+    return plots.stacks(
+        times, {"step": COLOURS[1]}, 2.2, text=words, numbers=False, xlabel="a step, ms", more=room
+    )
 
 
 def by_step(rows: pd.DataFrame) -> pd.DataFrame:

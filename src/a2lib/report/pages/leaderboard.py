@@ -2,22 +2,19 @@
 
 import dataclasses
 
-import numpy as np
 import pandas as pd
 
-from a2lib.activations import CHUNK, PRODUCTS
+from a2lib.activations import CHUNK
 from a2lib.lab.kernel_names import kind_of
 from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth, stated_peak
-from a2lib.report.page import one
 from a2lib.report.plots import stacks
-from a2lib.report.style import Chart, chart
+from a2lib.report.style import Chart
 from a2lib.report.tables import cells
-from a2lib.report.traces import legend, pictures
-from a2lib.report.units import count, digits, percent
+from a2lib.report.traces import pictures
+from a2lib.report.units import count, percent
 from a2lib.shapes import SIZES, Shape
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.keeping import block_always, block_results, choose, working_bytes
-from a2lib.theory.products import matmul_flops
+from a2lib.theory.memory.keeping import block_always, block_results, working_bytes
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import fused_step
 from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
@@ -48,20 +45,6 @@ CLASSES = {
     "communication": "collectives",
     "copy": "copies",
 }
-SAVED, RECOMPUTED, OFFLOADED = "saved", "recomputed", "offloaded"
-STATES = {SAVED: "#a86f00", RECOMPUTED: "#b0558a", OFFLOADED: "#2a86bf"}
-TENSORS = {  # of a block, and the matmul that makes it, if it may be recomputed alone
-    "block's input": None,
-    "q": "q_proj",
-    "k": "k_proj",
-    "v": "v_proj",
-    "attention's output": None,
-    "FFN's input": None,
-    "w1's output": "w1",
-    "w3's output": "w3",
-}
-# The order in which autograd saves a compiled block's tensors: the first of them are offloaded.
-OFFLOADED_FIRST = ("block's input", "q", "k")
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -193,67 +176,6 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([by_way.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
 
 
-def tensor_states(row) -> pd.DataFrame:
-    """Return whether each of TENSORS is saved, recomputed or offloaded, a column for each block.
-
-    What is saved in part is the plan that ``choose`` makes for the bytes that the blocks saved.
-    """
-    blocks = int(row.layers)
-    states = pd.DataFrame(SAVED, index=list(TENSORS), columns=range(blocks))
-    outputs = [name for name, matmul in TENSORS.items() if matmul]
-    if row.way == "recomputed":
-        states.loc[list(TENSORS)[1:]] = RECOMPUTED
-    elif row.way in ("attention_kept", "fused_head", "own_fsdp"):
-        states.loc[outputs] = RECOMPUTED
-    elif row.way == "products_kept":
-        shape, tokens = SIZES[row.model], int(row.batch) * int(row.context)
-        results = block_results(shape, tokens, 1.0)
-        plans = choose(block_always(shape, tokens), results, blocks, room=row.blocks)
-        for block, plan in enumerate(plans):
-            again = [name for name in outputs if TENSORS[name] not in plan.kept]
-            states.loc[again, block] = RECOMPUTED
-    else:
-        states.loc[list(OFFLOADED_FIRST), range(round(offloading_blocks(row)))] = OFFLOADED
-    return states
-
-
-def offloading_blocks(row) -> float:
-    """Return how many blocks offload, if each offloads the tensors of OFFLOADED_FIRST."""
-    tokens = int(row.batch) * int(row.context)
-    return row.host_bytes / (len(OFFLOADED_FIRST) * block_always(SIZES[row.model], tokens)[0])
-
-
-def recomputed_matmuls(row) -> int:
-    """Return how many matmuls the plan of ``tensor_states`` recomputes."""
-    states = tensor_states(row)
-    outputs = [name for name, matmul in TENSORS.items() if matmul in PRODUCTS]
-    return int((states.loc[outputs] == RECOMPUTED).to_numpy().sum())
-
-
-def block_table(rate: float, attention_ms: float) -> pd.DataFrame:
-    """Return what one block of the 8B model can save, and what saving it spares, at a matmul
-    ``rate`` in TFLOP/s and with a forward of attention of so many ms."""
-    shape, tokens = SIZES["8B"], 32_768
-    always, outputs = block_always(shape, tokens), block_results(shape, tokens, rate * 1e12)
-    attention_bytes = always[1] + always[3]  # with the log-sum-exp
-    ffn_ms = matmul_flops(tokens, shape.d_model, shape.d_model) / rate / 1e9
-
-    def total(results) -> tuple[float, float]:
-        return sum(output.bytes for output in results), sum(output.ms for output in results)
-
-    spared = {
-        "attention's output, log-sum-exp": (attention_bytes, attention_ms),
-        "FFN's input": (always[2], ffn_ms),
-        "q, k, v": total(outputs[:3]),
-        "w1's and w3's outputs": total(outputs[3:]),
-    }
-    lines = [["block's input", digits(always[0] / 1e9, 3), None, None]]
-    for name, (size, time) in spared.items():
-        gigabytes = size / 1e9
-        lines.append([name, digits(gigabytes, 3), digits(time, 3), digits(time / gigabytes)])
-    return pd.DataFrame(lines, columns=["tensor", "GB", "ms to recompute", "ms per GB"])
-
-
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return step, gain, prediction, MFU and HFU of each configuration."""
     columns = {
@@ -286,34 +208,3 @@ def times(rows: pd.DataFrame) -> Chart:
     frame = (rows.set_index("way")[list(PIECES)] / 1e3).rename(index=CONFIGURATIONS)
     text = [f"{row.ms / 1e3:.2f} s, {percent(row.mfu)}" for row in rows.itertuples()]
     return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.15, xlabel="step, s")
-
-
-@chart(height=6.2)
-def plans(figure, rows: pd.DataFrame):
-    """Draw what each block saves, recomputes and offloads in four configurations: a panel for each,
-    a column for each block, a line as high as its bytes for each tensor."""
-    panels = {
-        "recomputed": "1: baseline",
-        "attention_kept": "2 to 4: save attention",
-        "products_kept": "5: save matmuls",
-        "offloaded": "6, 7: offload",
-    }
-    shape = SIZES["8B"]
-    wide = {"w1's output", "w3's output"}
-    heights = [shape.d_ff / shape.d_model if name in wide else 1.0 for name in TENSORS]
-    edges = np.concatenate([[0], np.cumsum(heights)])
-    grid = figure.subplots(2, 2, sharex=True, sharey=True)
-    for ax, (way, title) in zip(grid.flat, panels.items(), strict=True):
-        states = tensor_states(one(rows, way=way))
-        for name, edge, height in zip(TENSORS, edges, heights, strict=False):
-            for block, state in states.loc[name].items():
-                span = edge + 0.06, height - 0.12
-                ax.broken_barh([(block + 0.08, 0.84)], span, facecolor=STATES[state])
-        ax.set_title(title, fontsize=10.5)
-        ax.set_yticks((edges[:-1] + edges[1:]) / 2, list(TENSORS), fontsize=10)
-        ax.tick_params(axis="y", length=0)
-        ax.set(ylim=(edges[-1], 0), xlim=(0, len(states.columns)))
-        ax.grid(False)
-    for ax in grid[1]:
-        ax.set_xlabel("block")
-    legend(figure, STATES)

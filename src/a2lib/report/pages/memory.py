@@ -13,20 +13,11 @@ from a2lib.report.units import digits
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.saved import block_saved, block_saved_bytes
 from a2lib.theory.memory.step import SAVED, StepMemory, asked, peak
-from a2lib.theory.transformer import block_parameter_count, parameter_count, state_bytes
+from a2lib.theory.transformer import block_parameter_count, parameter_count
 
 BATCH, MODEL = 4, "2.7B"
 CONTEXTS = (128, 256, 512, 1024, 2048)
-MATRIX = "softmax's output"
-KINDS = {
-    MATRIX: ("mask", "prob", "prob16", "lse"),
-    "FFN": ("gate", "silu", "value", "product"),
-    "norms, residual stream": ("x0", "y0", "root", "normal", "norm"),
-    "q, k, v, attention's output": ("q", "k", "v0", "values", "o"),
-    "bf16 copies of inputs": ("x",),
-    "bf16 copies of weights": ("16",),
-}
-SHADES = ("#8b2f00", "#00825f", "#b0558a", "#a86f00", "#7fc1ad", "#444444")
+MATRIX = ("mask", "prob", "prob16", "lse")  # the softmax's output, by the ends of tensors' names
 MODES = {
     "inference": "forward alone",
     "forward": "forward that saves",
@@ -52,7 +43,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     counted = []
     for row in trained.itertuples():
         counted.append(asked(step(row.context, row.precision, row.attention, row.model)))
-    states = {model: state_bytes(shape).total for model, shape in SIZES.items()}
+    states = {model: 16 * parameter_count(shape) for model, shape in SIZES.items()}
     return rows.assign(
         state=rows["model"].map(states),
         capacity=rows["note"].map(_total_capacity).min(),
@@ -89,27 +80,12 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows.join(pd.DataFrame(lines, index=rows.index))
 
 
-def recordings(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Add to each recorded row:
-
-    forward_largest, backward_largest: bytes of the largest allocation of the phase
-    forward_of, backward_of: how many allocations have that size
-    """
-    lines = traces.pictures("lines", rows)
-    largest = [_largest_by_phase(traces.traced(row, lines)) for row in rows.itertuples()]
-    return rows.join(pd.DataFrame(largest, index=rows.index))
-
-
-def _largest_by_phase(allocations: list[dict]) -> dict[str, float]:
-    """Return for forward and backward the bytes of the largest allocation, and how many have that
-    size."""
-    sizes = {}
-    for phase in ("forward", "backward"):
-        here = [line for line in allocations if line["phase"] == phase]
-        most = max((line["bytes"] for line in here), default=np.nan)
-        sizes[f"{phase}_largest"] = most
-        sizes[f"{phase}_of"] = sum(line["count"] for line in here if line["bytes"] == most)
-    return sizes
+def largest(lines: list[dict], phase: str) -> tuple[float, int]:
+    """Return the bytes of the largest allocation of a recorded step's phase, and how many
+    allocations have that size."""
+    here = [line for line in lines if line["phase"] == phase]
+    most = max(line["bytes"] for line in here)
+    return most, sum(line["count"] for line in here if line["bytes"] == most)
 
 
 def over(rows: pd.DataFrame, **about) -> list[dict]:
@@ -119,33 +95,13 @@ def over(rows: pd.DataFrame, **about) -> list[dict]:
     return recorded[is_in_phase.index(True) :]
 
 
-def kinds(context: int, precision: str, attention: str) -> dict[str, int]:
-    """Return the bytes that a block saves for its backward, by kind of tensor."""
-    sizes = dict.fromkeys(KINDS, 0)
-    for name, size in block_saved(SIZES[MODEL], BATCH, context, attention, precision).items():
-        sizes[_kind_of(name)] += size
-    return sizes
-
-
-def _kind_of(tensor: str) -> str:
-    """Return the kind of a saved tensor by its name in ``theory.memory.saved``."""
-    end = re.split("[/.]", tensor)[-1]
-    for kind, ends in KINDS.items():
-        if end in ends:
-            return kind
-    raise KeyError(tensor)
-
-
-def block_bars(context: int) -> Chart:
-    """Draw what one block saves by kind: a bar for each precision and attention, GB."""
-    bars = {}
-    for precision in ("fp32", "bf16"):
-        for attention, name in (("eager", "eager"), ("flash", "Flash")):
-            bars[f"{precision}, {name}"] = kinds(context, precision, attention)
-    frame = pd.DataFrame(bars).T / 1e9
-    text = [f"{total:.3g}" for total in frame.sum(axis=1)]
-    shades = dict(zip(KINDS, SHADES, strict=True))
-    return plots.stacks(frame, shades, 3.3, text=text, least=9, xlabel="GB saved by one block")
+def matrix_bytes(case: StepMemory) -> int:
+    """Return the bytes of a block's saved tensors that are the softmax's output."""
+    total = 0
+    for name, size in case.saved.items():
+        if re.split("[/.]", name)[-1] in MATRIX:
+            total += size
+    return total
 
 
 PIECES = {
@@ -163,7 +119,7 @@ def pieces(case: StepMemory) -> dict[str, int]:
     output and the rest."""
     sizes = dict(peak(case).by_category)
     saved = sizes.pop(SAVED)
-    matrix = kinds(case.context, case.precision, case.attention)[MATRIX]
+    matrix = matrix_bytes(case)
     whole_blocks, rest = divmod(saved, sum(case.saved.values()))
     scores = whole_blocks * matrix + min(rest, matrix)
     sizes["saved: softmax's output"] = scores
@@ -188,7 +144,7 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
         plots.label(ax, name, (capacity, 0.98), (4, 0), xycoords=place, va="top")
 
     xlabel = "GB at the peak"
-    return plots.stacks(frame, PIECES, 4.2, text=words, least=9, xlabel=xlabel, more=limit)
+    return plots.stacks(frame, PIECES, 4.2, text=words, numbers=False, xlabel=xlabel, more=limit)
 
 
 def _ran(rows: pd.DataFrame, case: StepMemory) -> bool:

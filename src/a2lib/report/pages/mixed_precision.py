@@ -1,14 +1,14 @@
 """Mixed precision: sums as exact arithmetic predicts them, and what bf16 gains by model size."""
 
-import math
-
+import numpy as np
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth
-from a2lib.report.plots import label, name_lanes
+from a2lib.report.page import one
+from a2lib.report.plots import label
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.shapes import SIZES
-from a2lib.theory.floating import FORMATS, Loop, decimal, handout_loops
+from a2lib.theory.floating import Loop, decimal
 from a2lib.theory.transformer import forward_flops, parameter_count
 
 MODELS = ("small", "medium", "large", "xl25", "2.7B", "10B")
@@ -21,59 +21,59 @@ SHADES = {"fp32": COLOURS[1], "fp16": COLOURS[2], "bf16": COLOURS[0]}
 
 
 def loop(total: str, addend: str, terms: int = 1000) -> Loop:
-    """Return the handout's loop of these formats."""
-    formats = total, addend, terms, False
-    for each in handout_loops():
-        if (each.sum, each.addend, each.terms, each.cast) == formats:
-            return each
-    raise ValueError(f"the handout has no loop of {formats}")
+    """Return the handout's loop of these formats, or that of 10,000 terms."""
+    return Loop(total, addend, terms, {1000: "0.01", 10_000: "0.001"}[terms])
 
 
 def sums(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """Add to each loop ``predicted``, its result by exact arithmetic, with every digit."""
-    predicted = {}
-    for each in handout_loops():
-        key = each.sum, each.addend, each.cast, each.terms, each.step
-        predicted[key] = decimal(each.result())
-    keys = rows[["sum_dtype", "addend_dtype", "cast", "terms", "addend"]]
-    keys = keys.itertuples(index=False, name=None)
-    return rows.assign(predicted=[predicted.get(key) for key in keys])
+    predicted = []
+    for row in rows.itertuples():
+        same = Loop(row.sum_dtype, row.addend_dtype, int(row.terms), row.addend, row.cast)
+        predicted.append(decimal(same.result()))
+    return rows.assign(predicted=predicted)
 
 
-def gains(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Return a row for each model, pass and precision of eager mode at 512 tokens.
+def binades(each: Loop) -> pd.DataFrame:
+    """Return the additions of a loop by the power of two that the sum had reached before each,
+    their ``start``: how many they are, and ``gain``, what most of them added."""
+    partial = np.array(each.partial_sums())
+    before = partial[:-1]
+    start = 2.0 ** np.floor(np.log2(before))
+    additions = pd.DataFrame({"start": start, "gain": np.diff(partial)}).groupby("start")["gain"]
+    most = additions.agg(lambda gains: gains.mode()[0])
+    return pd.DataFrame({"additions": additions.size(), "gain": most}).reset_index()
 
-    ms: GPU time, of a step in a CUDA graph; a backward is what forward and backward take beyond the
-        forward. A model whose bf16 step was launched from Python, too, has the passes "forward,
-        launched" and "backward, launched" of that.
-    gain: fp32's time over it
-    estimate: a bf16 forward's gain by counting (``estimate``)
+
+def pass_ms(
+    rows: pd.DataFrame, model: str, pass_: str, precision: str, launched: bool = False
+) -> float:
+    """Return the ms of an eager forward or backward at 512 tokens, NaN where it ran out of memory.
+
+    It is GPU time in a CUDA graph, a backward being what forward and backward take beyond the
+    forward; or, if ``launched``, the time from Python.
     """
-    few = rows[(rows["context"] == CONTEXT) & (rows["compile"] == "none")]
-    few = few[(few["attention"] == "eager") & few["model"].isin(MODELS)]
-    few = few[few["mode"].isin(["forward", "forward-backward"])]
-    launched = few[~few["capture"] & (few["mode"] == "forward-backward")]
-    few = few[few["capture"] & (few["phase"] == "step")]
-    wide = few.pivot_table("ms", ["model", "precision"], "mode", sort=False).dropna(how="all")
-    if wide.empty:
-        return rows.iloc[:0]
-    wide["backward"] = wide["forward-backward"] - wide["forward"]
-    both = launched[launched["precision"] == "bf16"].dropna(subset=["ms"])["model"]
-    launched = launched[launched["model"].isin(both)]
-    launched = launched.pivot_table("ms", ["model", "precision"], "phase")
-    launched = launched.reindex(columns=["forward", "backward"]).add_suffix(", launched")
-    wide = wide.join(launched)
-    passes = wide.columns.drop("forward-backward")
-    long = wide[passes].stack().rename("ms").dropna().reset_index()
-    long = long.rename(columns={"mode": "pass", "level_2": "pass"})
-    base = long[long["precision"] == "fp32"].set_index(["model", "pass"])["ms"]
-    long["gain"] = long.join(base.rename("fp32"), on=["model", "pass"])["fp32"] / long["ms"]
-    estimated = (long["pass"] == "forward") & (long["precision"] == "bf16")
-    ceiling = rows_of("ceiling")
-    estimates = {model: estimate(model, ceiling)["gain"] for model in set(long["model"])}
-    long["estimate"] = long["model"].map(estimates).where(estimated)
-    same = {c: few[c].iloc[0] for c in ("device", "file", "local", "run")}
-    return long.assign(status="ok", **same)
+    same = {"model": model, "precision": precision, "context": CONTEXT}
+    same |= {"attention": "eager", "compile": "none"}
+    if launched:
+        return one(rows, mode="forward-backward", capture=False, phase=pass_, **same).ms
+    in_graph = {"capture": True, "phase": "step", **same}
+    forward_ms = one(rows, mode="forward", **in_graph).ms
+    if pass_ == "forward":
+        return forward_ms
+    return one(rows, mode="forward-backward", **in_graph).ms - forward_ms
+
+
+def gain(
+    rows: pd.DataFrame,
+    model: str,
+    pass_: str = "forward",
+    precision: str = "bf16",
+    launched: bool = False,
+) -> float:
+    """Return how many times as fast as in fp32 a pass is (``pass_ms``)."""
+    fp32_ms = pass_ms(rows, model, pass_, "fp32", launched)
+    return fp32_ms / pass_ms(rows, model, pass_, precision, launched)
 
 
 def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
@@ -109,33 +109,9 @@ def running(figure):
     for name, colour in SHADES.items():
         partial = loop(name, name, terms).partial_sums()
         at = [*range(0, terms, 40), terms - 1]
-        ax.plot([i + 1 for i in at], [float(partial[i]) for i in at], color=colour, linewidth=2)
-        label(ax, name, (terms, float(partial[-1])), va="center")
+        ax.plot([i + 1 for i in at], [partial[i] for i in at], color=colour, linewidth=2)
+        label(ax, name, (terms, partial[-1]), va="center")
     ax.plot([0, terms], [0, 10], color=INK, linewidth=1, linestyle=(0, (4, 3)))
     ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.001 (dashed: exact)")
     ax.set_ylabel("running sum")
     ax.xaxis.set_major_formatter("{x:,.0f}")
-
-
-@chart(height=2.1)
-def ranges(figure):
-    """Draw the powers of two that each format holds, and those that fp16 holds of a gradient whose
-    loss is scaled."""
-    scaled = -int(math.log2(LOSS_SCALE))
-    lanes = {  # from the lowest: a format, and by how many powers of two its range is moved
-        "fp16, loss scaled": ("fp16", scaled),
-        "fp16": ("fp16", 0),
-        "bf16": ("bf16", 0),
-        "fp32": ("fp32", 0),
-    }
-    ax = figure.subplots()
-    for y, (name, moved) in enumerate(lanes.values()):
-        held = FORMATS[name]
-        low, normal = math.log2(held.smallest) + moved, math.log2(held.smallest_normal) + moved
-        high = math.log2(held.largest) + moved
-        ax.broken_barh([(normal, high - normal)], (y - 0.3, 0.6), color=SHADES[name])
-        ax.broken_barh([(low, normal - low)], (y - 0.3, 0.6), color=SHADES[name], alpha=0.4)
-    name_lanes(ax, range(len(lanes)), list(lanes))
-    powers = [-126, -64, 0, 64, 127]
-    ax.set_xticks(powers, [f"$2^{{{n}}}$" for n in powers])
-    ax.set_xlabel("size of a number (faint: with fewer bits)")

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report.page import one, pick
-from a2lib.report.plots import reference
 from a2lib.report.style import chart
 from a2lib.report.units import Number, count, percent
 from a2lib.shapes import SIZES
-from a2lib.theory import parallelism, schedules
+from a2lib.theory import parallelism
 from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import Estimate, evaluate
 from a2lib.theory.layouts import Layout, Training
@@ -117,21 +116,30 @@ def _predict(row, layer: Layer) -> dict[str, float]:
 
 
 def _schedule_ms(row, cost: Cost, slower: float = 1.0, slower_links: float = 1.0) -> float:
-    """Return the ms of a row's pass when its schedule runs event by event, with matmuls and
-    collectives ``slower`` and ``slower_links`` times as slow as predicted."""
-    layers, forward = int(row["layers"]), row["pass"] == "forward"
+    """Return the ms of a row's pass if all overlaps that has something to overlap with, matmuls and
+    collectives ``slower`` and ``slower_links`` times as slow as predicted.
+
+    The longer part of every layer is never idle, and what has nothing to hide behind comes on top:
+    the first layer's or the last one's share of the shorter part. tests/schedules.py runs the same
+    passes event by event.
+    """
+    layers = int(row["layers"])
+    is_backward = row["pass"] == "backward"
     compute, data = slower * cost.compute_s, slower_links * cost.data_s
-    if row["scheme"] == "dp":
-        tasks = schedules.data_parallel_backward(layers, compute, data)
-    elif row["scheme"] == "fsdp" and forward:
-        tasks = schedules.fsdp(layers, compute, data)
-    elif row["scheme"] == "fsdp":
-        tasks = schedules.fsdp(layers, compute, data / 2, data / 2)
-    else:  # two half-batches; three of a backward's six matmuls give weight gradients
-        weights = 0 if forward else compute / 2
-        sums = slower_links * cost.tensor_s
-        tasks = schedules.tensor(layers, compute - weights, sums, 2, weights)
-    return 1e3 * schedules.run(tasks).seconds
+    sums = slower_links * cost.tensor_s
+    if row["scheme"] == "tp" and is_backward:
+        # Two half-batches. Half of a layer's matmuls give gradients of weights, which no sum waits
+        # for: the last half-batch's sum has those to hide behind, the first one's nothing.
+        compute_bound = layers * compute + max(0, sums / 2 - compute / 4)
+        seconds = max(compute_bound, layers * sums + compute / 4)
+    elif row["scheme"] == "tp":
+        seconds = layers * max(compute, sums) + min(compute, sums) / 2
+    elif row["scheme"] == "fsdp" and is_backward and data > compute:
+        # The second layer is gathered beside the first one's matmuls.
+        seconds = layers * data + max(0, 2 * compute - data)
+    else:
+        seconds = layers * max(compute, data) + min(compute, data)
+    return 1e3 * seconds
 
 
 def swept(rows: pd.DataFrame, scheme: str, pass_: str) -> pd.DataFrame:
@@ -219,10 +227,10 @@ def thresholds_table(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
 def hidden_table(rows: pd.DataFrame, width: int) -> pd.DataFrame:
     """Return the hidden share by batch, of every scheme and pass at a layer's width."""
     sent = pick(sending(rows), d_ff=width).set_index("tokens")
-    shares = {
-        f"{SHORT[scheme]} {pass_}": pick(sent, scheme=scheme, pass_=pass_)["hidden"].map(percent)
-        for scheme, pass_ in THRESHOLDS
-    }
+    shares = {}
+    for scheme, pass_ in THRESHOLDS:
+        hidden = pick(sent, scheme=scheme, pass_=pass_)["hidden"]
+        shares[f"{SHORT[scheme]} {pass_}"] = hidden.map(percent)
     table = pd.DataFrame(shares).sort_index()
     table.insert(0, "tokens", table.index.map(count))
     return table
@@ -248,27 +256,6 @@ def hiding(figure, rows: pd.DataFrame):
         ax.annotate("matmuls alone", (5300, 7.2), color=BLUE)
         ax.annotate("communication alone", (5050, 2.0), color=GREEN)
     axes[1].set_xlabel("tokens of the batch")
-
-
-@chart(height=2.9)
-def widths(figure, rows: pd.DataFrame):
-    """Draw tensor parallelism's backward by width: matmuls and communication, each alone, measured
-    and as predicted."""
-    few = swept(rows, "tp", "backward")
-    few = few[few["at"] <= 2048]
-    ax = figure.subplots()
-    for measured, predicted, colour in (
-        ("ms_without", "compute", BLUE),
-        ("ms_communication", "communication", GREEN),
-    ):
-        ax.plot(few["at"], few[measured], color=colour, marker="o", markersize=4)
-        ax.plot(few["at"], few[predicted], color=colour, linestyle="--", linewidth=1.2)
-    ax.annotate("matmuls", (1500, 4.6), color=BLUE, ha="right")
-    ax.annotate("communication", (1440, 1.35), color=GREEN)
-    reference(ax, crossing(rows, "tp", "backward"), "measured", vertical=True)
-    predicted = threshold(measured_layer(rows), "tp", "backward")
-    reference(ax, predicted, "predicted", vertical=True)
-    ax.set(xlabel="width d_ff of the layer", ylabel="ms", ylim=(0, 5.6), xlim=(200, 2100))
 
 
 def estimate(model: str, ranks: int = 2) -> Estimate:

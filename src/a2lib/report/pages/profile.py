@@ -5,16 +5,10 @@ import pandas as pd
 
 from a2lib.lab.trace import HOST
 from a2lib.report import traces
-from a2lib.report.metrics import (
-    bytes_between_matmuls,
-    ceilings,
-    copy_bandwidth,
-    floors,
-    moved_bytes,
-)
+from a2lib.report.metrics import ceilings, copy_bandwidth, floors, moved_bytes
 from a2lib.report.page import pick
-from a2lib.report.plots import label, stacked
-from a2lib.report.style import COLOURS, INK, chart
+from a2lib.report.plots import stacked
+from a2lib.report.style import chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
@@ -46,6 +40,7 @@ BETWEEN = {
     "rope": ("attn", INSIDE + "values"),
     "norms": ("ln1", "ln2", "block"),
 }
+CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
 SOFTMAX_FLOPS = 5  # per score: compare, subtract, exponential, add, divide
 SOFTMAX_BYTES = 8  # per score: read and written, in fp32 in either precision
 PHASES_OF = {"forward": ("forward",), "forward-backward": ("forward", "loss", "backward")}
@@ -59,9 +54,11 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     matmul, flash, copies, adamw, between, total: kernel time (``traces.ms_by_class``)
     rest, share: of all kernels except matmul and flash; the share of these two
     kernels: calls
+    casts: compiled casts and joins of weights
+    flash_calls: calls of fused attention
     top, top_calls, top_ms, top_share: the kernel that takes most
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
-    moved, floor, ...: by counting (``count_work``)
+    floor, ...: by counting (``count_work``)
     depth: launches queued ahead of the GPU
     launch_us: CPU time per launch in µs, while Python does not wait for a full queue
     quick, slow: the phase in the quickest and in the slowest process that timed it
@@ -97,6 +94,8 @@ def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
     sums["rest"] = sums["total"] - sums["matmul"] - sums["flash"]
     sums["share"] = 1 - sums["rest"] / sums["total"]
     sums["kernels"] = kernels.groupby(CASE)["calls"].sum()
+    sums["casts"] = kernels[kernels["kernel"].str.fullmatch(CAST)].groupby(CASE)["ms"].sum()
+    sums["flash_calls"] = kernels[kernels["kind"] == "attention"].groupby(CASE)["calls"].sum()
     sums = sums.join(top_kernels(kernels)).join(forward_parts(kernels))
     sums["top_share"] = sums["top_ms"] / sums["total"]
     return sums.reset_index()
@@ -149,7 +148,6 @@ def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) 
 def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     """Return what counting tells of a row's phase; nothing for a configuration without a count.
 
-    moved: bytes between matmuls
     floor: the least time by the best measured rates, ms
     multiply_flops, multiply_bytes, softmax_flops, softmax_bytes: of eager attention in a forward
     """
@@ -161,7 +159,7 @@ def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
     phases = PHASES_OF.get(row.mode, TRAINING) if row.phase == "step" else (row.phase,)
     kernels = kernels_of(shape, batch, context, row.precision)
     kernels = [kernel for kernel in kernels if kernel.phase in phases]
-    counts = {"moved": bytes_between_matmuls(kernels)}
+    counts = {}
     least = floors(kernels, rates, bandwidth, row.precision)
     if least:
         counts["floor"] = least["total"].ms
@@ -207,26 +205,12 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     return by_size(traced.drop_duplicates(["model", "context", "phase"]))
 
 
-def matmul_shares(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the matmuls' share of a forward's and of a whole fp32 step's kernel time, by model and
-    context."""
-    trace = {"mode": "train-step", "way": "fp32", "profiler": "nsys"}
-    few = pick(rows, phase=["forward", "step"], **trace)
-    index = ["model", "context"]
-    return few.pivot(index=index, columns="phase", values="share").astype(float)
-
-
-def backward_over_forward(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernel time of an fp32 backward over its forward's, of matmuls and of the rest, by
-    model and context."""
-    trace = {"mode": "train-step", "way": "fp32", "profiler": "nsys"}
-    few = pick(rows, phase=["forward", "backward"], **trace)
-    values = ["matmul", "rest"]
-    few = few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
-    ratios = pd.DataFrame(index=few.index)
-    for part in values:
-        ratios[part] = few[part]["backward"] / few[part]["forward"]
-    return ratios
+def fp32_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the kernel time of matmuls and of the rest, and the matmuls' share, of the traced fp32
+    training steps: a line for each model and context, columns by phase."""
+    few = pick(rows, mode="train-step", way="fp32", profiler="nsys")
+    values = ["matmul", "rest", "share"]
+    return few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
 
 
 def answers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -288,33 +272,3 @@ def ways(figure, rows: pd.DataFrame):
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
     traces.legend(figure, SHOWN, columns=2)
-
-
-@chart(height=3.4)
-def roofline(figure, rows: pd.DataFrame, bandwidth: float, flops: dict[str, float]):
-    """Draw the softmax and the two matmuls around it, a mark for each row of a forward, under the
-    best bandwidth (TB/s) and matmul rates (TFLOP/s): operations per second over operations per
-    byte."""
-    low, high, top = 0.2, 1000.0, max(flops.values())
-    ax = figure.subplots()
-    ax.plot([low, top / bandwidth], [low * bandwidth, top], color=INK, linewidth=1.4)
-    label(ax, "bandwidth", (4, 4 * bandwidth), (-8, 0), ha="right")
-    for precision in rows["precision"].unique():
-        flat = flops[precision]
-        ax.plot([flat / bandwidth, high], [flat, flat], color=INK, linewidth=1.4)
-        label(ax, f"{precision} matmul rate", (high, flat), (0, 4), ha="right")
-    for row in rows.itertuples():
-        fill = "full" if row.precision == "fp32" else "none"
-        softmax = row.softmax_flops / row.softmax_bytes, row.softmax_flops / row.softmax / 1e9
-        matmuls_ms = row.scores + row.values
-        matmuls = row.multiply_flops / row.multiply_bytes, row.multiply_flops / matmuls_ms / 1e9
-        ax.plot(*softmax, "o", color=COLOURS[3], markersize=8, fillstyle=fill, zorder=3)
-        ax.plot(*matmuls, "o", color=COLOURS[1], markersize=8, fillstyle=fill, zorder=3)
-        label(ax, f"two matmuls, {row.precision}", matmuls, (10, -4), va="top")
-        if row.precision == "fp32":  # the mark in bf16 is close to this one
-            label(ax, "softmax", softmax, (10, -4), va="top")
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth, 2.2 * top))
-    ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
-    ax.set_yticks([1, 10, 100], ["1", "10", "100"])
-    ax.minorticks_off()
-    ax.set(xlabel="FLOPs per byte", ylabel="TFLOP/s")

@@ -7,14 +7,13 @@ from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives
 from a2lib.report.pages.benchmark import TITLES
-from a2lib.report.plots import bars, stacks
-from a2lib.report.style import COLOURS, Chart, chart
+from a2lib.report.plots import stacks
+from a2lib.report.style import Chart
 from a2lib.report.tables import cells
-from a2lib.report.units import gb, ms
 from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.sharding import UPDATE_BYTES, Held, pipelined_s, sent
+from a2lib.theory.sharding import UPDATE_BYTES, Held
 from a2lib.theory.transformer import parameter_count
 
 MOMENTS = {
@@ -29,7 +28,6 @@ PARTS = {  # a column of bytes, and its name in figures and tables
     "optimizer_bytes": "moments",
 }
 SHADES = {"weights": "#0072b2", "gradients": "#a86f00", "moments": "#d55e00"}
-ESTIMATED, MEASURED = "#808080", COLOURS[4]
 
 
 def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
@@ -76,7 +74,8 @@ def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[
 
     whole, half: an update of all weights, and of half of them
     exchange: the all-gathers of the other half
-    both: half an update with its exchange in chunks
+    both: half an update with its exchange in chunks, each sent when it is updated: of the shorter
+        one only a chunk's time is exposed
     broadcasts: a broadcast of every parameter by itself
     """
     shape = SIZES[model]
@@ -89,7 +88,7 @@ def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[
         "whole": update,
         "half": update / 2,
         "exchange": exchange,
-        "both": 1e3 * pipelined_s(update / 2e3, exchange / 1e3, CHUNKS),
+        "both": max(update / 2, exchange) + min(update / 2, exchange) / CHUNKS,
         "broadcasts": 1e3 * (tensors * broadcast.overhead_s + 4 * weights / broadcast.bandwidth),
     }
 
@@ -111,20 +110,6 @@ def memory_bars(memory: pd.DataFrame) -> Chart:
     frame = pd.DataFrame(parts).T
     xlabel = "GB on each of two GPUs"
     return stacks(frame, SHADES, 3.3, columns=3, text=totals, xlabel=xlabel)
-
-
-@chart(height=2.8)
-def updates(figure, times: dict[str, float]):
-    """Draw update times as bars, by their words, replicated and sharded in turn; the first two are
-    estimates."""
-    bars(
-        figure.subplots(),
-        list(times),
-        list(times.values()),
-        text=[ms(time) for time in times.values()],
-        colours=[ESTIMATED] * 2 + [MEASURED] * 4,
-        xlabel="update, and exchange where it is sharded, ms",
-    )
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
@@ -159,18 +144,3 @@ def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
         lines.append([mode, *cells(times)])
     heads = ["model and mode", "step", "sharded step", "update", "sharded update"]
     return pd.DataFrame(lines, columns=heads)
-
-
-def bytes_table() -> pd.DataFrame:
-    """Return what each of two GPUs sends in a step of the 2.0B model, by scheme."""
-    size = 4 * parameter_count(SIZES["xl25"])
-    lines = []
-    for words, scheme in (
-        ("not sharded", "plain"),
-        ("a2lib", "sharded"),
-        ("ZeRO stage 1", "zero1"),
-    ):
-        bytes_sent = sent(scheme, size, 2)
-        sizes = [bytes_sent["gradients"], bytes_sent["weights"], sum(bytes_sent.values())]
-        lines.append([words, *(gb(size, 3) for size in sizes)])
-    return pd.DataFrame(lines, columns=["scheme", "for gradients", "for weights", "total"])

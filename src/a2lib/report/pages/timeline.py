@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from a2lib.report import panels, plots
+from a2lib.report import plots
 from a2lib.report.style import DIM, INK, Chart
 from a2lib.report.traces import legend
 
@@ -36,8 +36,6 @@ def memory(sources: dict[str, Rows]) -> Chart:
 
     The peak is that of the source, also where lines are thinned.
     """
-    if not all(map(len, sources.values())):
-        return panels.empty()
     frames = {title: pd.DataFrame(list(rows)) for title, rows in sources.items()}
     every = pd.concat(frames.values())[list(CATEGORIES)]
     highest = every.sum(axis=1).max()

@@ -8,8 +8,6 @@ computation and its links.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from a2lib.theory.collectives import positive
-
 COMPUTE, LINKS = "compute", "links"
 
 
@@ -62,7 +60,6 @@ def run(tasks: Iterable[Task]) -> Timeline:
 def data_parallel_backward(layers: int, compute_s: float, reduce_s: float) -> list[Task]:
     """Return data parallelism's backward: a layer's gradients are all-reduced while the next
     computes."""
-    positive(layers=layers)
     tasks = []
     for i in range(layers):
         tasks.append(Task(f"compute {i}", COMPUTE, compute_s))
@@ -75,7 +72,6 @@ def fsdp(
 ) -> list[Task]:
     """Return FSDP's forward, or with ``scatter_s`` its backward. A layer is gathered before it
     computes, at most ``ahead`` layers early; its gradients are scattered after the next gather."""
-    positive(layers=layers, ahead=ahead)
     tasks = []
     for i in range(layers):
         freed = (f"compute {i - ahead}",) if i >= ahead else ()
@@ -96,7 +92,6 @@ def tensor(
     A part's all-reduce must end before its next layer begins; meanwhile another part computes. In
     a backward no layer waits for the gradients of the weights, which take ``weights_s``.
     """
-    positive(layers=layers, parts=parts)
     tasks = []
     for i in range(layers):
         for p in range(parts):

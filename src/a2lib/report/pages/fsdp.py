@@ -7,7 +7,7 @@ import pandas as pd
 from a2lib.lab import bulk
 from a2lib.report.page import one, pick
 from a2lib.report.pages import sharded_optimizer
-from a2lib.report.pages.benchmark import FAST
+from a2lib.report.pages.benchmark import FAST, NARROW, TITLES
 from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
@@ -17,6 +17,8 @@ from a2lib.shapes import SIZES
 from a2lib.theory import fsdp as theory
 
 MARK_MS = 0.01  # a wait of this length is the two events' own time
+MODELS = ("2.7B", "xl25")
+COPIES, NCCL = "fsdp_copies", "fsdp"  # a2lib's FSDP, by what carries its messages
 MOMENTS = {
     "init": "after init",
     "before": "before update",
@@ -44,6 +46,7 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     stood: ms that the GPU waited for the others
     backward_ms: when the backward ended, from the step's begin
     gather_forward, gather_backward: ms of a block's all-gather in that pass (median)
+    block_forward, block_backward: ms that a block computes in that pass (median)
 
     They are blank for a step that was not traced.
     """
@@ -51,19 +54,22 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 
 
 def _traced(row) -> dict[str, float]:
-    table = gathers(row) if row.wrapper == "fsdp" else None
+    table = gathers(row) if row.wrapper in (COPIES, NCCL) else None
     if table is None:
         return {}
     late = table[(table["slack_ms"] < 0) & (table["waited_ms"] > MARK_MS)]
     blocks = table[table["unit"] != "root"]
-    took = (blocks["gather_end_ms"] - blocks["gather_start_ms"]).groupby(blocks["pass"]).median()
+    gather = (blocks["gather_end_ms"] - blocks["gather_start_ms"]).groupby(blocks["pass"]).median()
+    block = (blocks["compute_end_ms"] - blocks["compute_start_ms"]).groupby(blocks["pass"]).median()
     return {
         "gathers": len(table),
         "in_time": len(table) - len(late),
         "stood": late["waited_ms"].sum(),
         "backward_ms": table.loc[table["pass"] == "backward", "compute_end_ms"].max(),
-        "gather_forward": took["forward"],
-        "gather_backward": took["backward"],
+        "gather_forward": gather["forward"],
+        "gather_backward": gather["backward"],
+        "block_forward": block["forward"],
+        "block_backward": block["backward"],
     }
 
 
@@ -71,7 +77,7 @@ def gathers(row) -> pd.DataFrame | None:
     """Return the all-gathers of a row's traced step, times from its begin; None if not traced."""
     root = Path(row.file).parents[2]
     launch = "captured" if row.capture else "launched"
-    name = f"fsdp-{row.model}-{launch}-{row.world_size}-ranks"
+    name = f"{row.wrapper}-{row.model}-{launch}-{row.world_size}-ranks"
     if (row.device, name) not in bulk.pictures("gathers", root):
         return None
     return pd.DataFrame(bulk.read("gathers", row.device, name, root).rows)
@@ -111,7 +117,7 @@ def _counted(row, activations: float) -> float:
     return totals[name]
 
 
-def step(steps: pd.DataFrame, model: str = "2.7B", wrapper: str = "fsdp", capture: bool = True):
+def step(steps: pd.DataFrame, model: str = "2.7B", wrapper: str = NCCL, capture: bool = True):
     """Return the row of one step."""
     return one(steps, model=model, wrapper=wrapper, capture=capture)
 
@@ -135,35 +141,49 @@ def at_peak(memory: pd.DataFrame, wrapper: str = "fsdp", model: str = "2.7B"):
     return one(memory, wrapper=wrapper, model=model, moment="peak")
 
 
-def whole_update(steps: pd.DataFrame, benchmark: pd.DataFrame) -> float:
-    """Return the ms of the AdamW update of one GPU's 3.4B step: its share of the same step in the
-    benchmark."""
-    same = {"model": "2.7B", "context": 512, "batch": 4, "capture": True, "phase": "step", **FAST}
-    passes = one(benchmark, mode="forward-backward", **same).ms
-    whole = one(benchmark, mode="train-step", **same).ms
-    return (1 - passes / whole) * step(steps).ms_without
+def of_one_gpu(benchmark: pd.DataFrame, model: str, mode: str, way: dict[str, str] = FAST) -> float:
+    """Return the ms of one GPU's step in a CUDA graph in the benchmark, relative to its usual
+    step, which is under autocast and ends with the update."""
+    same = {"model": model, "context": 512, "batch": 4, "capture": True, "phase": "step"}
+    usual = one(benchmark, mode="train-step", **same, **FAST).ms
+    return one(benchmark, mode=mode, **same, **way).ms / usual
+
+
+def whole_update(row, benchmark: pd.DataFrame) -> float:
+    """Return the ms of the AdamW update of one GPU's step beside ``row``: its share of the same
+    step in the benchmark."""
+    passes = of_one_gpu(benchmark, row.model, "forward-backward")
+    return (1 - passes) * row.ms_without
+
+
+def narrow_step(row, benchmark: pd.DataFrame, mode: str = "train-step") -> float:
+    """Return the ms that one GPU's step beside ``row`` would take with 16-bit weights, whose
+    matmuls need no casts: its share of the usual step in the benchmark."""
+    return of_one_gpu(benchmark, row.model, mode, NARROW) * row.ms_without
 
 
 def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) -> pd.DataFrame:
     """Return the step's time and peak by each kind of training on two GPUs."""
-    graph, python, small = step(steps), step(steps, capture=False), step(steps, model="xl25")
-    fsdp2 = step(steps, wrapper="fsdp2", capture=False)
-    copies = [data_parallel(ddp, model, "copy_engines") for model in ("2.7B", "xl25")]
+    graphs = {w: [step(steps, model, w) for model in MODELS] for w in (COPIES, NCCL)}
+    python = {w: step(steps, wrapper=w, capture=False) for w in (COPIES, NCCL, "fsdp2")}
+    copies = [data_parallel(ddp, model, "copy_engines") for model in MODELS]
     updating = data_parallel(ddp, "xl25", "copy_engines", updating=True)
     nccl_100 = [data_parallel(ddp), data_parallel(ddp, capture=False), data_parallel(ddp, "xl25")]
     nccl_1000 = data_parallel(ddp, bucket_mb=1000, capture=False)
     nccl_1000_small = data_parallel(ddp, "xl25", bucket_mb=1000)
+    large, small = graphs[COPIES]
     times = {
-        "one GPU": (graph.ms_without, python.ms_without, small.ms_without),
-        "FSDP": (graph.ms, python.ms, small.ms),
+        "one GPU": (large.ms_without, python[COPIES].ms_without, small.ms_without),
+        "FSDP, copy engines": (large.ms, python[COPIES].ms, small.ms),
+        "FSDP, NCCL": (graphs[NCCL][0].ms, python[NCCL].ms, graphs[NCCL][1].ms),
         "DDP, copy engines": (copies[0].ms, None, copies[1].ms),
         "DDP, copy engines, update per bucket": (None, None, updating.ms),
         "DDP, NCCL, 100 MiB": [row.ms for row in nccl_100],
         "DDP, NCCL, 1000 MiB": (None, nccl_1000.ms, nccl_1000_small.ms),
-        "PyTorch's FSDP2": (None, fsdp2.ms, None),
-        "PyTorch's DDP, 25 MiB": (None, one(ddp, wrapper="torch_ddp", model="2.7B").ms, None),
+        "PyTorch's FSDP2": (None, python["fsdp2"].ms, None),
     }
-    peaks = {"FSDP": "fsdp", "DDP, NCCL, 100 MiB": "ddp", "PyTorch's FSDP2": "fsdp2"}
+    peaks = {"FSDP, copy engines": COPIES, "FSDP, NCCL": NCCL, "PyTorch's FSDP2": "fsdp2"}
+    peaks["DDP, NCCL, 100 MiB"] = "ddp"
     lines = []
     for name, of_step in times.items():
         peak = at_peak(memory, peaks[name]).whole / 1e9 if name in peaks else None
@@ -173,6 +193,47 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
     if data_parallel(ddp, "2.7B", "copy_engines", updating=True).status == "oom":
         table.loc[table["step"] == "DDP, copy engines, update per bucket", "3.4B, graph"] = "OOM"
     return table
+
+
+def python_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return each FSDP step in a CUDA graph, launched from Python, and the CPU's time to launch
+    it."""
+    names = {COPIES: "copy engines", NCCL: "NCCL", "fsdp2": "PyTorch's FSDP2"}
+    lines = []
+    for model in MODELS:
+        for wrapper, name in names.items():
+            python = step(steps, model, wrapper, capture=False)
+            graph = None if wrapper == "fsdp2" else step(steps, model, wrapper).ms
+            numbers = cells((graph, python.ms, python.ms_host))
+            lines.append([TITLES[model], name, *numbers])
+    heads = ["model", "FSDP", "in a graph", "from Python", "to launch"]
+    return pd.DataFrame(lines, columns=heads)
+
+
+def blocks_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return how long a block computes and its all-gather takes, by pass, in a CUDA graph."""
+    lines = []
+    for model in MODELS:
+        for wrapper, name in ((COPIES, "copy engines"), (NCCL, "NCCL")):
+            row = step(steps, model, wrapper)
+            numbers = (row.gather_forward, row.block_forward)
+            numbers += (row.gather_backward, row.block_backward)
+            lines.append([TITLES[model], name, *cells(numbers)])
+    heads = ["model", "transport", "gather, fwd", "block, fwd", "gather, bwd", "block, bwd"]
+    return pd.DataFrame(lines, columns=heads)
+
+
+def parts_table(steps: pd.DataFrame, benchmark: pd.DataFrame) -> pd.DataFrame:
+    """Return the parts of the 3.4B step in a CUDA graph: of one GPU's, and of FSDP's by transport."""
+    copies, nccl = step(steps, wrapper=COPIES), step(steps)
+    whole = whole_update(copies, benchmark)
+    parts = {
+        "forward, backward": (copies.ms_without - whole, copies.backward_ms, nccl.backward_ms),
+        "update": (whole, copies.ms - copies.backward_ms, nccl.ms - nccl.backward_ms),
+        "whole step": (copies.ms_without, copies.ms, nccl.ms),
+    }
+    lines = [[name, *cells(times)] for name, times in parts.items()]
+    return pd.DataFrame(lines, columns=["part", "one GPU", "copy engines", "NCCL"])
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

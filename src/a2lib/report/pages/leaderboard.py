@@ -27,8 +27,11 @@ CONFIGURATIONS = {  # a way of the rows, and its name on the page
     "products_kept": "5 save matmuls",
     "offloaded": "6 offload",
     "own_attention": "7 a2lib's attention",
+    "own_copies": "8 copy engines",
+    "bf16_states": "9 bf16 states",
 }
-NO_PREDICTION = ("recomputed", "own_fsdp")  # of what a configuration gains
+STATE_BYTES = {"bf16_states": 6}  # of a parameter: weight and moments; fp32 where not named
+NO_PREDICTION = ("recomputed", "own_fsdp", "own_copies")  # of what a configuration gains
 PIECES = {
     "matmuls": "#0072b2",
     "FlashAttention": "#d55e00",
@@ -54,7 +57,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     flops: operations of the model, causal attention counted half, nothing recomputed
     mfu, mfu_full, hfu: operations per second as a share of the data sheet's peak: so counted; with
         all of attention's scores; with what is recomputed
-    state: bytes of fp32 weights and moments
+    state: bytes of weights and moments
     blocks: bytes that the forward leaves of the blocks
     again_bytes: bytes of matmul outputs that are recomputed
     counted: bytes of the peak, counted
@@ -116,7 +119,7 @@ def _counted(row) -> dict[str, float | None]:
     # output or that one's gradient; the head's gradient, which is made with the loss.
     beside = (3 if is_fused else 2) * table + 2 * shape.block_matrices + 2 * always[0]
     blocks = row.kept_bytes - beside
-    state = 12 * parameter_count(shape) / row.world_size
+    state = STATE_BYTES.get(row.way, 12) * parameter_count(shape) / row.world_size
     again = shape.num_layers * sum(always) + outputs - blocks - row.host_bytes
 
     flops = forward_flops_by_part(shape, batch, context, causal=True)

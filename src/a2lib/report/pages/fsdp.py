@@ -224,7 +224,7 @@ def blocks_table(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def parts_table(steps: pd.DataFrame, benchmark: pd.DataFrame) -> pd.DataFrame:
-    """Return the parts of the 3.4B step in a CUDA graph: of one GPU's, and of FSDP's by transport."""
+    """Return the parts of the 3.4B step in a CUDA graph: one GPU's, and FSDP's by transport."""
     copies, nccl = step(steps, wrapper=COPIES), step(steps)
     whole = whole_update(copies, benchmark)
     parts = {

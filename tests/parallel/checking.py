@@ -347,6 +347,23 @@ def save_and_load(folder, fsdp, other):
         same(theirs[name].view(torch.uint8), x.view(torch.uint8), name)
 
 
+def parts_of_tensors(counts, world, dtype):
+    """Random parts of one rank, what it received of the others, and where all lie."""
+    from a2lib.parallel.copy_engines import Layout
+
+    generator = seeded(0)
+    received_at, rows, means_at, end, mean_end = [], [], [], 0, 0
+    for count in counts:
+        received_at.append(end)
+        rows.append(-(-count // 64) * 64)
+        end += rows[-1] * (world - 1)
+        means_at.append(mean_end)
+        mean_end += rows[-1] + 64
+    owns = [torch.randn(count, generator=generator).to(dtype) for count in counts]
+    received = torch.randn(end, generator=generator).to(dtype)
+    return owns, received, Layout(list(counts), received_at, rows, means_at)
+
+
 def copied(make, *args, **options):
     """A wrapper that sends by copy engines."""
     with copies_on_the_cpu():

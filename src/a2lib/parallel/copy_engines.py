@@ -152,14 +152,15 @@ class SharedMemory:
 
 
 @dataclass(frozen=True)
-class Slots:
-    """How a tensor is divided over its owners, flat and of real numbers: the elements of each other
-    rank with its slot for them, from the next rank on; this rank's elements; and this rank's slots
-    of theirs, a row for each other rank in rank order."""
+class Layout:
+    """Where parts of tensors lie whose means are taken: of each tensor how many elements are in a
+    part; where the others' begin in what is received, and how far one rank's are behind another's;
+    where its mean begins. Counted in elements."""
 
-    others: list[tuple[slice, Tensor]]
-    own: slice
-    received: Tensor
+    counts: list[int]
+    received_at: list[int]
+    rows: list[int]
+    means_at: list[int]
 
 
 def slot_bytes(parts: Sequence[slice], dtype: torch.dtype) -> int:
@@ -168,61 +169,76 @@ def slot_bytes(parts: Sequence[slice], dtype: torch.dtype) -> int:
     return round_up(longest * dtype.itemsize, ALIGN)
 
 
-def slots(
-    shared: SharedMemory, begin: int, parts: Sequence[slice], dtype: torch.dtype
-) -> tuple[Slots, int]:
-    """Return the slots of a tensor, which begin at a byte of each rank's memory, and where they
-    end."""
-    rank, row = shared.rank, slot_bytes(parts, dtype)
-    number = dtype.to_real() if dtype.is_complex else dtype
-    numbers = dtype.itemsize // number.itemsize
-    parts = [slice(part.start * numbers, part.stop * numbers) for part in parts]
-    others = []
-    for owner in shared.others():
-        row_there = rank - (rank > owner)  # the owner itself has none
-        count = parts[owner].stop - parts[owner].start
-        others.append((parts[owner], shared.view(owner, begin + row_there * row, count, number)))
-    rows = shared.world_size - 1
-    received = shared.view(rank, begin, rows * row // number.itemsize, number)
-    own = parts[rank]
-    received = received.view(rows, row // number.itemsize)[:, : own.stop - own.start]
-    return Slots(others, own, received), begin + rows * row
+class Slots:
+    """Slots in each rank's memory for what the others send it of some tensors of one dtype.
+
+    ``parts`` has of each tensor, flat, the elements that each rank owns, and ``means_at`` where
+    this rank's part of its mean begins in a tensor that holds all means. A tensor has a slot for
+    each other rank, in rank order.
+    """
+
+    def __init__(
+        self,
+        shared: SharedMemory,
+        parts: Sequence[Sequence[slice]],
+        means_at: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        self._shared, rank, others = shared, shared.rank, shared.others()
+        number = dtype.to_real() if dtype.is_complex else dtype
+        numbers = dtype.itemsize // number.itemsize
+        self._sizes: list[list[int]] = []  # of each tensor, of each rank's part
+        begins, rows, end = [], [], 0
+        for of_ranks in parts:
+            self._sizes.append([(part.stop - part.start) * numbers for part in of_ranks])
+            begins.append(end)
+            rows.append(slot_bytes(of_ranks, dtype))
+            end += rows[-1] * len(others)
+        # Tensor, owner and this rank's slot there, those of the next rank first: not all to one.
+        self._sends: list[tuple[int, int, Tensor]] = []
+        for owner in others:
+            row_there = rank - (rank > owner)  # the owner itself has none
+            for i, sizes in enumerate(self._sizes):
+                if sizes[owner]:
+                    begin = begins[i] + row_there * rows[i]
+                    self._sends.append((i, owner, shared.view(owner, begin, sizes[owner], number)))
+        self._received = shared.view(rank, 0, end // number.itemsize, number)
+        layout = Layout(
+            [sizes[rank] for sizes in self._sizes],
+            [begin // number.itemsize for begin in begins],
+            [row // number.itemsize for row in rows],
+            [begin * numbers for begin in means_at],
+        )
+        self._mean = mean_of_parts(layout, rank, shared.world_size, self._received.device)
+
+    def reduce_scatter(self, tensors: Sequence[Tensor], means: Tensor) -> None:
+        """Fill ``means`` with the means over the ranks of what this one owns of the tensors, added
+        in rank order. All are flat; nobody reads the slots when it begins."""
+        parts = []
+        for x, sizes in zip(tensors, self._sizes, strict=True):
+            parts.append(_numbers(x).split_with_sizes(sizes))
+        for i, owner, slot in self._sends:
+            slot.copy_(parts[i][owner])
+        self._shared.barrier()  # all have what they sum
+        rank = self._shared.rank
+        self._mean([of_ranks[rank] for of_ranks in parts], self._received, _numbers(means))
 
 
-def reduce_scatter(
-    shared: SharedMemory,
-    divided: Sequence[Slots],
-    tensors: Sequence[Tensor],
-    means: Sequence[Tensor],
-) -> None:
-    """Fill each of ``means`` with the mean over the ranks of what this one owns of a tensor, as
-    ``mean_of_parts`` does. All are flat; nobody reads the slots when it begins."""
-    tensors, means = _as_numbers(tensors), _as_numbers(means)
-    for step in range(shared.world_size - 1):  # not all to one owner
-        for tensor, division in zip(tensors, divided, strict=True):
-            part, there = division.others[step]
-            if there.numel():
-                there.copy_(tensor[part])
-    shared.barrier()  # all have what they sum
-    for tensor, division, mean in zip(tensors, divided, means, strict=True):
-        own = tensor[division.own]
-        if own.numel():
-            mean_of_parts(own, division.received, mean[: own.numel()], shared.rank)
-
-
-def _as_numbers(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.view_as_real(x).view(-1) if x.is_complex() else x for x in tensors]
+def _numbers(x: Tensor) -> Tensor:
+    return torch.view_as_real(x).view(-1) if x.is_complex() else x
 
 
 @dataclass
 class _Place:
     """Where a parameter's gradient is in this rank's memory, in its shape and flat; which elements
-    of it each rank owns; this rank's own, and where the others have those."""
+    of it each rank owns; this rank's own and where they begin in the memory, in elements; where the
+    others have those."""
 
     view: Tensor
     flat: Tensor
     parts: list[slice]
     own: Tensor
+    own_at: int
     theirs: list[Tensor]
 
 
@@ -259,13 +275,13 @@ class CopyEngines:
             needed = max(needed, size)
         if self._slots is None or self._slots.mine.numel() < needed:
             self._slots = SharedMemory(needed, self.group, self._device)
-        self._buckets: list[list[Slots]] = []
+        self._buckets: list[tuple[Slots, Tensor]] = []  # with this rank's memory of its dtype
         for params in buckets:
-            end, divided = 0, []
-            for p in params:
-                one, end = slots(self._slots, end, self._places[p].parts, self._sent_dtype(p))
-                divided.append(one)
-            self._buckets.append(divided)
+            dtype, places = self._sent_dtype(params[0]), [self._places[p] for p in params]
+            parts, owned_at = [place.parts for place in places], [place.own_at for place in places]
+            count = self._memory.mine.nbytes // dtype.itemsize
+            memory = self._memory.view(self._memory.rank, 0, count, dtype)
+            self._buckets.append((Slots(self._slots, parts, owned_at, dtype), memory))
 
     def _sent_dtype(self, p: Tensor) -> torch.dtype:
         return self._dtype if self._dtype and p.is_floating_point() else p.dtype
@@ -291,13 +307,15 @@ class CopyEngines:
         for other in memory.others():
             at = begin + own.start * dtype.itemsize
             theirs.append(memory.view(other, at, own.stop - own.start, dtype))
-        return _Place(view, flat, parts, flat[own], theirs)
+        own_at = begin // dtype.itemsize + own.start
+        return _Place(view, flat, parts, flat[own], own_at, theirs)
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
         """Start the mean of the parameters' gradients, which are in the bucket's memory from now on
         unless they travel in another dtype. ``then`` is called with them on the stream where it is
         there."""
-        divided, places = self._buckets[bucket], [self._places[p] for p in params]
+        slots, memory = self._buckets[bucket]
+        places = [self._places[p] for p in params]
         # What is sent and summed is read where backward left it if it lies there as it would here.
         flat, staged, back = [], [], []
         for place, p in zip(places, params, strict=True):
@@ -314,10 +332,9 @@ class CopyEngines:
             else:
                 back.append((grad, place.view))
 
-        @torch.no_grad()
         def work() -> None:
             _copy(staged)
-            reduce_scatter(self._slots, divided, flat, [place.own for place in places])
+            slots.reduce_scatter(flat, memory)
             for step in range(self._memory.world_size - 1):
                 for place in places:
                     if place.own.numel():
@@ -353,24 +370,42 @@ def _lies_alike(grad: Tensor, view: Tensor) -> bool:
     return alike and grad.data_ptr() % KERNEL_ALIGN == 0
 
 
-def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
-    """Write the mean of ``own``, of ``rank``, and of ``others``, a row for each other rank in rank
-    order, to ``mean``, which may be ``own``: added in rank order in float32 (float64 for float64)
-    and rounded once."""
-    if own.device.type != "cuda":
-        mean_of_parts_plain(own, others, mean, rank)
-        return
-    from a2lib.parallel.mean_kernel import launch_mean_kernel  # needs triton, as a GPU does
+def mean_of_parts(
+    layout: Layout, rank: int, world_size: int, device: torch.device
+) -> Callable[[Sequence[Tensor], Tensor, Tensor], None]:
+    """Return a function of this rank's parts, what is received, and where the means go, which may
+    be where the parts are. It writes the means, added in rank order in float32 (float64 for
+    float64) and rounded once."""
+    if device.type != "cuda":
+        return PlainMean(layout, rank, world_size)
+    from a2lib.parallel.mean_kernel import MeanKernel  # needs triton, as a GPU does
 
-    launch_mean_kernel(own, others, mean, rank)
+    return MeanKernel(layout, rank, world_size, device)
 
 
-def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
-    """Do the same in plain operations, which read and write everything once an addition."""
+class PlainMean:
+    """The same in plain operations, which read and write everything once an addition."""
+
+    def __init__(self, layout: Layout, rank: int, world_size: int) -> None:
+        self._layout, self._rank, self._world_size = layout, rank, world_size
+
+    def __call__(self, owns: Sequence[Tensor], received: Tensor, means: Tensor) -> None:
+        layout = self._layout
+        for i, own in enumerate(owns):
+            count = layout.counts[i]
+            parts = []
+            for other in range(self._world_size - 1):
+                begin = layout.received_at[i] + other * layout.rows[i]
+                parts.append(received[begin : begin + count])
+            parts.insert(self._rank, own)
+            begin = layout.means_at[i]
+            _take_mean(parts, means[begin : begin + count])
+
+
+def _take_mean(parts: list[Tensor], mean: Tensor) -> None:
     wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
-    parts = [*others[:rank], own, *others[rank:]]
     total = parts[0].to(wide)
     for part in parts[1:]:
         total = total + part.to(wide)
     # By a tensor: a GPU would multiply by the reciprocal of a number.
-    mean.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))
+    mean.copy_(total / torch.full((), len(parts), dtype=wide, device=mean.device))

@@ -131,7 +131,6 @@ class Schedule:
 
     # Backward.
 
-    @torch.no_grad()
     def before_backward(self, unit: Unit, mark: object) -> None:
         """Have the unit's parameters whole, and send the gradients of those that are done; ``mark``
         is that of the node at which the unit begins."""

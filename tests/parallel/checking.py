@@ -348,20 +348,23 @@ def save_and_load(folder, fsdp, other):
 
 
 def parts_of_tensors(counts, world, dtype):
-    """Random parts of one rank, what it received of the others, and where all lie."""
+    """Random tensors of one rank, what it received of the others, and where its parts lie."""
     from a2lib.parallel.copy_engines import Layout
 
     generator = seeded(0)
-    received_at, rows, means_at, end, mean_end = [], [], [], 0, 0
-    for count in counts:
+    own_at, received_at, rows, means_at, end, mean_end = [], [], [], [], 0, 0
+    for i, count in enumerate(counts):
+        own_at.append(16 * i)
         received_at.append(end)
         rows.append(-(-count // 64) * 64)
         end += rows[-1] * (world - 1)
         means_at.append(mean_end)
         mean_end += rows[-1] + 64
-    owns = [torch.randn(count, generator=generator).to(dtype) for count in counts]
+    tensors = []
+    for count, begin in zip(counts, own_at, strict=True):
+        tensors.append(torch.randn(begin + count + 3, generator=generator).to(dtype))
     received = torch.randn(end, generator=generator).to(dtype)
-    return owns, received, Layout(list(counts), received_at, rows, means_at)
+    return tensors, received, Layout(list(counts), own_at, received_at, rows, means_at)
 
 
 def copied(make, *args, **options):

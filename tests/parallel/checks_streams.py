@@ -102,7 +102,7 @@ def the_mean_is_that_of_plain_operations():
     places = (2, 0), (2, 1), (3, 1), (8, 7)
     for counts in ([10_000, 4096, 160], [10_001, 0, 5]):
         for dtype, (world_size, rank) in list(itertools.product(dtypes, places))[mine::size]:
-            owns, received, layout = checking.parts_of_tensors(counts, world_size, dtype)
+            tensors, received, layout = checking.parts_of_tensors(counts, world_size, dtype)
             for mean_dtype in dict.fromkeys((dtype, torch.float32)):
                 means = []
                 for take in (
@@ -110,7 +110,7 @@ def the_mean_is_that_of_plain_operations():
                     PlainMean(layout, rank, world_size),
                 ):
                     means.append(torch.zeros(20_000, dtype=mean_dtype))
-                    take(owns, received, means[-1])
+                    take(tensors, received, means[-1])
                 same(*means, f"{dtype} to {mean_dtype}, {rank} of {world_size}, {counts}")
 
 

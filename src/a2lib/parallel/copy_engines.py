@@ -40,7 +40,7 @@ from torch import Tensor
 
 from a2lib.parallel.group import everyone, member
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.tensors import copy_all, cut, round_up
+from a2lib.parallel.tensors import copy_all, round_up, shares
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
@@ -153,93 +153,147 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where parts of tensors lie whose means are taken: of each tensor how many elements are in a
-    part; where the others' begin in what is received, and how far one rank's are behind another's;
-    where its mean begins. Counted in elements."""
+    """Where parts of tensors lie whose means are taken, in elements: of each tensor how many are in
+    a part, and where this rank's begins; where the others' begin in what is received, and how far
+    one rank's are behind another's; where the mean goes."""
 
     counts: list[int]
+    own_at: list[int]
     received_at: list[int]
     rows: list[int]
     means_at: list[int]
 
 
-def slot_bytes(parts: Sequence[slice], dtype: torch.dtype) -> int:
-    """Return the bytes of one slot of a tensor, of which each rank has such elements."""
-    longest = max(part.stop - part.start for part in parts)
-    return round_up(longest * dtype.itemsize, ALIGN)
+class PlainMean:
+    """Writes the means of this rank's parts of tensors and of what it received of the others',
+    which may go to where its own parts are: added in rank order in float32 (float64 for float64)
+    and rounded once. In plain operations, which read and write everything once an addition."""
+
+    def __init__(self, layout: Layout, rank: int, world_size: int) -> None:
+        self._layout, self._rank, self._world_size = layout, rank, world_size
+
+    def __call__(self, tensors: Sequence[Tensor], received: Tensor, means: Tensor) -> None:
+        layout = self._layout
+        for i, x in enumerate(tensors):
+            count = layout.counts[i]
+            parts = []
+            for other in range(self._world_size - 1):
+                begin = layout.received_at[i] + other * layout.rows[i]
+                parts.append(received[begin : begin + count])
+            parts.insert(self._rank, _part(x, layout.own_at[i], count))
+            begin = layout.means_at[i]
+            _take_mean(parts, means[begin : begin + count])
+
+
+def _take_mean(parts: list[Tensor], mean: Tensor) -> None:
+    wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
+    total = parts[0].to(wide)
+    for part in parts[1:]:
+        total = total + part.to(wide)
+    # By a tensor: a GPU would multiply by the reciprocal of a number.
+    mean.copy_(total / torch.full((), len(parts), dtype=wide, device=mean.device))
+
+
+def _part(x: Tensor, begin: int, count: int) -> Tensor:
+    """Return so many elements of a tensor as they lie in memory, flat."""
+    return x.as_strided((count,), (1,), x.storage_offset() + begin)
+
+
+def slot_bytes(sizes: Sequence[int], dtype: torch.dtype) -> int:
+    """Return the bytes of one slot of a tensor, of which each rank has so many elements."""
+    return round_up(max(sizes) * dtype.itemsize, ALIGN)
 
 
 class Slots:
     """Slots in each rank's memory for what the others send it of some tensors of one dtype.
 
-    ``parts`` has of each tensor, flat, the elements that each rank owns, and ``means_at`` where
-    this rank's part of its mean begins in a tensor that holds all means. A tensor has a slot for
-    each other rank, in rank order.
+    ``sizes`` has of each tensor how many elements each rank owns, as they lie in memory, and
+    ``means_at`` where this rank's part of its mean begins in a tensor that holds all means. A
+    tensor has a slot for each other rank, in rank order.
     """
 
     def __init__(
         self,
         shared: SharedMemory,
-        parts: Sequence[Sequence[slice]],
+        sizes: Sequence[Sequence[int]],
         means_at: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
         self._shared, rank, others = shared, shared.rank, shared.others()
         number = dtype.to_real() if dtype.is_complex else dtype
         numbers = dtype.itemsize // number.itemsize
-        self._sizes: list[list[int]] = []  # of each tensor, of each rank's part
-        begins, rows, end = [], [], 0
-        for of_ranks in parts:
-            self._sizes.append([(part.stop - part.start) * numbers for part in of_ranks])
+        counts, own_at, begins, rows, end = [], [], [], [], 0
+        for of_ranks in sizes:
+            counts.append(of_ranks[rank] * numbers)
+            own_at.append(sum(of_ranks[:rank]) * numbers)
             begins.append(end)
             rows.append(slot_bytes(of_ranks, dtype))
             end += rows[-1] * len(others)
-        # Tensor, owner and this rank's slot there, those of the next rank first: not all to one.
+        # A tensor, where its owner's part begins, and this rank's slot there; those of the next
+        # rank first: not all to one.
         self._sends: list[tuple[int, int, Tensor]] = []
         for owner in others:
             row_there = rank - (rank > owner)  # the owner itself has none
-            for i, sizes in enumerate(self._sizes):
-                if sizes[owner]:
-                    begin = begins[i] + row_there * rows[i]
-                    self._sends.append((i, owner, shared.view(owner, begin, sizes[owner], number)))
+            for i, of_ranks in enumerate(sizes):
+                begin, count = begins[i] + row_there * rows[i], of_ranks[owner] * numbers
+                if count:
+                    slot = shared.view(owner, begin, count, number)
+                    self._sends.append((i, sum(of_ranks[:owner]) * numbers, slot))
         self._received = shared.view(rank, 0, end // number.itemsize, number)
         layout = Layout(
-            [sizes[rank] for sizes in self._sizes],
+            counts,
+            own_at,
             [begin // number.itemsize for begin in begins],
             [row // number.itemsize for row in rows],
             [begin * numbers for begin in means_at],
         )
-        self._mean = mean_of_parts(layout, rank, shared.world_size, self._received.device)
+        if self._received.is_cuda:
+            from a2lib.parallel.mean_kernel import MeanKernel  # needs triton, as a GPU does
+
+            self._mean = MeanKernel(layout, rank, shared.world_size, self._received.device)
+        else:
+            self._mean = PlainMean(layout, rank, shared.world_size)
 
     def reduce_scatter(self, tensors: Sequence[Tensor], means: Tensor) -> None:
-        """Fill ``means`` with the means over the ranks of what this one owns of the tensors, added
-        in rank order. All are flat; nobody reads the slots when it begins."""
-        parts = []
-        for x, sizes in zip(tensors, self._sizes, strict=True):
-            parts.append(_numbers(x).split_with_sizes(sizes))
-        for i, owner, slot in self._sends:
-            slot.copy_(parts[i][owner])
+        """Fill ``means`` with the means over the ranks of what this one owns of the tensors, which
+        leave no gaps in memory. Nobody reads the slots when it begins."""
+        tensors = [_numbers(x) for x in tensors]
+        for i, begin, slot in self._sends:
+            slot.copy_(_part(tensors[i], begin, slot.numel()))
         self._shared.barrier()  # all have what they sum
-        rank = self._shared.rank
-        self._mean([of_ranks[rank] for of_ranks in parts], self._received, _numbers(means))
+        self._mean(tensors, self._received, _numbers(means).view(-1))
 
 
 def _numbers(x: Tensor) -> Tensor:
-    return torch.view_as_real(x).view(-1) if x.is_complex() else x
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 @dataclass
 class _Place:
-    """Where a parameter's gradient is in this rank's memory, in its shape and flat; which elements
-    of it each rank owns; this rank's own and where they begin in the memory, in elements; where the
-    others have those."""
+    """Where a parameter's gradient is in this rank's memory; how many elements of it each rank
+    owns; this rank's own, where they begin in the memory, in elements, and where the others have
+    those."""
 
     view: Tensor
-    flat: Tensor
-    parts: list[slice]
+    sizes: list[int]
     own: Tensor
     own_at: int
     theirs: list[Tensor]
+
+    def __post_init__(self) -> None:
+        # Asked of a tensor at each step these would cost the host more.
+        self.address, self.dtype = self.view.data_ptr(), self.view.dtype
+        self.stride = self.view.stride()
+
+    def holds(self, grad: Tensor) -> bool:
+        """Return whether the gradient is here already."""
+        return grad.data_ptr() == self.address and grad.dtype == self.dtype
+
+    def is_like(self, grad: Tensor) -> bool:
+        """Return whether the gradient lies as it would here, from an address on that a kernel reads
+        as quickly, which then is compiled for no other."""
+        alike = grad.dtype == self.dtype and grad.stride() == self.stride
+        return alike and grad.data_ptr() % KERNEL_ALIGN == 0
 
 
 class CopyEngines:
@@ -271,17 +325,17 @@ class CopyEngines:
         for params in buckets:
             size = 0
             for p in params:
-                size += slot_bytes(self._places[p].parts, self._sent_dtype(p)) * rows
+                size += slot_bytes(self._places[p].sizes, self._sent_dtype(p)) * rows
             needed = max(needed, size)
         if self._slots is None or self._slots.mine.numel() < needed:
             self._slots = SharedMemory(needed, self.group, self._device)
         self._buckets: list[tuple[Slots, Tensor]] = []  # with this rank's memory of its dtype
         for params in buckets:
             dtype, places = self._sent_dtype(params[0]), [self._places[p] for p in params]
-            parts, owned_at = [place.parts for place in places], [place.own_at for place in places]
+            sizes, owned_at = [place.sizes for place in places], [place.own_at for place in places]
             count = self._memory.mine.nbytes // dtype.itemsize
             memory = self._memory.view(self._memory.rank, 0, count, dtype)
-            self._buckets.append((Slots(self._slots, parts, owned_at, dtype), memory))
+            self._buckets.append((Slots(self._slots, sizes, owned_at, dtype), memory))
 
     def _sent_dtype(self, p: Tensor) -> torch.dtype:
         return self._dtype if self._dtype and p.is_floating_point() else p.dtype
@@ -300,15 +354,14 @@ class CopyEngines:
         flat = memory.view(memory.rank, begin, count, dtype)
         # Strides as the parameter's, as autograd and fused optimizers have them.
         view = flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
-        length = round_up(-(-count // memory.world_size), ALIGN // dtype.itemsize)
-        parts = cut(count, length, memory.world_size)
-        own = parts[memory.rank]
+        most = round_up(-(-count // memory.world_size), ALIGN // dtype.itemsize)
+        sizes = shares(count, most, memory.world_size)
+        start, size = min(memory.rank * most, count), sizes[memory.rank]
         theirs = []
         for other in memory.others():
-            at = begin + own.start * dtype.itemsize
-            theirs.append(memory.view(other, at, own.stop - own.start, dtype))
-        own_at = begin // dtype.itemsize + own.start
-        return _Place(view, flat, parts, flat[own], own_at, theirs)
+            theirs.append(memory.view(other, begin + start * dtype.itemsize, size, dtype))
+        own_at = begin // dtype.itemsize + start
+        return _Place(view, sizes, flat[start : start + size], own_at, theirs)
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
         """Start the mean of the parameters' gradients, which are in the bucket's memory from now on
@@ -317,24 +370,24 @@ class CopyEngines:
         slots, memory = self._buckets[bucket]
         places = [self._places[p] for p in params]
         # What is sent and summed is read where backward left it if it lies there as it would here.
-        flat, staged, back = [], [], []
+        sent, staged, back = [], [], []
         for place, p in zip(places, params, strict=True):
-            grad, source = p.grad, place.flat
-            if not _is_view(grad, place.view):
+            grad, source = p.grad, place.view
+            if not place.holds(grad):
                 self._held.append(grad)
-                if _lies_alike(grad, place.view):
-                    source = grad.as_strided((grad.numel(),), (1,))
+                if place.is_like(grad):
+                    source = grad
                 else:
                     staged.append((place.view, grad))
-            flat.append(source)
-            if grad.dtype == place.view.dtype:
+            sent.append(source)
+            if grad.dtype == place.dtype:
                 p.grad = place.view
             else:
                 back.append((grad, place.view))
 
         def work() -> None:
             _copy(staged)
-            slots.reduce_scatter(flat, memory)
+            slots.reduce_scatter(sent, memory)
             for step in range(self._memory.world_size - 1):
                 for place in places:
                     if place.own.numel():
@@ -357,55 +410,3 @@ def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy and cast the second of each into the first."""
     if pairs:
         copy_all(*zip(*pairs, strict=True))
-
-
-def _is_view(grad: Tensor, view: Tensor) -> bool:
-    return grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype
-
-
-def _lies_alike(grad: Tensor, view: Tensor) -> bool:
-    """Return whether the gradient lies as it would in its place, from an address on that a kernel
-    reads as quickly, which then is compiled for no other."""
-    alike = grad.dtype == view.dtype and grad.stride() == view.stride()
-    return alike and grad.data_ptr() % KERNEL_ALIGN == 0
-
-
-def mean_of_parts(
-    layout: Layout, rank: int, world_size: int, device: torch.device
-) -> Callable[[Sequence[Tensor], Tensor, Tensor], None]:
-    """Return a function of this rank's parts, what is received, and where the means go, which may
-    be where the parts are. It writes the means, added in rank order in float32 (float64 for
-    float64) and rounded once."""
-    if device.type != "cuda":
-        return PlainMean(layout, rank, world_size)
-    from a2lib.parallel.mean_kernel import MeanKernel  # needs triton, as a GPU does
-
-    return MeanKernel(layout, rank, world_size, device)
-
-
-class PlainMean:
-    """The same in plain operations, which read and write everything once an addition."""
-
-    def __init__(self, layout: Layout, rank: int, world_size: int) -> None:
-        self._layout, self._rank, self._world_size = layout, rank, world_size
-
-    def __call__(self, owns: Sequence[Tensor], received: Tensor, means: Tensor) -> None:
-        layout = self._layout
-        for i, own in enumerate(owns):
-            count = layout.counts[i]
-            parts = []
-            for other in range(self._world_size - 1):
-                begin = layout.received_at[i] + other * layout.rows[i]
-                parts.append(received[begin : begin + count])
-            parts.insert(self._rank, own)
-            begin = layout.means_at[i]
-            _take_mean(parts, means[begin : begin + count])
-
-
-def _take_mean(parts: list[Tensor], mean: Tensor) -> None:
-    wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
-    total = parts[0].to(wide)
-    for part in parts[1:]:
-        total = total + part.to(wide)
-    # By a tensor: a GPU would multiply by the reciprocal of a number.
-    mean.copy_(total / torch.full((), len(parts), dtype=wide, device=mean.device))

@@ -25,16 +25,17 @@ class MeanKernel:
         self, layout: Layout, rank: int, world_size: int, device: torch.device, block: int = BLOCK
     ) -> None:
         self._rank, self._world_size, self._block = rank, world_size, block
-        self._launches = []  # first tensor, blocks, table, whether all counts are whole lines
+        self._launches = []  # first tensor, blocks, table, whether parts are whole lines
         for begin in range(0, len(layout.counts), TENSORS):
             here = slice(begin, begin + TENSORS)
             counts = layout.counts[here]
-            whole_lines = all(count % LINE == 0 for count in counts)
+            own_at = layout.own_at[here]
+            whole_lines = all(number % LINE == 0 for number in counts + own_at)
             firsts, blocks = [], 0
             for count in counts:
                 firsts.append(blocks)
                 blocks += triton.cdiv(count, block)
-            columns = [firsts, counts, layout.rows[here], layout.received_at[here]]
+            columns = [firsts, counts, own_at, layout.rows[here], layout.received_at[here]]
             columns.append(layout.means_at[here])
             for column in columns:
                 # What is not there begins behind the last block.
@@ -44,9 +45,9 @@ class MeanKernel:
             if blocks:
                 self._launches.append((begin, blocks, table, whole_lines))
 
-    def __call__(self, owns: Sequence[Tensor], received: Tensor, means: Tensor) -> None:
+    def __call__(self, tensors: Sequence[Tensor], received: Tensor, means: Tensor) -> None:
         for begin, blocks, table, whole_lines in self._launches:
-            here = tuple(owns[begin : begin + TENSORS])
+            here = tuple(tensors[begin : begin + TENSORS])
             here += here[-1:] * (TENSORS - len(here))
             _mean_kernel[(blocks,)](
                 here,
@@ -65,7 +66,7 @@ class MeanKernel:
 
 @triton.jit
 def _mean_kernel(
-    own_ptrs,
+    tensor_ptrs,
     received_ptr,
     means_ptr,
     table_ptr,
@@ -80,17 +81,20 @@ def _mean_kernel(
     block = tl.program_id(0)
     firsts = tl.load(table_ptr + tl.arange(0, TENSORS))
     tensor = tl.sum((firsts <= block).to(tl.int32), 0) - 1
-    own_ptr = own_ptrs[0]
+    own_ptr = tensor_ptrs[0]
     for other in tl.static_range(1, TENSORS):
         if tensor == other:
-            own_ptr = own_ptrs[other]
+            own_ptr = tensor_ptrs[other]
     first = tl.load(table_ptr + tensor)
     n = tl.load(table_ptr + TENSORS + tensor)
+    own_at = tl.load(table_ptr + 2 * TENSORS + tensor)
     if WHOLE_LINES:
         n = tl.multiple_of(n, LINE)
-    row = tl.multiple_of(tl.load(table_ptr + 2 * TENSORS + tensor), LINE)
-    received_ptr += tl.multiple_of(tl.load(table_ptr + 3 * TENSORS + tensor), LINE)
-    means_ptr += tl.multiple_of(tl.load(table_ptr + 4 * TENSORS + tensor), LINE)
+        own_at = tl.multiple_of(own_at, LINE)
+    own_ptr += own_at
+    row = tl.multiple_of(tl.load(table_ptr + 3 * TENSORS + tensor), LINE)
+    received_ptr += tl.multiple_of(tl.load(table_ptr + 4 * TENSORS + tensor), LINE)
+    means_ptr += tl.multiple_of(tl.load(table_ptr + 5 * TENSORS + tensor), LINE)
     at = (block - first) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     total = tl.zeros((BLOCK,), WIDE)

@@ -33,38 +33,38 @@ class SideBySide:
     """How tensors of one dtype lie in one, each at a multiple of ``ALIGN`` bytes: each begins at
     one of ``begins``, in elements, and nothing is in what lies between."""
 
-    def __init__(self, sizes: list[int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shapes: list[torch.Size], dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         unit = max(1, ALIGN // dtype.itemsize)
-        self._steps = [round_up(size, unit) for size in sizes]
-        # The last one needs no room behind it.
-        self._steps[-1] = sizes[-1]
-        self._shorter = []
         self.begins, self._end = [], 0
-        for i, (size, step) in enumerate(zip(sizes, self._steps, strict=True)):
-            if size < step:
-                self._shorter.append((i, size))
-            self.begins.append(self._end)
-            self._end += step
+        self._views: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        for shape in shapes:
+            begin = round_up(self._end, unit)
+            self.begins.append(begin)
+            self._views.append((shape, torch.empty(shape, device="meta").stride(), begin))
+            self._end = begin + shape.numel()
 
     def make(self) -> tuple[Tensor, list[Tensor]]:
         """Return a new tensor and its parts."""
         whole = torch.empty(self._end, dtype=self._dtype, device=self._device)
-        parts = list(whole.split_with_sizes(self._steps))
-        for i, size in self._shorter:
-            parts[i] = parts[i][:size]
-        return whole, parts
+        return whole, [whole.as_strided(*view) for view in self._views]
 
 
 class Alike:
     """Parameters of a unit that are trained, whose masters have one dtype, and whose wholes have
-    one; ``rooms`` is for this rank's slots of the means of their gradients."""
+    one; ``rooms`` is for this rank's slots of the means of their gradients, ``changed`` has the
+    places of those that a backend sends cast or padded."""
 
     def __init__(self, parameters: list[Sharded]) -> None:
         self.parameters = parameters
         first = parameters[0]
         self.dtype, self.device = first.master.dtype, first.master.device
-        self.rooms = SideBySide([p.slot for p in parameters], self.dtype, self.device)
+        self.rooms = SideBySide([p.shape_of_slot for p in parameters], self.dtype, self.device)
+        changed = []
+        for i, p in enumerate(parameters):
+            if p.shown_dtype != self.dtype or p.shape != p.padded_shape:
+                changed.append(i)
+        self.changed = tuple(changed)
 
 
 @dataclass(frozen=True)
@@ -79,48 +79,49 @@ class Prepared:
 
 
 class BackendTransfer:
-    """The all-gather and the reduce-scatter of one unit by NCCL or gloo, of several tensors a call.
-
-    ``own_slots`` are this rank's slots of the parameters, which it fills before they are gathered:
-    here where the whole lies.
-    """
+    """The all-gather and the reduce-scatter of one unit by NCCL or gloo, of several tensors a
+    call."""
 
     def __init__(
         self, sharded: list[Sharded], alike: list[Alike], group: dist.ProcessGroup | None
     ) -> None:
         self._group = group
         rank, _ = member(group)
-        self.own_slots = [[p.slot_of(rank) for p in sharded]]
+        own_slots = [p.slot_of(rank) for p in sharded]
+        self._cast = _Cast(sharded, own_slots)
         # As bytes, whatever the dtype: not every backend sends every one.
         self._wholes = [p.buffer.data.view(torch.uint8) for p in sharded]
-        self._own_bytes = [p.slot_of(rank).view(torch.uint8) for p in sharded]
+        self._own_bytes = [slot.view(torch.uint8) for slot in own_slots]
         # Rooms for what is cast or padded, by which of the parameters are.
         self._padded: dict[tuple[Alike, tuple[int, ...]], SideBySide] = {}
 
-    def begin_gather(self) -> None:
-        """Wait until the slots may be filled; here they always may."""
-
     def gather(self) -> None:
-        """Fill the whole parameters with the slots of all ranks."""
+        """Fill the whole parameters with the rows of all ranks."""
+        self._cast()
         if self._wholes:
             all_gather_coalesced(self._wholes, self._own_bytes, self._group)
 
     def prepare(self, alike: Alike) -> Prepared:
         """Take the gradients, and cast and pad where that is needed; none counts as zero."""
         means, rooms = alike.rooms.make()
-        wholes = [p.take_whole_gradient() for p in alike.parameters]
-        others = []  # places of what does not travel as it is
+        wholes, missing = [], []
         for i, p in enumerate(alike.parameters):
-            if not p.can_send(wholes[i]):
-                others.append(i)
+            wholes.append(p.take_whole_gradient())
+            if wholes[i] is None:
+                missing.append(i)
+        others = alike.changed
+        if missing:
+            others = tuple(sorted({*others, *missing}))
         if others:
-            self._cast_and_pad(alike, wholes, tuple(others))
+            self._cast_and_pad(alike, wholes, others)
         return Prepared(alike, wholes, means, rooms)
 
-    def _cast_and_pad(self, alike: Alike, wholes: list[Tensor | None], others: tuple[int, ...]):
+    def _cast_and_pad(
+        self, alike: Alike, wholes: list[Tensor | None], others: tuple[int, ...]
+    ) -> None:
         if (alike, others) not in self._padded:
-            sizes = [alike.parameters[i].size for i in others]
-            self._padded[alike, others] = SideBySide(sizes, alike.dtype, alike.device)
+            shapes = [alike.parameters[i].padded_shape for i in others]
+            self._padded[alike, others] = SideBySide(shapes, alike.dtype, alike.device)
         targets, sources = [], []
         _, padded = self._padded[alike, others].make()
         for i, whole in zip(others, padded, strict=True):
@@ -128,9 +129,9 @@ class BackendTransfer:
             if gradient is None:
                 whole.zero_()
                 continue
-            if gradient.numel() < whole.numel():
-                whole[gradient.numel() :].zero_()
-                whole = whole[: gradient.numel()]
+            if len(gradient) < len(whole):
+                whole[len(gradient) :].zero_()
+                whole = whole[: len(gradient)]
             targets.append(whole)
             sources.append(gradient)
         copy_all(targets, sources)
@@ -141,19 +142,19 @@ class BackendTransfer:
 
 
 class CopiedTransfer:
-    """The same by copy engines; ``own_slots`` are in the memory that all ranks reach, and where the
-    whole lies: nothing is copied twice."""
+    """The same by copy engines."""
 
     def __init__(self, sharded: list[Sharded], alike: list[Alike], shared: SharedMemory) -> None:
         self._shared, rank = shared, shared.rank
         begins, begin = [], 0
         for p in sharded:
             begins.append(begin)
-            begin += slot_bytes(p.parts(), p.shown_dtype)
+            begin += slot_bytes(p.shares(), p.shown_dtype)
         there = []
         for p, begin in zip(sharded, begins, strict=True):
             there.append(shared.view(rank, begin, p.slot, p.shown_dtype))
-        self.own_slots = [there, [p.slot_of(rank) for p in sharded]]
+        # To where the others read them, and to where the whole lies.
+        self._cast = _Cast([*sharded, *sharded], [*there, *(p.slot_of(rank) for p in sharded)])
         # Of each other rank a slot of the whole, and where that rank has it.
         self._slots: list[tuple[Tensor, Tensor]] = []
         for other in shared.others():
@@ -162,14 +163,13 @@ class CopiedTransfer:
                 self._slots.append((slot, shared.view(other, begin, slot.numel(), torch.uint8)))
         self._reductions: dict[Alike, Slots] = {}
         for same in alike:
-            parts = [p.parts() for p in same.parameters]
+            sizes = [p.shares() for p in same.parameters]
             dtype = same.parameters[0].shown_dtype
-            self._reductions[same] = Slots(shared, parts, same.rooms.begins, dtype)
-
-    def begin_gather(self) -> None:
-        self._shared.barrier()  # nobody reads the slots any more
+            self._reductions[same] = Slots(shared, sizes, same.rooms.begins, dtype)
 
     def gather(self) -> None:
+        self._shared.barrier()  # nobody reads the slots any more
+        self._cast()
         self._shared.barrier()  # all have filled theirs
         for slot, there in self._slots:
             slot.copy_(there)
@@ -181,8 +181,7 @@ class CopiedTransfer:
         for p in alike.parameters:
             gradient = p.take_whole_gradient()
             if gradient is None:
-                count = p.shape.numel()
-                gradient = torch.zeros(count, dtype=p.shown_dtype, device=p.master.device)
+                gradient = torch.zeros(p.shape, dtype=p.shown_dtype, device=p.master.device)
             wholes.append(gradient)
         return Prepared(alike, wholes, means, rooms)
 
@@ -191,7 +190,29 @@ class CopiedTransfer:
         self._reductions[prepared.alike].reduce_scatter(prepared.wholes, prepared.means)
 
 
+class _Cast:
+    """Copies this rank's rows, cast to the dtypes in which they travel, into slots."""
+
+    def __init__(self, sharded: list[Sharded], slots: list[Tensor]) -> None:
+        self._rows: list[Tensor] = []
+        self._masters: list[Tensor] = []
+        for p, slot in zip(sharded, slots, strict=True):
+            if p.master.numel():
+                rows = slot[: p.master.numel()].view(p.master.shape)
+                self._rows.append(_copyable(rows))
+                self._masters.append(_copyable(p.master))
+
+    def __call__(self) -> None:
+        copy_all(self._rows, self._masters)
+
+
+def _copyable(x: Tensor) -> Tensor:
+    """Return what ``copy_all`` takes on every device: of a rare dtype the bytes."""
+    is_common = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize > 1)
+    return x if is_common else x.view(torch.uint8)
+
+
 def shared_bytes(sharded: list[Sharded], world_size: int) -> int:
     """Return the bytes of each rank that the transfers of a unit need: slots for the others'
     gradients, which the slots that are gathered are no larger than."""
-    return sum(slot_bytes(p.parts(), p.shown_dtype) for p in sharded) * (world_size - 1)
+    return sum(slot_bytes(p.shares(), p.shown_dtype) for p in sharded) * (world_size - 1)

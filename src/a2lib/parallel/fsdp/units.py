@@ -59,7 +59,7 @@ class Unit:
         self._filled: torch.cuda.Event | None = None
         self._wholes: list[Tensor] = []
         for same in by_dtype(sharded, lambda p: p.shown_dtype):
-            sizes, device = [p.size for p in same], same[0].master.device
+            sizes, device = [torch.Size([p.size]) for p in same], same[0].master.device
             whole, buffers = SideBySide(sizes, same[0].shown_dtype, device).make()
             for p, buffer in zip(same, buffers, strict=True):
                 p.lie_in(buffer)
@@ -71,26 +71,20 @@ class Unit:
         self._alike = [Alike(same) for same in groups]
         self._transfer = transfer_of(sharded, self._alike)
         self._versions = self._versions_now()
-        self._rows: list[Tensor] = []  # of this rank, in its slots
-        self._masters: list[Tensor] = []
-        for slots in self._transfer.own_slots:
-            for p, slot in zip(sharded, slots, strict=True):
-                if p.master.numel():
-                    rows = slot[: p.master.numel()].view(p.master.shape)
-                    self._rows.append(_copyable(rows))
-                    self._masters.append(_copyable(p.master))
         # By data, which counts no change: backward may have saved the same values.
         self._cast_copies = [p.shown.data for p in cast]
         self._cast_masters = [p.master for p in cast]
         for storage, _ in self._storages:
             storage.resize_(0)
-        # Where a module has a parameter, what it computes with, and the master.
-        self._places: list[tuple[dict, str, nn.Parameter, nn.Parameter]] = []
+        # What takes the place of what in the modules, by dict: by setattr it would take the host
+        # longer.
+        self._to_show: list[tuple[dict, str, object]] = []
+        self._to_hide: list[tuple[dict, str, object]] = []
         for p in self.parameters:
             for owner, place in p.places:
-                # By setattr it would take the host longer.
-                self._places.append((owner._parameters, place, p.shown, p.master))
-        self._guards = self._guard_calls()
+                self._to_show.append((owner._parameters, place, p.shown))
+                self._to_hide.append((owner._parameters, place, p.master))
+        self._guard_calls()
         self.show(False)
 
     def tell(self, moment: str) -> None:
@@ -108,8 +102,6 @@ class Unit:
 
     def _gather(self) -> None:
         self.tell("gather begins")
-        self._transfer.begin_gather()
-        copy_all(self._rows, self._masters)
         self._transfer.gather()
         self.tell("gather ends")
 
@@ -131,28 +123,26 @@ class Unit:
         if self.shown == whole:
             return
         self.shown = whole
-        for parameters, place, shown, master in self._places:
-            parameters[place] = shown if whole else master
-        for attributes, compute, guard in self._guards:
-            if not whole:
-                attributes["forward"] = guard
-            elif compute is None:
+        for table, key, value in self._to_show if whole else self._to_hide:
+            table[key] = value
+        if whole:
+            for attributes in self._guarded:
                 attributes.pop("forward", None)
-            else:
-                attributes["forward"] = compute
 
-    def _guard_calls(self) -> list[tuple[dict, Callable | None, Callable]]:
-        """Return the attributes of each module that has a sharded parameter, its own ``forward`` if
-        it has one that is not its class's, and what takes its place while the masters are shown."""
+    def _guard_calls(self) -> None:
+        """Have a guard take the place of each owner's ``forward`` while the masters are shown."""
         owners: dict[nn.Module, str] = {}
         for p in self.sharded:
             for owner, _ in p.places:
                 owners.setdefault(owner, p.names[0])
-        guards = []
+        self._guarded: list[dict] = []  # of modules whose own forward is that of the class
         for owner, name in owners.items():
-            own_forward = owner.__dict__.get("forward")
-            guards.append((owner.__dict__, own_forward, self._guard(owner.forward, name)))
-        return guards
+            attributes = owner.__dict__
+            self._to_hide.append((attributes, "forward", self._guard(owner.forward, name)))
+            if "forward" in attributes:
+                self._to_show.append((attributes, "forward", attributes["forward"]))
+            else:
+                self._guarded.append(attributes)
 
     def _guard(self, compute: Callable, name: str) -> Callable:
         """Return ``compute``, but for an error where the whole of a parameter is not there."""
@@ -239,9 +229,3 @@ class Unit:
             self.tell("reduce ends")
 
         return self._lane.run(reduce_scatter)
-
-
-def _copyable(x: Tensor) -> Tensor:
-    """Return what ``copy_all`` takes on every device: of a rare dtype the bytes."""
-    is_common = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize > 1)
-    return x if is_common else x.view(torch.uint8)

@@ -197,7 +197,7 @@ class FSDP(nn.Module):
 
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""
-        if not self._schedule.unfinished():
+        if not self._schedule.accumulated:
             return []
         return [p.master for p in self._trained]
 

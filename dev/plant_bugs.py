@@ -138,7 +138,7 @@ PLANTED = {
             (GROUP, "dist.ReduceOp.AVG if group.size() > 1 else dist", "dist")
         ],
         "the optimizer steps before the all-reduces have ended": [
-            (CARRIERS, "self.works:\n            work.wait()", "self.works:\n            pass")
+            (CARRIERS, "in works:\n                work.wait()", "in works:\n                pass")
         ],
         "frozen parameters get a hook": [
             (

@@ -18,11 +18,10 @@ from a2lib.parallel.agreement import Agreement, Meeting, Members
 from a2lib.parallel.carriers import choose
 from a2lib.parallel.copy_engines import SharedMemory
 from a2lib.parallel.finish import watch_steps
-from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.division import divide
+from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.fsdp.state_dicts import Optimizers, refuse_state_dicts
 from a2lib.parallel.fsdp.transfers import Alike, BackendTransfer, CopiedTransfer, shared_bytes
 from a2lib.parallel.fsdp.units import Unit
 from a2lib.parallel.group import Mean, capturing, make_alike, member
@@ -197,9 +196,7 @@ class FSDP(nn.Module):
 
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""
-        if not self._schedule.accumulated:
-            return []
-        return [p.master for p in self._trained]
+        return [p.master for p in self._trained] if self._schedule.accumulated else []
 
     def meet(self, optimizer: Optimizer) -> None:
         """Refuse the state dict of an optimizer over these parameters from now on; ValueError for

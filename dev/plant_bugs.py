@@ -260,8 +260,8 @@ PLANTED = {
         "gradients stay in the compute dtype": [
             (
                 TRANSFERS,
-                "self.dtype, self.device = first.master.dtype,",
-                "self.dtype, self.device = first.shown_dtype,",
+                "dtype, device = first.master.dtype,",
+                "dtype, device = first.shown_dtype,",
             ),
         ],
     },

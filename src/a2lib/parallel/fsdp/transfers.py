@@ -52,19 +52,16 @@ class SideBySide:
 
 class Alike:
     """Parameters of a unit that are trained, whose masters have one dtype, and whose wholes have
-    one; ``rooms`` is for this rank's slots of the means of their gradients, ``changed`` has the
-    places of those that a backend sends cast or padded."""
+    one. ``rooms`` is for this rank's slots of the means of their gradients; ``padded`` for the
+    wholes in the masters' dtype, with padding, which ``are_sent_cast`` of a backend."""
 
     def __init__(self, parameters: list[Sharded]) -> None:
-        self.parameters = parameters
-        first = parameters[0]
-        self.dtype, self.device = first.master.dtype, first.master.device
-        self.rooms = SideBySide([p.shape_of_slot for p in parameters], self.dtype, self.device)
-        changed = []
-        for i, p in enumerate(parameters):
-            if p.shown_dtype != self.dtype or p.shape != p.padded_shape:
-                changed.append(i)
-        self.changed = tuple(changed)
+        self.parameters, first = parameters, parameters[0]
+        dtype, device = first.master.dtype, first.master.device
+        self.rooms = SideBySide([p.shape_of_slot for p in parameters], dtype, device)
+        self.padded = SideBySide([p.padded_shape for p in parameters], dtype, device)
+        is_even = all(p.shape == p.padded_shape for p in parameters)
+        self.are_sent_cast = first.shown_dtype != dtype or not is_even
 
 
 @dataclass(frozen=True)
@@ -92,8 +89,6 @@ class BackendTransfer:
         # As bytes, whatever the dtype: not every backend sends every one.
         self._wholes = [p.buffer.data.view(torch.uint8) for p in sharded]
         self._own_bytes = [slot.view(torch.uint8) for slot in own_slots]
-        # Rooms for what is cast or padded, by which of the parameters are.
-        self._padded: dict[tuple[Alike, tuple[int, ...]], SideBySide] = {}
 
     def gather(self) -> None:
         """Fill the whole parameters with the rows of all ranks."""
@@ -102,30 +97,14 @@ class BackendTransfer:
             all_gather_coalesced(self._wholes, self._own_bytes, self._group)
 
     def prepare(self, alike: Alike) -> Prepared:
-        """Take the gradients, and cast and pad where that is needed; none counts as zero."""
+        """Take the gradients, and cast and pad them where that is needed; none counts as zero."""
         means, rooms = alike.rooms.make()
-        wholes, missing = [], []
-        for i, p in enumerate(alike.parameters):
-            wholes.append(p.take_whole_gradient())
-            if wholes[i] is None:
-                missing.append(i)
-        others = alike.changed
-        if missing:
-            others = tuple(sorted({*others, *missing}))
-        if others:
-            self._cast_and_pad(alike, wholes, others)
-        return Prepared(alike, wholes, means, rooms)
-
-    def _cast_and_pad(
-        self, alike: Alike, wholes: list[Tensor | None], others: tuple[int, ...]
-    ) -> None:
-        if (alike, others) not in self._padded:
-            shapes = [alike.parameters[i].padded_shape for i in others]
-            self._padded[alike, others] = SideBySide(shapes, alike.dtype, alike.device)
+        gradients = [p.take_whole_gradient() for p in alike.parameters]
+        if not alike.are_sent_cast and all(x is not None for x in gradients):
+            return Prepared(alike, gradients, means, rooms)
+        _, wholes = alike.padded.make()
         targets, sources = [], []
-        _, padded = self._padded[alike, others].make()
-        for i, whole in zip(others, padded, strict=True):
-            gradient, wholes[i] = wholes[i], whole
+        for gradient, whole in zip(gradients, wholes, strict=True):
             if gradient is None:
                 whole.zero_()
                 continue
@@ -135,6 +114,7 @@ class BackendTransfer:
             targets.append(whole)
             sources.append(gradient)
         copy_all(targets, sources)
+        return Prepared(alike, wholes, means, rooms)
 
     def reduce(self, prepared: Prepared) -> None:
         """Fill the rooms with this rank's slots of the means."""

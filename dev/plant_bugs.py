@@ -138,7 +138,7 @@ PLANTED = {
             (GROUP, "dist.ReduceOp.AVG if group.size() > 1 else dist", "dist")
         ],
         "the optimizer steps before the all-reduces have ended": [
-            (CARRIERS, "self.works:\n            work.wait()", "self.works:\n            pass")
+            (CARRIERS, "in works:\n                work.wait()", "in works:\n                pass")
         ],
         "frozen parameters get a hook": [
             (
@@ -220,7 +220,7 @@ PLANTED = {
         ],
         "freed weights are used in the backward without a gather": [
             (
-                UNITS,
+                TRANSFERS,
                 "        copy_all(self._rows, self._masters)\n",
                 "        if not hasattr(self, 'once'):\n"
                 "            copy_all(self._rows, self._masters)\n"
@@ -229,7 +229,7 @@ PLANTED = {
         ],
         "later steps gather the weights of the first step": [
             (
-                UNITS,
+                TRANSFERS,
                 "        copy_all(self._rows, self._masters)\n",
                 "        if not hasattr(self, 'once'):\n"
                 "            self.once = [p.clone() for p in self._masters]\n"
@@ -260,10 +260,9 @@ PLANTED = {
         "gradients stay in the compute dtype": [
             (
                 TRANSFERS,
-                "dtype, device = same[0].master.dtype,",
-                "dtype, device = same[0].shown_dtype,",
+                "dtype, device = first.master.dtype,",
+                "dtype, device = first.shown_dtype,",
             ),
-            (SHARDS, "gradient.dtype == self.master.dtype", "gradient.dtype == self.shown_dtype"),
         ],
     },
 }

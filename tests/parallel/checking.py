@@ -347,6 +347,26 @@ def save_and_load(folder, fsdp, other):
         same(theirs[name].view(torch.uint8), x.view(torch.uint8), name)
 
 
+def parts_of_tensors(counts, world, dtype):
+    """Random tensors of one rank, what it received of the others, and where its parts lie."""
+    from a2lib.parallel.copy_engines import Layout
+
+    generator = seeded(0)
+    own_at, received_at, rows, means_at, end, mean_end = [], [], [], [], 0, 0
+    for i, count in enumerate(counts):
+        own_at.append(16 * i)
+        received_at.append(end)
+        rows.append(-(-count // 64) * 64)
+        end += rows[-1] * (world - 1)
+        means_at.append(mean_end)
+        mean_end += rows[-1] + 64
+    tensors = []
+    for count, begin in zip(counts, own_at, strict=True):
+        tensors.append(torch.randn(begin + count + 3, generator=generator).to(dtype))
+    received = torch.randn(end, generator=generator).to(dtype)
+    return tensors, received, Layout(list(counts), own_at, received_at, rows, means_at)
+
+
 def copied(make, *args, **options):
     """A wrapper that sends by copy engines."""
     with copies_on_the_cpu():

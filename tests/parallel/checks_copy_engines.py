@@ -7,7 +7,18 @@ from unittest.mock import patch
 import checking
 import torch
 import torch.distributed._symmetric_memory as symmetric_memory
-from checking import Tied, alone, check, copied, raises, same, seeded, world
+from checking import (
+    Tied,
+    alone,
+    check,
+    copied,
+    loss_on,
+    raises,
+    same,
+    seeded,
+    token_batches,
+    world,
+)
 from torch import nn
 
 from a2lib.parallel import FSDP, BucketedDDP, copy_engines
@@ -125,6 +136,38 @@ def _mean_of(i, p, given, before, sent):
                 mine = one[i] if mine is None else mine + one[i]
         total = total + (torch.zeros_like(p) if mine is None else mine).detach().to(dtype).to(wide)
     return (total / torch.full((), len(given), dtype=wide)).to(dtype).to(p.dtype)
+
+
+@check(2)
+def a_unit_is_one_message_however_many_matrices_it_has():
+    """Two barriers for each gather and each reduction, and one kernel for the means of all of its
+    gradients: each more would cost the host time."""
+    fsdp = copied(FSDP, Tied())
+    told, barriers, means = [], [], []
+    shared, mean = copy_engines.SharedMemory, copy_engines.PlainMean
+
+    def meet(memory, call=shared.barrier):
+        barriers.append(memory)
+        call(memory)
+
+    if checking.on_gpus():
+        from a2lib.parallel.mean_kernel import MeanKernel as mean
+
+    def take(kernel, *args, call=mean.__call__):
+        means.append(kernel)
+        call(kernel, *args)
+
+    with patch.object(shared, "barrier", meet), patch.object(mean, "__call__", take):
+        for _ in range(2):  # the second one as the first
+            fsdp.observe(lambda moment, unit: told.append(moment))
+            loss_on(token_batches(1)[0])(fsdp).backward()
+            fsdp.finish_gradient_synchronization()
+            fsdp.zero_grad()
+            gathers, reductions = told.count("gather ends"), told.count("reduce ends")
+            assert gathers == 6 and reductions == 4, told
+            assert len(barriers) == 2 * (gathers + reductions) and len(means) == reductions
+            for counts in (told, barriers, means):
+                counts.clear()
 
 
 @check(2)

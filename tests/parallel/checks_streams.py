@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from a2lib.optim import MasterAdamW
 from a2lib.parallel import FSDP, BucketedDDP, ShardedOptimizer
-from a2lib.parallel.copy_engines import mean_of_parts, mean_of_parts_plain
+from a2lib.parallel.copy_engines import PlainMean
 from a2lib.parallel.lane import Lane
 
 STEPS = 3
@@ -94,19 +94,24 @@ for kind in LATE:
 @check(2)
 def the_mean_is_that_of_plain_operations():
     """Each is a compilation, so the ranks have every other one."""
+    from a2lib.parallel.mean_kernel import MeanKernel
+
     mine, size = world()
+    device = torch.device("cuda", torch.cuda.current_device())
     dtypes = torch.float32, torch.bfloat16, torch.float16, torch.float64
     places = (2, 0), (2, 1), (3, 1), (8, 7)
-    for dtype, (world_size, rank) in list(itertools.product(dtypes, places))[mine::size]:
-        for mean_dtype in dict.fromkeys((dtype, torch.float32)):
-            parts = torch.randn(world_size, 10_016).to(dtype)
-            own = parts[rank, :10_000]
-            others = torch.cat([parts[:rank], parts[rank + 1 :]])[:, :10_000]
-            means = []
-            for take in (mean_of_parts, mean_of_parts_plain):
-                means.append(torch.empty_like(own, dtype=mean_dtype))
-                take(own, others, means[-1], rank)
-            same(*means, f"{dtype} to {mean_dtype}, {rank} of {world_size}")
+    for counts in ([10_000, 4096, 160], [10_001, 0, 5]):
+        for dtype, (world_size, rank) in list(itertools.product(dtypes, places))[mine::size]:
+            tensors, received, layout = checking.parts_of_tensors(counts, world_size, dtype)
+            for mean_dtype in dict.fromkeys((dtype, torch.float32)):
+                means = []
+                for take in (
+                    MeanKernel(layout, rank, world_size, device),
+                    PlainMean(layout, rank, world_size),
+                ):
+                    means.append(torch.zeros(20_000, dtype=mean_dtype))
+                    take(tensors, received, means[-1])
+                same(*means, f"{dtype} to {mean_dtype}, {rank} of {world_size}, {counts}")
 
 
 @check(2)

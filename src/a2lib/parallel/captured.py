@@ -1,20 +1,5 @@
 """A step of several processes as one launch: captured in a CUDA graph, collectives too.
 
-    optimizer = torch.optim.AdamW(module.parameters(), fused=True, capturable=True)
-
-    def step():
-        optimizer.zero_grad()
-        loss = loss_of(ddp(tokens), tokens)
-        loss.backward()
-        ddp.finish_gradient_synchronization()
-        optimizer.step()
-        return loss
-
-    with capture_step(step) as captured:
-        for batch in batches:
-            tokens.copy_(batch)
-            captured.replay()                     # captured.output is the loss
-
 Launched from Python, a step on a fast GPU waits for the host, and communication that seems hidden
 may hide in the host's gaps. A replay's time is the GPU's.
 """
@@ -59,6 +44,16 @@ class CapturedStep:
 
 def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
     """Capture a training step in a CUDA graph, and replay it once; every rank calls it.
+
+        optimizer = torch.optim.AdamW(module.parameters(), fused=True, capturable=True)
+
+        def step():
+            optimizer.zero_grad()
+            loss = loss_of(ddp(tokens), tokens)
+            loss.backward()
+            ddp.finish_gradient_synchronization()
+            optimizer.step()
+            return loss
 
         with capture_step(step) as captured:
             for batch in batches:

@@ -1,8 +1,8 @@
 """Choose between the group's backend and copy engines; make a bucket of gradients the mean over
 the ranks by the backend."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,24 +15,6 @@ from a2lib.parallel.lane import Lane
 COMMUNICATIONS = ("backend", "copy_engines", "auto")
 
 
-@dataclass
-class _Message:
-    works: list[dist.Work]
-    grads: list[Tensor]
-    dense: list[Tensor]  # what is sent of them, held until it has arrived: the backend does not
-    landed: torch.cuda.Event | None = None  # where it is in the gradients, if that was queued
-    is_written: bool = False
-
-    def write(self) -> None:
-        """Let the current stream wait for it, and write it into the gradients."""
-        self.is_written = True
-        for work in self.works:
-            work.wait()
-        for grad, arrived in zip(self.grads, self.dense, strict=True):
-            if arrived is not grad:
-                grad.copy_(arrived)
-
-
 class Backend:
     """Asynchronous all-reduces of NCCL or gloo, one call a bucket, on the gradients themselves or,
     in another dtype, on copies."""
@@ -40,7 +22,9 @@ class Backend:
     def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
         self.group, self._dtype = group, dtype
         self._mean = Mean(group)
-        self._sent: list[_Message] = []
+        # Of each message the gradients and what is sent of them, held until it has arrived since
+        # the backend does not, and what lets the current stream wait for it.
+        self._sent: list[tuple[list[Tensor], list[Tensor], Callable[[], None]]] = []
         self._lane: Lane | None = None
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
@@ -51,26 +35,32 @@ class Backend:
         called with them on a stream that waits for the message; on the CPU the host does."""
         grads = [p.grad for p in params]
         dense = [as_sent(g, self._dtype) for g in grads]
-        message = _Message(self._mean(dense), grads, dense)
-        self._sent.append(message)
+        works = self._mean(dense)
+
+        def write() -> None:
+            for work in works:
+                work.wait()
+            for grad, arrived in zip(grads, dense, strict=True):
+                if arrived is not grad:
+                    grad.copy_(arrived)
+
         if then is None:
+            self._sent.append((grads, dense, write))
             return
 
-        def arrived() -> None:
-            message.write()
+        def write_and_go_on() -> None:
+            write()
             then(params)
 
         self._lane = self._lane or Lane(grads[0].device)
-        message.landed = self._lane.run(arrived)
+        end = self._lane.run(write_and_go_on)
+        self._sent.append((grads, dense, functools.partial(Lane.wait, end)))
 
     def arrive(self) -> None:
         """Let the current stream wait for all that was sent, and write it into the gradients."""
         sent, self._sent = self._sent, []
-        for message in sent:
-            if message.is_written:
-                Lane.wait(message.landed)
-            else:
-                message.write()
+        for _, _, wait in sent:
+            wait()
 
 
 def as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from a2lib.parallel.group import everyone, member
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.tensors import copy_all, cut, round_up
+from a2lib.parallel.tensors import copy_all, round_up, shares
 
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
@@ -152,78 +152,148 @@ class SharedMemory:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Where parts of tensors lie whose means are taken, in elements: of each tensor how many are in
+    a part, and where this rank's begins; where the others' begin in what is received, and how far
+    one rank's are behind another's; where the mean goes."""
+
+    counts: list[int]
+    own_at: list[int]
+    received_at: list[int]
+    rows: list[int]
+    means_at: list[int]
+
+
+class PlainMean:
+    """Writes the means of this rank's parts of tensors and of what it received of the others',
+    which may go to where its own parts are: added in rank order in float32 (float64 for float64)
+    and rounded once. In plain operations, which read and write everything once an addition."""
+
+    def __init__(self, layout: Layout, rank: int, world_size: int) -> None:
+        self._layout, self._rank, self._world_size = layout, rank, world_size
+
+    def __call__(self, tensors: Sequence[Tensor], received: Tensor, means: Tensor) -> None:
+        layout = self._layout
+        for i, x in enumerate(tensors):
+            count = layout.counts[i]
+            parts = []
+            for other in range(self._world_size - 1):
+                begin = layout.received_at[i] + other * layout.rows[i]
+                parts.append(received[begin : begin + count])
+            parts.insert(self._rank, _part(x, layout.own_at[i], count))
+            begin = layout.means_at[i]
+            _take_mean(parts, means[begin : begin + count])
+
+
+def _take_mean(parts: list[Tensor], mean: Tensor) -> None:
+    wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
+    total = parts[0].to(wide)
+    for part in parts[1:]:
+        total = total + part.to(wide)
+    # By a tensor: a GPU would multiply by the reciprocal of a number.
+    mean.copy_(total / torch.full((), len(parts), dtype=wide, device=mean.device))
+
+
+def _part(x: Tensor, begin: int, count: int) -> Tensor:
+    """Return so many elements of a tensor as they lie in memory, flat."""
+    return x.as_strided((count,), (1,), x.storage_offset() + begin)
+
+
+def slot_bytes(sizes: Sequence[int], dtype: torch.dtype) -> int:
+    """Return the bytes of one slot of a tensor, of which each rank has so many elements."""
+    return round_up(max(sizes) * dtype.itemsize, ALIGN)
+
+
 class Slots:
-    """How a tensor is divided over its owners, flat and of real numbers: the elements of each other
-    rank with its slot for them, from the next rank on; this rank's elements; and this rank's slots
-    of theirs, a row for each other rank in rank order."""
+    """Slots in each rank's memory for what the others send it of some tensors of one dtype.
 
-    others: list[tuple[slice, Tensor]]
-    own: slice
-    received: Tensor
+    ``sizes`` has of each tensor how many elements each rank owns, as they lie in memory, and
+    ``means_at`` where this rank's part of its mean begins in a tensor that holds all means. A
+    tensor has a slot for each other rank, in rank order.
+    """
+
+    def __init__(
+        self,
+        shared: SharedMemory,
+        sizes: Sequence[Sequence[int]],
+        means_at: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        self._shared, rank, others = shared, shared.rank, shared.others()
+        number = dtype.to_real() if dtype.is_complex else dtype
+        numbers = dtype.itemsize // number.itemsize
+        counts, own_at, begins, rows, end = [], [], [], [], 0
+        for of_ranks in sizes:
+            counts.append(of_ranks[rank] * numbers)
+            own_at.append(sum(of_ranks[:rank]) * numbers)
+            begins.append(end)
+            rows.append(slot_bytes(of_ranks, dtype))
+            end += rows[-1] * len(others)
+        # A tensor, where its owner's part begins, and this rank's slot there; those of the next
+        # rank first: not all to one.
+        self._sends: list[tuple[int, int, Tensor]] = []
+        for owner in others:
+            row_there = rank - (rank > owner)  # the owner itself has none
+            for i, of_ranks in enumerate(sizes):
+                begin, count = begins[i] + row_there * rows[i], of_ranks[owner] * numbers
+                if count:
+                    slot = shared.view(owner, begin, count, number)
+                    self._sends.append((i, sum(of_ranks[:owner]) * numbers, slot))
+        self._received = shared.view(rank, 0, end // number.itemsize, number)
+        layout = Layout(
+            counts,
+            own_at,
+            [begin // number.itemsize for begin in begins],
+            [row // number.itemsize for row in rows],
+            [begin * numbers for begin in means_at],
+        )
+        if self._received.is_cuda:
+            from a2lib.parallel.mean_kernel import MeanKernel  # needs triton, as a GPU does
+
+            self._mean = MeanKernel(layout, rank, shared.world_size, self._received.device)
+        else:
+            self._mean = PlainMean(layout, rank, shared.world_size)
+
+    def reduce_scatter(self, tensors: Sequence[Tensor], means: Tensor) -> None:
+        """Fill ``means`` with the means over the ranks of what this one owns of the tensors, which
+        leave no gaps in memory. Nobody reads the slots when it begins."""
+        tensors = [_numbers(x) for x in tensors]
+        for i, begin, slot in self._sends:
+            slot.copy_(_part(tensors[i], begin, slot.numel()))
+        self._shared.barrier()  # all have what they sum
+        self._mean(tensors, self._received, _numbers(means).view(-1))
 
 
-def slot_bytes(parts: Sequence[slice], dtype: torch.dtype) -> int:
-    """Return the bytes of one slot of a tensor, of which each rank has such elements."""
-    longest = max(part.stop - part.start for part in parts)
-    return round_up(longest * dtype.itemsize, ALIGN)
-
-
-def slots(
-    shared: SharedMemory, begin: int, parts: Sequence[slice], dtype: torch.dtype
-) -> tuple[Slots, int]:
-    """Return the slots of a tensor, which begin at a byte of each rank's memory, and where they
-    end."""
-    rank, row = shared.rank, slot_bytes(parts, dtype)
-    number = dtype.to_real() if dtype.is_complex else dtype
-    numbers = dtype.itemsize // number.itemsize
-    parts = [slice(part.start * numbers, part.stop * numbers) for part in parts]
-    others = []
-    for owner in shared.others():
-        row_there = rank - (rank > owner)  # the owner itself has none
-        count = parts[owner].stop - parts[owner].start
-        others.append((parts[owner], shared.view(owner, begin + row_there * row, count, number)))
-    rows = shared.world_size - 1
-    received = shared.view(rank, begin, rows * row // number.itemsize, number)
-    own = parts[rank]
-    received = received.view(rows, row // number.itemsize)[:, : own.stop - own.start]
-    return Slots(others, own, received), begin + rows * row
-
-
-def reduce_scatter(
-    shared: SharedMemory,
-    divided: Sequence[Slots],
-    tensors: Sequence[Tensor],
-    means: Sequence[Tensor],
-) -> None:
-    """Fill each of ``means`` with the mean over the ranks of what this one owns of a tensor, as
-    ``mean_of_parts`` does. All are flat; nobody reads the slots when it begins."""
-    tensors, means = _as_numbers(tensors), _as_numbers(means)
-    for step in range(shared.world_size - 1):  # not all to one owner
-        for tensor, division in zip(tensors, divided, strict=True):
-            part, there = division.others[step]
-            if there.numel():
-                there.copy_(tensor[part])
-    shared.barrier()  # all have what they sum
-    for tensor, division, mean in zip(tensors, divided, means, strict=True):
-        own = tensor[division.own]
-        if own.numel():
-            mean_of_parts(own, division.received, mean[: own.numel()], shared.rank)
-
-
-def _as_numbers(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.view_as_real(x).view(-1) if x.is_complex() else x for x in tensors]
+def _numbers(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 @dataclass
 class _Place:
-    """Where a parameter's gradient is in this rank's memory, in its shape and flat; which elements
-    of it each rank owns; this rank's own, and where the others have those."""
+    """Where a parameter's gradient is in this rank's memory; how many elements of it each rank
+    owns; this rank's own, where they begin in the memory, in elements, and where the others have
+    those."""
 
     view: Tensor
-    flat: Tensor
-    parts: list[slice]
+    sizes: list[int]
     own: Tensor
+    own_at: int
     theirs: list[Tensor]
+
+    def __post_init__(self) -> None:
+        # Asked of a tensor at each step these would cost the host more.
+        self.address, self.dtype = self.view.data_ptr(), self.view.dtype
+        self.stride = self.view.stride()
+
+    def holds(self, grad: Tensor) -> bool:
+        """Return whether the gradient is here already."""
+        return grad.data_ptr() == self.address and grad.dtype == self.dtype
+
+    def is_like(self, grad: Tensor) -> bool:
+        """Return whether the gradient lies as it would here, from an address on that a kernel reads
+        as quickly, which then is compiled for no other."""
+        alike = grad.dtype == self.dtype and grad.stride() == self.stride
+        return alike and grad.data_ptr() % KERNEL_ALIGN == 0
 
 
 class CopyEngines:
@@ -255,17 +325,17 @@ class CopyEngines:
         for params in buckets:
             size = 0
             for p in params:
-                size += slot_bytes(self._places[p].parts, self._sent_dtype(p)) * rows
+                size += slot_bytes(self._places[p].sizes, self._sent_dtype(p)) * rows
             needed = max(needed, size)
         if self._slots is None or self._slots.mine.numel() < needed:
             self._slots = SharedMemory(needed, self.group, self._device)
-        self._buckets: list[list[Slots]] = []
+        self._buckets: list[tuple[Slots, Tensor]] = []  # with this rank's memory of its dtype
         for params in buckets:
-            end, divided = 0, []
-            for p in params:
-                one, end = slots(self._slots, end, self._places[p].parts, self._sent_dtype(p))
-                divided.append(one)
-            self._buckets.append(divided)
+            dtype, places = self._sent_dtype(params[0]), [self._places[p] for p in params]
+            sizes, owned_at = [place.sizes for place in places], [place.own_at for place in places]
+            count = self._memory.mine.nbytes // dtype.itemsize
+            memory = self._memory.view(self._memory.rank, 0, count, dtype)
+            self._buckets.append((Slots(self._slots, sizes, owned_at, dtype), memory))
 
     def _sent_dtype(self, p: Tensor) -> torch.dtype:
         return self._dtype if self._dtype and p.is_floating_point() else p.dtype
@@ -284,40 +354,40 @@ class CopyEngines:
         flat = memory.view(memory.rank, begin, count, dtype)
         # Strides as the parameter's, as autograd and fused optimizers have them.
         view = flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
-        length = round_up(-(-count // memory.world_size), ALIGN // dtype.itemsize)
-        parts = cut(count, length, memory.world_size)
-        own = parts[memory.rank]
+        most = round_up(-(-count // memory.world_size), ALIGN // dtype.itemsize)
+        sizes = shares(count, most, memory.world_size)
+        start, size = min(memory.rank * most, count), sizes[memory.rank]
         theirs = []
         for other in memory.others():
-            at = begin + own.start * dtype.itemsize
-            theirs.append(memory.view(other, at, own.stop - own.start, dtype))
-        return _Place(view, flat, parts, flat[own], theirs)
+            theirs.append(memory.view(other, begin + start * dtype.itemsize, size, dtype))
+        own_at = begin // dtype.itemsize + start
+        return _Place(view, sizes, flat[start : start + size], own_at, theirs)
 
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
         """Start the mean of the parameters' gradients, which are in the bucket's memory from now on
         unless they travel in another dtype. ``then`` is called with them on the stream where it is
         there."""
-        divided, places = self._buckets[bucket], [self._places[p] for p in params]
+        slots, memory = self._buckets[bucket]
+        places = [self._places[p] for p in params]
         # What is sent and summed is read where backward left it if it lies there as it would here.
-        flat, staged, back = [], [], []
+        sent, staged, back = [], [], []
         for place, p in zip(places, params, strict=True):
-            grad, source = p.grad, place.flat
-            if not _is_view(grad, place.view):
+            grad, source = p.grad, place.view
+            if not place.holds(grad):
                 self._held.append(grad)
-                if _lies_alike(grad, place.view):
-                    source = grad.as_strided((grad.numel(),), (1,))
+                if place.is_like(grad):
+                    source = grad
                 else:
                     staged.append((place.view, grad))
-            flat.append(source)
-            if grad.dtype == place.view.dtype:
+            sent.append(source)
+            if grad.dtype == place.dtype:
                 p.grad = place.view
             else:
                 back.append((grad, place.view))
 
-        @torch.no_grad()
         def work() -> None:
             _copy(staged)
-            reduce_scatter(self._slots, divided, flat, [place.own for place in places])
+            slots.reduce_scatter(sent, memory)
             for step in range(self._memory.world_size - 1):
                 for place in places:
                     if place.own.numel():
@@ -340,37 +410,3 @@ def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy and cast the second of each into the first."""
     if pairs:
         copy_all(*zip(*pairs, strict=True))
-
-
-def _is_view(grad: Tensor, view: Tensor) -> bool:
-    return grad.data_ptr() == view.data_ptr() and grad.dtype == view.dtype
-
-
-def _lies_alike(grad: Tensor, view: Tensor) -> bool:
-    """Return whether the gradient lies as it would in its place, from an address on that a kernel
-    reads as quickly, which then is compiled for no other."""
-    alike = grad.dtype == view.dtype and grad.stride() == view.stride()
-    return alike and grad.data_ptr() % KERNEL_ALIGN == 0
-
-
-def mean_of_parts(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
-    """Write the mean of ``own``, of ``rank``, and of ``others``, a row for each other rank in rank
-    order, to ``mean``, which may be ``own``: added in rank order in float32 (float64 for float64)
-    and rounded once."""
-    if own.device.type != "cuda":
-        mean_of_parts_plain(own, others, mean, rank)
-        return
-    from a2lib.parallel.mean_kernel import launch_mean_kernel  # needs triton, as a GPU does
-
-    launch_mean_kernel(own, others, mean, rank)
-
-
-def mean_of_parts_plain(own: Tensor, others: Tensor, mean: Tensor, rank: int) -> None:
-    """Do the same in plain operations, which read and write everything once an addition."""
-    wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
-    parts = [*others[:rank], own, *others[rank:]]
-    total = parts[0].to(wide)
-    for part in parts[1:]:
-        total = total + part.to(wide)
-    # By a tensor: a GPU would multiply by the reciprocal of a number.
-    mean.copy_(total / torch.full((), len(parts), dtype=wide, device=own.device))

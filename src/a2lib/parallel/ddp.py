@@ -71,19 +71,7 @@ class _Step:
 
 
 class _Replica(nn.Module):
-    """A module that is the same on every rank; what the four classes share.
-
-    ``module`` is taken as it is, not copied; its parameters and buffers become those of the group's
-    rank 0. Buffers are not broadcast again later. ``group`` is a process group whose members all
-    make this wrapper, None the default one. Frozen parameters have no gradient to average; they
-    must stay frozen.
-
-    A parameter that has a gradient on some ranks only counts as zero on the others. One without a
-    gradient on every rank keeps ``.grad`` None, so that an optimizer skips it, as in one process.
-
-    Raises RuntimeError without a process group or for a parameter that another wrapper has, and
-    ValueError for modules that differ between ranks, several devices, a meta module or an FSDP.
-    """
+    """What the four classes share; ``NaiveDDP`` says what it promises."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
@@ -293,20 +281,13 @@ class _UnderWay:
 
 
 class _Overlapped(_Replica):
-    """All-reduces during backward, a bucket of gradients each; what the two classes share.
+    """All-reduces during backward, a bucket of gradients each; what the two classes share, which
+    ``BucketedDDP`` says.
 
     The buckets are in the order in which rank 0's first backward made the gradients, and in the
     reverse order of registration before. They leave in that order on every rank, whatever the order
-    of arrival: collectives are paired by order, not by name. A parameter without a gradient holds
-    the later buckets up until the finish.
-
-    Before the finish, a parameter must not get a second gradient (a second backward outside
-    ``no_sync``, or a checkpoint with use_reentrant=True around a module that is used twice), and no
-    ``.grad`` may be replaced: what is travelling would be changed. Both raise RuntimeError.
-
-    Where the whole module is one compiled graph its hooks fire after its whole backward, and
-    nothing overlaps: compile block by block. For a CUDA graph run a few steps first, since the
-    first finish reads the order on the host.
+    of arrival: collectives are paired by order, not by name. For a CUDA graph run a few steps
+    first, since the first finish reads the order on the host.
     """
 
     def __init__(
@@ -352,11 +333,11 @@ class _Overlapped(_Replica):
         self._bucket_of: dict[int, int] = {}
         for number, bucket in enumerate(self._buckets):
             self._bucket_of.update(dict.fromkeys(bucket, number))
-        self._carrier.lay_out(list(map(self._parameters_of, self._buckets)))
+        self._bucket_parameters: list[list[nn.Parameter]] = []
+        for bucket in self._buckets:
+            self._bucket_parameters.append([self._trained[i] for i in bucket])
+        self._carrier.lay_out(self._bucket_parameters)
         self._forget()
-
-    def _parameters_of(self, bucket: Sequence[int]) -> list[nn.Parameter]:
-        return [self._trained[i] for i in bucket]
 
     def _forget(self) -> None:
         self._under_way = _UnderWay(list(map(len, self._buckets)))
@@ -385,8 +366,7 @@ class _Overlapped(_Replica):
         bucket = self._buckets[now.next]
         for i in bucket:
             self._check_dense(i)
-        params = self._parameters_of(bucket)
-        self._carrier.send(now.next, params, then)
+        self._carrier.send(now.next, self._bucket_parameters[now.next], then)
         now.next += 1
         for i in bucket:
             now.sent.append((i, self._trained[i].grad))
@@ -464,7 +444,9 @@ class BucketedDDP(_Overlapped):
     a module that is compiled as a whole fire after its backward: compile block by block.
 
     Between a backward and the finish, RuntimeError is raised for a second gradient of a parameter
-    and for another tensor in its ``.grad``, because the first gradient may be on its way.
+    (a second backward outside of ``no_sync``, or a checkpoint with use_reentrant=True around a
+    module that is used twice) and for another tensor in its ``.grad``, because the first gradient
+    may be on its way.
 
     With copy engines, each ``.grad`` is a view of memory that stays, and the next means overwrite
     it. The gradients that the backward made are kept until the finish as well.

@@ -23,6 +23,8 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 # Several tensors in one call of the backend, on the current stream. They are the group's own
 # methods, since PyTorch's functions, and its context manager, cost the host more than the call.
 # Under TORCH_DISTRIBUTED_DEBUG=DETAIL a group has none of them.
+_gather_options, _scatter_options = AllgatherOptions(), ReduceScatterOptions()
+_gather_options.asyncOp = _scatter_options.asyncOp = False
 
 
 def all_gather_coalesced(
@@ -35,11 +37,9 @@ def all_gather_coalesced(
             all_gather_single(whole, part, group=group)
         return
     group = group or dist.group.WORLD
-    options = AllgatherOptions()
-    options.asyncOp = False
     gather = getattr(group, "all_gather_single_coalesced", None)
     gather = gather or group.allgather_into_tensor_coalesced
-    _done(gather(wholes, parts, options))
+    _done(gather(wholes, parts, _gather_options))
 
 
 def reduce_scatter_coalesced(
@@ -53,11 +53,10 @@ def reduce_scatter_coalesced(
         for part, whole in zip(parts, wholes, strict=True):
             reduce_scatter_single(part, whole, operator, group=group)
         return
-    options = ReduceScatterOptions()
-    options.asyncOp, options.reduceOp = False, operator
+    _scatter_options.reduceOp = operator
     scatter = getattr(group, "reduce_scatter_single_coalesced", None)
     scatter = scatter or group.reduce_scatter_tensor_coalesced
-    _done(scatter(parts, wholes, options))
+    _done(scatter(parts, wholes, _scatter_options))
 
 
 def _checks_each_call() -> bool:

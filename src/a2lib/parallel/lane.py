@@ -13,16 +13,26 @@ class Lane:
         self._stream = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device, priority=priority)
+            self._begin = torch.cuda.Event()
 
     def run(self, work: Callable[[], None]) -> torch.cuda.Event | None:
-        """Queue ``work`` on the lane behind what the current stream has queued; return its end."""
+        """Queue ``work``, without recording a graph, on the lane behind what the current stream has
+        queued; return its end."""
         if self._stream is None:
-            work()
+            with torch.no_grad():
+                work()
             return None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            work()
+        # One event for all, and no context of PyTorch's for the stream: both cost the host time.
+        current = torch.cuda.current_stream()
+        self._begin.record(current)
+        self._stream.wait_event(self._begin)
+        torch.cuda.set_stream(self._stream)
+        try:
+            with torch.no_grad():
+                work()
             return self._stream.record_event()
+        finally:
+            torch.cuda.set_stream(current)
 
     @staticmethod
     def wait(end: torch.cuda.Event | None) -> None:

@@ -38,6 +38,7 @@ def round_up(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
-def cut(count: int, length: int, parts: int) -> list[slice]:
-    """Return so many slices of ``count`` elements, each of ``length`` while there are as many."""
-    return [slice(min(i * length, count), min((i + 1) * length, count)) for i in range(parts)]
+def shares(count: int, most: int, ranks: int) -> list[int]:
+    """Return how many of ``count`` elements each rank has, ``most`` each while there are as
+    many."""
+    return [min(most, max(0, count - rank * most)) for rank in range(ranks)]

@@ -35,8 +35,8 @@ from torch.optim import Optimizer
 
 from a2lib.parallel.finish import parameters_of
 from a2lib.parallel.fsdp.division import clean
+from a2lib.parallel.fsdp.refusals import check_rows
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.fsdp.state_dicts import check_rows
 from a2lib.parallel.fsdp.wrapper import FSDP
 from a2lib.parallel.group import everyone, local
 

@@ -16,22 +16,18 @@ what its last unit did, and a block that is skipped what came in.
 
 import functools
 import itertools
-from collections import deque
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils._pytree import tree_leaves  # there is none by a public name
 
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import Prepared, Unit
 from a2lib.parallel.lane import Lane
 
-# Reduce-scatters whose inputs are held at once. Where a block's all-gather and reduce-scatter take
-# longer than its backward the link is what is waited for, with one or with more.
-IN_FLIGHT = 1
 # What an output may have besides tensors without hiding one.
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -49,7 +45,8 @@ class Schedule:
         self._in_order = True  # since the last forward began, units have come as they were expected
         self._in_forward = False
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
-        self._sent: deque[tuple[torch.cuda.Event | None, list[Prepared]]] = deque()
+        # Gradients of units on their way, each with where their reduce-scatters end.
+        self._sent: list[tuple[torch.cuda.Event | None, list[Prepared]]] = []
         self._root_sent = False  # since the last finish
         # Whether the backward that was seen last adds to gradients of parameters.
         self._accumulates = True
@@ -131,7 +128,6 @@ class Schedule:
 
     # Backward.
 
-    @torch.no_grad()
     def before_backward(self, unit: Unit, mark: object) -> None:
         """Have the unit's parameters whole, and send the gradients of those that are done; ``mark``
         is that of the node at which the unit begins."""
@@ -195,8 +191,9 @@ class Schedule:
         if not self._accumulates:
             unit.leave_backward()
             return []
-        while len(self._sent) >= IN_FLIGHT:
-            self._wait_for_one()
+        # No more than a unit's are held at once: where a block's all-gather and reduce-scatter take
+        # longer than its backward, the link is what is waited for, with one or with more.
+        self.wait_for_sent()
         return unit.prepare_reduction()
 
     def _send(self, unit: Unit, prepared: list[Prepared]) -> None:
@@ -204,15 +201,7 @@ class Schedule:
             # What travels is held until the current stream has waited for it.
             self._sent.append((unit.reduce(prepared), prepared))
 
-    def _wait_for_one(self) -> None:
-        end, _ = self._sent.popleft()
-        self._lane.wait(end)
-
     # The end of a step.
-
-    def unfinished(self) -> bool:
-        """Return whether a backward waits for the finish."""
-        return self.accumulated
 
     def is_in_backward(self) -> bool:
         """Return whether a backward has begun and not ended."""
@@ -228,8 +217,9 @@ class Schedule:
 
     def wait_for_sent(self) -> None:
         """Let the current stream wait for all that was sent."""
-        while self._sent:
-            self._wait_for_one()
+        for end, _ in self._sent:
+            self._lane.wait(end)
+        self._sent.clear()
 
     def end(self) -> None:
         """End the step: nothing is gathered any more."""
@@ -259,36 +249,42 @@ def _watch(unit: Unit, output: object, begins: Callable) -> bool:
     """Have ``begins`` called when a gradient reaches ``output``; return whether one can."""
     tensors = [x for x in _tensors_in(unit, output) if x.requires_grad]
     for x in tensors:
-        begins_once = _once_a_backward(functools.partial(begins, unit))
         if x.grad_fn is None:
-            x.register_hook(lambda _, begins_once=begins_once: begins_once(None))
+            x.register_hook(lambda _: begins(unit, None))
             continue
-        nodes = [x.grad_fn]
         # Changed in place by the caller, a view gets another history, but not its base's, which has
         # no public name.
-        if x._is_view() and x._base.grad_fn is not None:
-            nodes.append(x._base.grad_fn)
-        for node in nodes:
-            # The mark stands for the node, which the hook must not hold: that would be a cycle no
-            # collector sees.
-            mark = node.metadata.setdefault("a2lib.fsdp", object())
-            node.register_prehook(lambda _, begins_once=begins_once, mark=mark: begins_once(mark))
+        base = x._base.grad_fn if x._is_view() else None
+        begin = functools.partial(begins, unit)
+        if base is None:
+            _call_before(x.grad_fn, begin)
+        else:
+            begin = _once_a_backward(begin)
+            _call_before(x.grad_fn, begin)
+            _call_before(base, begin)
     return bool(tensors)
 
 
-def _once_a_backward(begins: Callable) -> Callable:
-    """Return ``begins`` for the first of several nodes: the base of a view may be what an earlier
-    unit made, and when that comes this one is through."""
+def _call_before(node: Node, begin: Callable) -> None:
+    # The mark stands for the node, which the hook must not hold: that would be a cycle no collector
+    # sees.
+    mark = node.metadata.setdefault("a2lib.fsdp", object())
+    node.register_prehook(lambda _: begin(mark))
+
+
+def _once_a_backward(begin: Callable) -> Callable:
+    """Return ``begin`` for the first of two nodes: the base of a view may be what an earlier unit
+    made, and when that comes this one is through."""
     last = None
 
-    def begins_once(mark: object) -> None:
+    def begin_once(mark: object) -> None:
         nonlocal last
         number = backward_number()
         if number != last:
             last = number
-            begins(mark)
+            begin(mark)
 
-    return begins_once
+    return begin_once
 
 
 def _tensors_in(unit: Unit, output: object) -> list[Tensor]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from a2lib.parallel.group import all_gather_single
-from a2lib.parallel.tensors import cut
+from a2lib.parallel.tensors import shares
 
 Place = tuple[nn.Module, str]
 
@@ -44,12 +44,6 @@ class Replicated:
         return self.master.detach().clone()
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Write the master's value into the cast copy."""
-        # By data, which counts no change: backward may have saved the same value.
-        self.shown.data.copy_(self.master)
-
-    @torch.no_grad()
     def take_gradient(self) -> None:
         """Add the copy's gradient to the master's."""
         if self.shown is self.master or self.shown.grad is None:
@@ -69,7 +63,8 @@ class Replicated:
         """Have zeros where there is none, and a contiguous one, as NCCL wants it."""
         if self.master.grad is None:
             self.master.grad = torch.zeros_like(self.master)
-        self.master.grad = self.master.grad.contiguous()
+        elif not self.master.grad.is_contiguous():
+            self.master.grad = self.master.grad.contiguous()
 
     def settle(self, unused: bool) -> None:
         """End the finish; ``unused`` where no rank had a gradient."""
@@ -99,6 +94,9 @@ class Sharded:
         self.slot = self.rows * self.shape[1:].numel()
         self.master.data = self.rows_of(whole).to(master_dtype(whole.dtype))
         self.master._is_shard = True  # DDP and ShardedOptimizer refuse it
+        self.shape_of_slot = torch.Size([self.rows, *self.shape[1:]])
+        self.padded_shape = torch.Size([self.world_size * self.rows, *self.shape[1:]])
+        self._is_shorter = len(self.master) < self.rows  # than its slot
         self._present = False  # a gradient was here since the last finish
         self._from_nothing = False  # the master's gradient began as what was reduced since then
 
@@ -135,34 +133,27 @@ class Sharded:
         # By data, which counts no change: who writes here writes the same values as before.
         return self.buffer.data[rank * self.slot :][: self.slot]
 
-    def parts(self) -> list[slice]:
-        """Return which elements of the whole, flat and not padded, are each rank's."""
-        return cut(self.shape.numel(), self.slot, self.world_size)
+    def shares(self) -> list[int]:
+        """Return how many elements of the whole, flat and not padded, each rank has."""
+        return shares(self.shape.numel(), self.slot, self.world_size)
 
     def take_whole_gradient(self) -> Tensor | None:
-        """Return the gradient of the whole, flat, and drop it here; None where there is none."""
-        gradient, self.shown.grad = self.shown.grad, None
+        """Return the gradient of the whole, contiguous, and drop it here; None where there is
+        none."""
+        gradient = self.shown.grad
         if gradient is None:
             return None
+        self.shown.grad = None
         self._present = True
         if gradient.is_sparse:
             gradient = gradient.to_dense()
-        return gradient.contiguous().view(-1)
-
-    def can_send(self, gradient: Tensor | None) -> bool:
-        """Return whether a whole gradient travels as it is."""
-        return (
-            gradient is not None
-            and gradient.dtype == self.master.dtype
-            and gradient.numel() == self.size
-        )
+        return gradient.contiguous()
 
     def take_reduced(self, room: Tensor) -> None:
         """Add the mean's rows of this rank to the master's gradient."""
-        self._from_nothing |= self.master.grad is None
-        if room.numel() > self.master.numel():
-            room = room[: self.master.numel()]
-        add_gradient(self.master, room.view(self.master.shape))
+        if self._is_shorter:
+            room = room[: len(self.master)]
+        self._from_nothing |= add_gradient(self.master, room)
 
     def forget(self) -> None:
         self.shown.grad = None
@@ -179,8 +170,10 @@ class Sharded:
         self._present = self._from_nothing = False
 
 
-def add_gradient(master: nn.Parameter, gradient: Tensor) -> None:
+def add_gradient(master: nn.Parameter, gradient: Tensor) -> bool:
+    """Add to the master's gradient; return whether it had none."""
     if master.grad is None:
         master.grad = gradient
-    else:
-        master.grad += gradient
+        return True
+    master.grad += gradient
+    return False

@@ -3,8 +3,8 @@ backend, or by copy engines, which leave the multiprocessors to the matmuls besi
 
 With copy engines (``copy_engines``, between GPUs of one host)
 
-- to gather, each rank casts its rows into memory that all ranks reach, and copies every rank's
-  slots from there to where the unit lies;
+- to gather, each rank casts its rows to where the unit lies and into memory that all ranks reach,
+  and copies the other ranks' slots from there;
 - to reduce, each rank writes the others' rows of its gradients, as backward made them, into slots
   of their owners, which take the mean by kernels: in rank order, in float32, rounded once.
 
@@ -23,78 +23,98 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from a2lib.parallel.copy_engines import (
-    ALIGN,
-    SharedMemory,
-    Slots,
-    reduce_scatter,
-    slot_bytes,
-    slots,
-)
+from a2lib.parallel.copy_engines import ALIGN, SharedMemory, Slots, slot_bytes
 from a2lib.parallel.fsdp.shards import Sharded
 from a2lib.parallel.group import all_gather_coalesced, member, reduce_scatter_coalesced
 from a2lib.parallel.tensors import copy_all, round_up
 
 
+class SideBySide:
+    """How tensors of one dtype lie in one, each at a multiple of ``ALIGN`` bytes: each begins at
+    one of ``begins``, in elements, and nothing is in what lies between."""
+
+    def __init__(self, shapes: list[torch.Size], dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        unit = max(1, ALIGN // dtype.itemsize)
+        self.begins, self._end = [], 0
+        self._views: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        for shape in shapes:
+            begin = round_up(self._end, unit)
+            self.begins.append(begin)
+            self._views.append((shape, torch.empty(shape, device="meta").stride(), begin))
+            self._end = begin + shape.numel()
+
+    def make(self) -> tuple[Tensor, list[Tensor]]:
+        """Return a new tensor and its parts."""
+        whole = torch.empty(self._end, dtype=self._dtype, device=self._device)
+        return whole, [whole.as_strided(*view) for view in self._views]
+
+
+class Alike:
+    """Parameters of a unit that are trained, whose masters have one dtype, and whose wholes have
+    one. ``rooms`` is for this rank's slots of the means of their gradients; ``padded`` for the
+    wholes in the masters' dtype, with padding, which ``are_sent_cast`` of a backend."""
+
+    def __init__(self, parameters: list[Sharded]) -> None:
+        self.parameters, first = parameters, parameters[0]
+        dtype, device = first.master.dtype, first.master.device
+        self.rooms = SideBySide([p.shape_of_slot for p in parameters], dtype, device)
+        self.padded = SideBySide([p.padded_shape for p in parameters], dtype, device)
+        is_even = all(p.shape == p.padded_shape for p in parameters)
+        self.are_sent_cast = first.shown_dtype != dtype or not is_even
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """Gradients on their way, of parameters whose masters have one dtype: of each the whole, which
-    is sent, and the room for this rank's slot of the mean."""
+    """Gradients on their way: of each of ``alike`` the whole, which is sent, and the room for this
+    rank's slot of the mean, all of which lie in ``means``."""
 
-    parameters: list[Sharded]
+    alike: Alike
     wholes: list[Tensor]
+    means: Tensor
     rooms: list[Tensor]
 
 
 class BackendTransfer:
-    """The all-gather and the reduce-scatter of one unit by NCCL or gloo, of several tensors a call.
+    """The all-gather and the reduce-scatter of one unit by NCCL or gloo, of several tensors a
+    call."""
 
-    ``own_slots`` are this rank's slots of the parameters, which it fills before they are gathered:
-    here where the whole lies.
-    """
-
-    def __init__(self, sharded: list[Sharded], group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, sharded: list[Sharded], alike: list[Alike], group: dist.ProcessGroup | None
+    ) -> None:
         self._group = group
         rank, _ = member(group)
-        self.own_slots = [p.slot_of(rank) for p in sharded]
+        own_slots = [p.slot_of(rank) for p in sharded]
+        self._cast = _Cast(sharded, own_slots)
         # As bytes, whatever the dtype: not every backend sends every one.
         self._wholes = [p.buffer.data.view(torch.uint8) for p in sharded]
-        self._own_bytes = [slot.view(torch.uint8) for slot in self.own_slots]
-
-    def begin_gather(self) -> None:
-        """Wait until the slots may be filled; here they always may."""
+        self._own_bytes = [slot.view(torch.uint8) for slot in own_slots]
 
     def gather(self) -> None:
-        """Fill the whole parameters with the slots of all ranks."""
+        """Fill the whole parameters with the rows of all ranks."""
+        self._cast()
         if self._wholes:
             all_gather_coalesced(self._wholes, self._own_bytes, self._group)
 
-    def prepare(self, same: list[Sharded]) -> Prepared:
-        """Take the gradients of parameters whose masters have one dtype, and cast and pad where
-        that is needed; none counts as zero."""
-        dtype, device = same[0].master.dtype, same[0].master.device
-        _, rooms = side_by_side([p.slot for p in same], dtype, device)
-        wholes = [p.take_whole_gradient() for p in same]
-        # Places in the lists, and sizes, of what does not travel as it is.
-        others, sizes = [], []
-        for i, p in enumerate(same):
-            if not p.can_send(wholes[i]):
-                others.append(i)
-                sizes.append(p.size)
-        if others:
-            targets, sources = [], []
-            _, padded = side_by_side(sizes, dtype, device)
-            for i, whole in zip(others, padded, strict=True):
-                gradient, wholes[i] = wholes[i], whole
-                if gradient is None:
-                    whole.zero_()
-                    continue
-                if gradient.numel() < whole.numel():
-                    whole[gradient.numel() :].zero_()
-                targets.append(whole[: gradient.numel()])
-                sources.append(gradient)
-            copy_all(targets, sources)
-        return Prepared(same, wholes, rooms)
+    def prepare(self, alike: Alike) -> Prepared:
+        """Take the gradients, and cast and pad them where that is needed; none counts as zero."""
+        means, rooms = alike.rooms.make()
+        gradients = [p.take_whole_gradient() for p in alike.parameters]
+        if not alike.are_sent_cast and all(x is not None for x in gradients):
+            return Prepared(alike, gradients, means, rooms)
+        _, wholes = alike.padded.make()
+        targets, sources = [], []
+        for gradient, whole in zip(gradients, wholes, strict=True):
+            if gradient is None:
+                whole.zero_()
+                continue
+            if len(gradient) < len(whole):
+                whole[len(gradient) :].zero_()
+                whole = whole[: len(gradient)]
+            targets.append(whole)
+            sources.append(gradient)
+        copy_all(targets, sources)
+        return Prepared(alike, wholes, means, rooms)
 
     def reduce(self, prepared: Prepared) -> None:
         """Fill the rooms with this rank's slots of the means."""
@@ -102,72 +122,77 @@ class BackendTransfer:
 
 
 class CopiedTransfer:
-    """The same by copy engines; ``own_slots`` are in the memory that all ranks reach."""
+    """The same by copy engines."""
 
-    def __init__(self, sharded: list[Sharded], shared: SharedMemory) -> None:
+    def __init__(self, sharded: list[Sharded], alike: list[Alike], shared: SharedMemory) -> None:
         self._shared, rank = shared, shared.rank
         begins, begin = [], 0
         for p in sharded:
             begins.append(begin)
-            begin += slot_bytes(p.parts(), p.shown_dtype)
-        self.own_slots = []
+            begin += slot_bytes(p.shares(), p.shown_dtype)
+        there = []
         for p, begin in zip(sharded, begins, strict=True):
-            self.own_slots.append(shared.view(rank, begin, p.slot, p.shown_dtype))
-        # Of every rank a slot of the whole, and where that rank has it.
+            there.append(shared.view(rank, begin, p.slot, p.shown_dtype))
+        # To where the others read them, and to where the whole lies.
+        self._cast = _Cast([*sharded, *sharded], [*there, *(p.slot_of(rank) for p in sharded)])
+        # Of each other rank a slot of the whole, and where that rank has it.
         self._slots: list[tuple[Tensor, Tensor]] = []
-        for other in (rank, *shared.others()):
+        for other in shared.others():
             for p, begin in zip(sharded, begins, strict=True):
                 slot = p.slot_of(other).view(torch.uint8)
                 self._slots.append((slot, shared.view(other, begin, slot.numel(), torch.uint8)))
-        self._divided: dict[Sharded, Slots] = {}
-        end = 0
-        for p in sharded:
-            self._divided[p], end = slots(shared, end, p.parts(), p.shown_dtype)
-
-    def begin_gather(self) -> None:
-        self._shared.barrier()  # nobody reads the slots any more
+        self._reductions: dict[Alike, Slots] = {}
+        for same in alike:
+            sizes = [p.shares() for p in same.parameters]
+            dtype = same.parameters[0].shown_dtype
+            self._reductions[same] = Slots(shared, sizes, same.rooms.begins, dtype)
 
     def gather(self) -> None:
+        self._shared.barrier()  # nobody reads the slots any more
+        self._cast()
         self._shared.barrier()  # all have filled theirs
         for slot, there in self._slots:
             slot.copy_(there)
 
-    def prepare(self, same: list[Sharded]) -> Prepared:
+    def prepare(self, alike: Alike) -> Prepared:
         """Take the gradients as they are; none counts as zero."""
-        _, rooms = side_by_side([p.slot for p in same], same[0].master.dtype, same[0].master.device)
+        means, rooms = alike.rooms.make()
         wholes = []
-        for p in same:
+        for p in alike.parameters:
             gradient = p.take_whole_gradient()
             if gradient is None:
-                count = p.shape.numel()
-                gradient = torch.zeros(count, dtype=p.shown_dtype, device=p.master.device)
+                gradient = torch.zeros(p.shape, dtype=p.shown_dtype, device=p.master.device)
             wholes.append(gradient)
-        return Prepared(same, wholes, rooms)
+        return Prepared(alike, wholes, means, rooms)
 
     def reduce(self, prepared: Prepared) -> None:
         self._shared.barrier()  # nobody reads the slots any more
-        divided = [self._divided[p] for p in prepared.parameters]
-        reduce_scatter(self._shared, divided, prepared.wholes, prepared.rooms)
+        self._reductions[prepared.alike].reduce_scatter(prepared.wholes, prepared.means)
+
+
+class _Cast:
+    """Copies this rank's rows, cast to the dtypes in which they travel, into slots."""
+
+    def __init__(self, sharded: list[Sharded], slots: list[Tensor]) -> None:
+        self._rows: list[Tensor] = []
+        self._masters: list[Tensor] = []
+        for p, slot in zip(sharded, slots, strict=True):
+            if p.master.numel():
+                rows = slot[: p.master.numel()].view(p.master.shape)
+                self._rows.append(_copyable(rows))
+                self._masters.append(_copyable(p.master))
+
+    def __call__(self) -> None:
+        copy_all(self._rows, self._masters)
+
+
+def _copyable(x: Tensor) -> Tensor:
+    """Return what ``copy_all`` takes on every device: of a rare dtype the bytes."""
+    is_common = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize > 1)
+    return x if is_common else x.view(torch.uint8)
 
 
 def shared_bytes(sharded: list[Sharded], world_size: int) -> int:
     """Return the bytes of each rank that the transfers of a unit need: slots for the others'
     gradients, which the slots that are gathered are no larger than."""
-    return sum(slot_bytes(p.parts(), p.shown_dtype) for p in sharded) * (world_size - 1)
-
-
-def side_by_side(
-    sizes: list[int], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, list[Tensor]]:
-    """Return a new tensor and its parts of so many elements, each at a multiple of ``ALIGN`` bytes,
-    and nothing in what lies between."""
-    unit = max(1, ALIGN // dtype.itemsize)
-    steps = [round_up(size, unit) for size in sizes]
-    # The last one needs no room behind it.
-    steps[-1] = sizes[-1]
-    whole = torch.empty(sum(steps), dtype=dtype, device=device)
-    parts = list(whole.split_with_sizes(steps))
-    for i, size in enumerate(sizes):
-        if steps[i] > size:
-            parts[i] = parts[i][:size]
-    return whole, parts
+    return sum(slot_bytes(p.shares(), p.shown_dtype) for p in sharded) * (world_size - 1)

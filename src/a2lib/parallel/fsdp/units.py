@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from a2lib.parallel.fsdp.division import UnitParts
 from a2lib.parallel.fsdp.shards import Sharded
-from a2lib.parallel.fsdp.transfers import BackendTransfer, CopiedTransfer, Prepared, side_by_side
+from a2lib.parallel.fsdp.transfers import (
+    Alike,
+    BackendTransfer,
+    CopiedTransfer,
+    Prepared,
+    SideBySide,
+)
 from a2lib.parallel.lane import Lane
 from a2lib.parallel.tensors import by_dtype, copy_all
 
@@ -26,7 +32,8 @@ class Unit:
     The whole matrices of one dtype lie side by side in one storage, whose memory is there only
     between ``issue`` and ``free``. Views that autograd saved see the bytes that come back, since
     the storage object stays. So do the casts of their gradients, and this rank's rows of the means:
-    what is taken once a unit costs the host less than once a matrix.
+    what is taken once a unit costs the host less than once a matrix. For the host's sake too, what
+    is the same at each step is made once: views, slots, and what changes places in the modules.
 
     Memory is taken and given back on the current stream alone, and the lane touches it only between
     an event there and one that the current stream waits for: no block is reused too early.
@@ -37,7 +44,7 @@ class Unit:
         name: str,
         parts: UnitParts,
         lane: Lane,
-        transfer_of: Callable[[list[Sharded]], BackendTransfer | CopiedTransfer],
+        transfer_of: Callable[[list[Sharded], list[Alike]], BackendTransfer | CopiedTransfer],
     ) -> None:
         sharded, cast = parts.sharded, parts.cast
         self.name, self.module = name, parts.module
@@ -52,25 +59,32 @@ class Unit:
         self._filled: torch.cuda.Event | None = None
         self._wholes: list[Tensor] = []
         for same in by_dtype(sharded, lambda p: p.shown_dtype):
-            sizes = [p.size for p in same]
-            whole, buffers = side_by_side(sizes, same[0].shown_dtype, same[0].master.device)
+            sizes, device = [torch.Size([p.size]) for p in same], same[0].master.device
+            whole, buffers = SideBySide(sizes, same[0].shown_dtype, device).make()
             for p, buffer in zip(same, buffers, strict=True):
                 p.lie_in(buffer)
             self._wholes.append(whole)
-        self._transfer = transfer_of(sharded)
-        self._versions = self._versions_now()
-        self._rows: list[Tensor] = []  # of this rank, in its slots
-        self._masters: list[Tensor] = []
-        for p, slot in zip(sharded, self._transfer.own_slots, strict=True):
-            if p.master.numel():
-                rows = slot[: p.master.numel()].view(p.master.shape)
-                self._rows.append(_copyable(rows))
-                self._masters.append(_copyable(p.master))
-        for whole in self._wholes:
-            whole.untyped_storage().resize_(0)
+        self._storages = [(whole.untyped_storage(), whole.nbytes) for whole in self._wholes]
+        self._gathered_bytes = sum(p.buffer.nbytes for p in sharded)
         trained = [p for p in sharded if p.master.requires_grad]
-        self._trained_alike = by_dtype(trained, lambda p: p.master.dtype)
-        self._guards = self._guard_calls()
+        groups = by_dtype(trained, lambda p: (p.master.dtype, p.shown_dtype))
+        self._alike = [Alike(same) for same in groups]
+        self._transfer = transfer_of(sharded, self._alike)
+        self._versions = self._versions_now()
+        # By data, which counts no change: backward may have saved the same values.
+        self._cast_copies = [p.shown.data for p in cast]
+        self._cast_masters = [p.master for p in cast]
+        for storage, _ in self._storages:
+            storage.resize_(0)
+        # What takes the place of what in the modules, by dict: by setattr it would take the host
+        # longer.
+        self._to_show: list[tuple[dict, str, object]] = []
+        self._to_hide: list[tuple[dict, str, object]] = []
+        for p in self.parameters:
+            for owner, place in p.places:
+                self._to_show.append((owner._parameters, place, p.shown))
+                self._to_hide.append((owner._parameters, place, p.master))
+        self._guard_calls()
         self.show(False)
 
     def tell(self, moment: str) -> None:
@@ -82,15 +96,12 @@ class Unit:
         if self.gathered:
             return
         self.gathered = True
-        for whole in self._wholes:
-            whole.untyped_storage().resize_(whole.nbytes)
+        for storage, size in self._storages:
+            storage.resize_(size)
         self._filled = self._lane.run(self._gather)
 
-    @torch.no_grad()
     def _gather(self) -> None:
         self.tell("gather begins")
-        self._transfer.begin_gather()
-        copy_all(self._rows, self._masters)
         self._transfer.gather()
         self.tell("gather ends")
 
@@ -112,30 +123,26 @@ class Unit:
         if self.shown == whole:
             return
         self.shown = whole
-        for p in self.parameters:
-            for owner, name in p.places:
-                # By setattr it would take the host longer.
-                owner._parameters[name] = p.shown if whole else p.master
-        for owner, compute, guard in self._guards:
-            if not whole:
-                owner.__dict__["forward"] = guard
-            elif compute is None:
-                owner.__dict__.pop("forward", None)
-            else:
-                owner.__dict__["forward"] = compute
+        for table, key, value in self._to_show if whole else self._to_hide:
+            table[key] = value
+        if whole:
+            for attributes in self._guarded:
+                attributes.pop("forward", None)
 
-    def _guard_calls(self) -> list[tuple[nn.Module, Callable | None, Callable]]:
-        """Return each module that has a sharded parameter, its own ``forward`` if it has one that
-        is not its class's, and what takes its place while the masters are shown."""
+    def _guard_calls(self) -> None:
+        """Have a guard take the place of each owner's ``forward`` while the masters are shown."""
         owners: dict[nn.Module, str] = {}
         for p in self.sharded:
             for owner, _ in p.places:
                 owners.setdefault(owner, p.names[0])
-        guards = []
+        self._guarded: list[dict] = []  # of modules whose own forward is that of the class
         for owner, name in owners.items():
-            own_forward = owner.__dict__.get("forward")
-            guards.append((owner, own_forward, self._guard(owner.forward, name)))
-        return guards
+            attributes = owner.__dict__
+            self._to_hide.append((attributes, "forward", self._guard(owner.forward, name)))
+            if "forward" in attributes:
+                self._to_show.append((attributes, "forward", attributes["forward"]))
+            else:
+                self._guarded.append(attributes)
 
     def _guard(self, compute: Callable, name: str) -> Callable:
         """Return ``compute``, but for an error where the whole of a parameter is not there."""
@@ -172,21 +179,21 @@ class Unit:
             )
 
     def refresh(self) -> None:
-        for p in self.cast:
-            p.refresh()
+        """Write the masters' values into the cast copies."""
+        if self.cast:
+            with torch.no_grad():
+                copy_all(self._cast_copies, self._cast_masters)
 
     def free(self) -> None:
         if self.gathered:
             self.wait()
-            for whole in self._wholes:
-                whole.untyped_storage().resize_(0)
+            for storage, _ in self._storages:
+                storage.resize_(0)
             self.gathered = False
 
     def gathered_bytes(self) -> int:
         """Return the bytes of the whole matrices that are there."""
-        if not self.gathered:
-            return 0
-        return sum(p.buffer.nbytes for p in self.sharded)
+        return self._gathered_bytes if self.gathered else 0
 
     def leave_backward(self) -> None:
         """End a backward that has made no gradients here."""
@@ -194,14 +201,13 @@ class Unit:
         self.show(False)
         self.free()
 
-    @torch.no_grad()
     def prepare_reduction(self) -> list[Prepared]:
-        """Return the gradients as they will travel, those of one dtype together. What was gathered,
-        and the gradients that were cast, are dropped."""
+        """Return the gradients as they will travel, those that are alike together. What was
+        gathered, and the gradients that were cast, are dropped."""
         for p in self.cast:
             p.take_gradient()
         self.leave_backward()  # first: the casts have the room of what it frees
-        return [self._transfer.prepare(same) for same in self._trained_alike]
+        return [self._transfer.prepare(alike) for alike in self._alike]
 
     def forget(self) -> None:
         """Drop gradients that were not sent, and the gathered parameters."""
@@ -214,19 +220,12 @@ class Unit:
         """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
         keeps ``prepared`` until its end."""
 
-        @torch.no_grad()
         def reduce_scatter() -> None:
             self.tell("reduce begins")
             for gradients in prepared:
                 self._transfer.reduce(gradients)
-                for p, room in zip(gradients.parameters, gradients.rooms, strict=True):
+                for p, room in zip(gradients.alike.parameters, gradients.rooms, strict=True):
                     p.take_reduced(room)
             self.tell("reduce ends")
 
         return self._lane.run(reduce_scatter)
-
-
-def _copyable(x: Tensor) -> Tensor:
-    """Return what ``copy_all`` takes on every device: of a rare dtype the bytes."""
-    is_common = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize > 1)
-    return x if is_common else x.view(torch.uint8)

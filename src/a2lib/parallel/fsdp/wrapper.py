@@ -5,6 +5,7 @@ parameter by rows.
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 
 import torch
@@ -17,12 +18,11 @@ from a2lib.parallel.agreement import Agreement, Meeting, Members
 from a2lib.parallel.carriers import choose
 from a2lib.parallel.copy_engines import SharedMemory
 from a2lib.parallel.finish import watch_steps
-from a2lib.parallel.fsdp.clipping import refuse_norms_of
 from a2lib.parallel.fsdp.division import divide
+from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.fsdp.state_dicts import Optimizers, refuse_state_dicts
-from a2lib.parallel.fsdp.transfers import BackendTransfer, CopiedTransfer, shared_bytes
+from a2lib.parallel.fsdp.transfers import Alike, BackendTransfer, CopiedTransfer, shared_bytes
 from a2lib.parallel.fsdp.units import Unit
 from a2lib.parallel.group import Mean, capturing, make_alike, member
 from a2lib.parallel.lane import Lane
@@ -129,6 +129,9 @@ class FSDP(nn.Module):
             else:
                 self._replicated.append(p)
         self._trained = [p for p in division.parameters if p.master.requires_grad]
+        self._were_trained = [p.master.requires_grad for p in division.parameters]
+        trained_whole = [p for p in self._replicated if p.master.requires_grad]
+        self._replicated_alike = by_dtype(trained_whole, lambda p: p.master.dtype)
         lane = Lane(self.device)
         self._shared: SharedMemory | None = None
         if self.communication == "copy_engines":
@@ -158,10 +161,12 @@ class FSDP(nn.Module):
             refuse_norms_of(self._sharded)
             refuse_state_dicts(self._sharded)
 
-    def _transfer_of(self, sharded: list[Sharded]) -> BackendTransfer | CopiedTransfer:
+    def _transfer_of(
+        self, sharded: list[Sharded], alike: list[Alike]
+    ) -> BackendTransfer | CopiedTransfer:
         if self._shared is None:
-            return BackendTransfer(sharded, self.group)
-        return CopiedTransfer(sharded, self._shared)
+            return BackendTransfer(sharded, alike, self.group)
+        return CopiedTransfer(sharded, alike, self._shared)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -191,9 +196,7 @@ class FSDP(nn.Module):
 
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""
-        if not self._schedule.unfinished():
-            return []
-        return [p.master for p in self._trained]
+        return [p.master for p in self._trained] if self._schedule.accumulated else []
 
     def meet(self, optimizer: Optimizer) -> None:
         """Refuse the state dict of an optimizer over these parameters from now on; ValueError for
@@ -364,10 +367,9 @@ class FSDP(nn.Module):
 
     def _average_replicated_and_drop_unused(self, forwards: int) -> None:
         missing = [i for i, p in enumerate(self._trained) if not p.has_gradient()]
-        replicated = [p for p in self._trained if isinstance(p, Replicated)]
-        for p in replicated:
-            p.fill_gradient()
-        for same in by_dtype(replicated, lambda p: p.master.dtype):
+        for same in self._replicated_alike:
+            for p in same:
+                p.fill_gradient()
             for work in self._mean([p.master.grad for p in same]):
                 work.wait()
         unused = self._agreement.end_step(missing, forwards)
@@ -376,13 +378,13 @@ class FSDP(nn.Module):
 
     def _check_parameters(self) -> None:
         self._members.check()
-        trained = set(self._trained)
-        for p in self._parameters_in_order:
-            if p.master.requires_grad != (p in trained):
-                raise RuntimeError(
-                    f"{p.names[0]} was frozen or thawed after it was wrapped; change requires_grad "
-                    "before"
-                )
+        trained = [p.master.requires_grad for p in self._parameters_in_order]
+        if trained != self._were_trained:
+            changed = list(map(operator.ne, trained, self._were_trained)).index(True)
+            raise RuntimeError(
+                f"{self._parameters_in_order[changed].names[0]} was frozen or thawed after it was "
+                "wrapped; change requires_grad before"
+            )
 
     def _check_backward(self) -> None:
         if self._schedule.is_in_backward():

@@ -1,19 +1,25 @@
-"""State dicts of an FSDP's modules, and of optimizers over its parameters, are refused.
+"""What would be of this rank's rows alone, and look like any other, is refused: state dicts of an
+FSDP's modules and of optimizers over its parameters, and PyTorch's norm of their gradients.
 
-They would be of this rank's rows, and look like any other. ``gather_full_params`` has whole
-weights, ``save_sharded`` keeps a training and ``load_sharded`` goes on with it. An optimizer that
+``gather_full_params`` has whole weights, ``save_sharded`` keeps a training and ``load_sharded``
+goes on with it; ``clip_grad_norm_`` of the FSDP takes the norm over all ranks. An optimizer that
 looks at whole matrices, or at all parameters at once, would be wrong without an error too: its step
 is refused.
 """
 
+import functools
 import weakref
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from a2lib.parallel.finish import parameters_of
 from a2lib.parallel.fsdp.shards import Sharded
+
+_shards: weakref.WeakSet[Sharded] = weakref.WeakSet()  # whose gradients have no norm of torch's
 
 # By the names of their classes, whoever wrote them.
 LOOK_AT_THE_WHOLE = {"adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap"}
@@ -33,6 +39,35 @@ def _refuse_module(module: nn.Module, *_: object) -> None:
         "gather_full_params() has whole weights, save_sharded and load_sharded keep them, and what "
         "is loaded whole is loaded before the module is wrapped"
     )
+
+
+def refuse_norms_of(shards: list[Sharded]) -> None:
+    """Have torch's norm of gradients raise RuntimeError for those of ``shards``.
+
+    What is replaced is the function within ``clip_grad_norm_``, which it looks up at each call:
+    callers may have the outer one by name, and PyTorch has no hook for it.
+    """
+    _shards.update(shards)
+    _replace()
+
+
+@functools.cache
+def _replace() -> None:
+    norm = clip_grad._get_total_norm
+
+    @functools.wraps(norm)
+    def of_whole_gradients(tensors, *args, **kwargs) -> Tensor:
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if not torch.compiler.is_compiling():
+            parts = {id(p.master.grad) for p in _shards if p.master.grad is not None}
+            if not parts.isdisjoint(map(id, tensors)):
+                raise RuntimeError(
+                    "torch.nn.utils.clip_grad_norm_ would take the norm of this rank's rows alone, "
+                    "another on each rank: call clip_grad_norm_ of the FSDP"
+                )
+        return norm(tensors, *args, **kwargs)
+
+    clip_grad._get_total_norm = torch.nn.utils.get_total_norm = of_whole_gradients
 
 
 class Optimizers:

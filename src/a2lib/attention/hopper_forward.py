@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate
+from triton.language.core import _aggregate  # not public yet; Gluon's own examples use it
 
 LN2 = gl.constexpr(0.6931471805599453)
 

@@ -67,6 +67,7 @@ EXPECTED = {
     "billions, two GPUs": lambda: ddp("sent_bytes", **AFTER) / 4e9,
     "after": lambda: longer("ms_without", **AFTER),
     "during": lambda: longer("ms_without_updating", **DURING),
+    "FSDP, applied": lambda: 100 * (sharded("ms") / ddp("ms_without_updating", **DURING) - 1),
     "FSDP": lambda: 100 * (1 - sharded("ms") / sharded("ms_without")),
     "8B": lambda: ms("leaderboard", way="own_copies") / 1e3,
     "8B, PyTorch": lambda: ms("leaderboard", way="recomputed") / 1e3,

@@ -218,7 +218,7 @@ class Page:
         self, frame: pd.DataFrame, caption: str, name: str, left: int = 1, keys: int = 1, fold=True
     ) -> Markdown:
         """Return a numbered table, in a fold under its caption if it is longer than OPEN_LINES;
-        with ``fold=False`` as it is, for a table that stands in a fold already."""
+        with ``fold=False`` as it is: in a fold already, or to be seen at once."""
         table = Table(frame, caption, name, left=left, keys=keys)
         return Markdown(folded(table, longest=OPEN_LINES)) if fold else table
 

@@ -163,7 +163,7 @@ def narrow_step(row, benchmark: pd.DataFrame, mode: str = "train-step") -> float
 
 
 def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) -> pd.DataFrame:
-    """Return the step's time and peak by each kind of training on two GPUs."""
+    """Return the step's time and peak by each kind of training on two GPUs, and one GPU's time."""
     graphs = {w: [step(steps, model, w) for model in MODELS] for w in (COPIES, NCCL)}
     python = {w: step(steps, wrapper=w, capture=False) for w in (COPIES, NCCL, "fsdp2")}
     copies = [data_parallel(ddp, model, "copy_engines") for model in MODELS]
@@ -174,6 +174,7 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
     large, small = graphs[COPIES]
     times = {
         "one GPU": (large.ms_without, python[COPIES].ms_without, small.ms_without),
+        "one GPU, update overlapped": (None, None, updating.ms_without_updating),
         "FSDP, copy engines": (large.ms, python[COPIES].ms, small.ms),
         "FSDP, NCCL": (graphs[NCCL][0].ms, python[NCCL].ms, graphs[NCCL][1].ms),
         "DDP, copy engines": (copies[0].ms, None, copies[1].ms),

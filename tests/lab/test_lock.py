@@ -5,6 +5,7 @@ import signal
 from unittest.mock import Mock
 
 import pytest
+from programs import printed
 
 from a2lib.lab import DeviceBusy, device_lock
 
@@ -46,6 +47,25 @@ def test_everybody_may_lock_what_anybody_made(locks):
     finally:
         os.umask(before)
     assert (locks / "a2lib-cpu.lock").stat().st_mode & 0o777 == 0o666
+
+
+OPENS = """
+import sys, os
+from a2lib.lab import device_lock
+def said(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("a2lib-cpu.lock"):
+        print(bool(arguments[2] & os.O_CREAT) and not arguments[2] & os.O_EXCL)
+with device_lock("cpu", "before"):
+    pass
+sys.addaudithook(said)
+with device_lock("cpu", "run of ddp"):
+    pass
+"""
+
+
+def test_what_another_user_made_is_not_opened_as_new(python):
+    # As Linux refuses it in a folder that all may write to (fs.protected_regular).
+    assert set(printed(python(OPENS)).split()) == {"False"}
 
 
 def test_where_no_lock_can_be_taken_a_line_says_so(monkeypatch, capsys):

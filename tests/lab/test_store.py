@@ -129,6 +129,12 @@ BROKEN = [
     (2, "20260102T030405Z-cpu-000000", "", "implementation or run is blank"),
     (4, ",512,", ",128,", "the same key as a line before"),
     (4, "a2lib", '"a2lib', "unexpected end of data"),
+    (4, "00000\n", "", "cut short"),  # in the name of the run
+    (4, "\n", "", "cut short"),
+    (1, "\n", "\r", "cut short"),
+    (3, "a2lib", "a2\0lib", "unprintable characters"),
+    (3, "a2lib", '"a2\nlib"', "unexpected end of data"),
+    (3, "a2lib", "a2\udcfflib", "unprintable characters, or not UTF-8"),
 ]
 
 

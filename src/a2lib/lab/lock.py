@@ -39,7 +39,10 @@ def device_lock(device: str, what: str) -> Iterator[None]:
     try:
         lock.acquire()
         since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        path.write_text(f"process {os.getpid()}, {what}, since {since}")
+        # Not made: Linux refuses to open as new what another user made in a folder such as /tmp.
+        with open(path, "r+") as file:
+            file.truncate()
+            file.write(f"process {os.getpid()}, {what}, since {since}")
     except Timeout:
         raise DeviceBusy(
             f"{name} is measured by {path.read_text() or 'another process'} already, and two at"

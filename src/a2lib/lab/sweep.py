@@ -449,7 +449,7 @@ def _describe(task: list[Key]) -> str:
     """Return what all keys of a task have in common, in words."""
     words = []
     for column, value in task[0].items():
-        is_shared = all(key[column] == value for key in task)
+        is_shared = all(key.get(column) == value for key in task)
         if is_shared and value not in ("", None, False):
             words.append(str(value))
     return " ".join(words)[:60]

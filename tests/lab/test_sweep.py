@@ -58,6 +58,8 @@ def play(part):
         os.abort()
     if part == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if part == "exit":
+        sys.exit()
     if part == "raise":
         raise ValueError("first line\nsecond line")
     if part == "no memory":
@@ -121,6 +123,7 @@ FAILING = {
     "raise": ("error", "ValueError: first line"),
     "no memory": ("oom", "out of memory"),
     "unsupported": ("unsupported", "no kernel here"),
+    "exit": ("error", "its process ended, with exit code 0, before the task did"),
     "silent": ("error", "measure yielded no row for this key"),
     "killed": ("error", "ended from outside, twice: its process was killed by SIGKILL"),
 }

@@ -14,7 +14,7 @@ from waiting import until
 from a2lib.lab import Table, guard, read_runs, sweep
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
-from a2lib.lab.sweep import Interrupted, WorkerError, _Group
+from a2lib.lab.sweep import Interrupted, WorkerError, _Group, _pending
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OK = {"ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 3}
@@ -168,6 +168,13 @@ def test_a_sweep_measures_what_is_missing_and_again_only_when_asked(table, run):
     sweep(table, [keys("a")], measure, run)
     (last,) = {recorded["run"] for recorded in read_runs(table.data)} - earlier
     assert [row["run"] for row in table.rows()] == [last] * 2
+
+
+def test_what_is_measured_again_is_the_oldest_first(table):
+    for part, started in (("a", "20260102"), ("b", "20260101")):
+        table.put(*({**key, **OK, "status": "ok", "run": started} for key in keys(part)))
+    again = _pending(table, [keys("a"), keys("b"), keys("new")], remeasure=True)
+    assert [task[0]["part"] for task in again] == ["new", "b", "a"]
 
 
 def test_who_was_ended_from_outside_is_measured_by_the_next_sweep(table, run):

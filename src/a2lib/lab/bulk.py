@@ -111,7 +111,8 @@ def read(table: str, device: str, picture: str, data: Path | None = None) -> Pic
             number = 2
             if fields_of(file.readline()) != list(columns):
                 raise ValueError(f"the columns are {', '.join(columns)}")
-            for number, line in enumerate(file, start=3):
+            for line in file:
+                number += 1
                 cells = zip(columns.items(), fields_of(line), strict=True)
                 rows.append({column: kind(field) for (column, kind), field in cells})
         except (ValueError, KeyError, TypeError) as error:

@@ -103,7 +103,8 @@ class CsvFile:
                 known = [column for column in self.columns if column in header]
                 if header != known or not {*self.key} <= {*header}:
                     raise ValueError(f"the header is not that of {','.join(self.columns)}")
-                for number, line in enumerate(file, start=2):
+                for line in file:
+                    number += 1
                     fields = fields_of(line)
                     if len(fields) != len(header):
                         raise ValueError(f"{len(fields)} fields, not {len(header)}")

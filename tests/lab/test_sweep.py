@@ -49,6 +49,8 @@ def measure(asked):
     """Play the part that a key names; its note is the process that did."""
     for key in asked:
         play(key["part"])
+        if key["part"] == "more":
+            yield {**key, **OK, "part": "beside"}
         if key["part"] != "silent":
             yield {**key, **OK, "note": str(os.getpid())}
 
@@ -102,8 +104,10 @@ def test_the_bar_says_what_is_at_work_and_what_failed(table, run, monkeypatch):
 
     monkeypatch.setattr(Progress, "say", lambda bar, text: said.append(text))
     monkeypatch.setattr(Progress, "advance", advance)
-    sweep(table, [keys("slow"), keys("slow", "no memory", sizes=(3,))], measure, run)
-    assert (came["ok"], came["oom"]) == (3, 1)
+    tasks = [keys("slow"), keys("slow", "no memory", sizes=(3,)), keys("more", sizes=(4,))]
+    sweep(table, tasks, measure, run)
+    assert (came["ok"], came["oom"]) == (4, 1)  # without the row that nobody asked for
+    assert statuses(table)["beside"] == ["ok"]
     assert {"slow", "3"} <= set(said)  # what the rows of a task have in common
 
 

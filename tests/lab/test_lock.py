@@ -1,5 +1,7 @@
 """The lock on a device: one holder, named to others, gone with its process."""
 
+import errno
+import fcntl
 import os
 import signal
 from unittest.mock import Mock
@@ -68,9 +70,19 @@ def test_what_another_user_made_is_not_opened_as_new(python):
     assert set(printed(python(OPENS)).split()) == {"False"}
 
 
-def test_where_no_lock_can_be_taken_a_line_says_so(monkeypatch, capsys):
-    refuse = Mock(side_effect=PermissionError(13, "Permission denied"))
-    monkeypatch.setattr(os, "open", refuse)
+@pytest.mark.parametrize("trouble", ["no folder", "not to be opened", "no locks there"])
+def test_where_no_lock_can_be_taken_a_line_says_so(locks, monkeypatch, capsys, trouble):
+    file = locks / "a2lib-cpu.lock"
+    file.write_text("process 1, run of flash")  # of one that was killed
+    if trouble == "no folder":
+        file.unlink()
+        locks.rmdir()
+    elif trouble == "not to be opened":
+        refuse = Mock(side_effect=PermissionError(13, "Permission denied"))
+        monkeypatch.setattr(os, "open", refuse)
+    else:
+        refuse = Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented"))
+        monkeypatch.setattr(fcntl, "flock", refuse)
     with device_lock("cpu", "run of ddp"):
         said = capsys.readouterr().err
     assert said.startswith("this CPU is not locked against others: ") and said.count("\n") == 1

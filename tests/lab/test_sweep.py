@@ -64,6 +64,8 @@ def play(part):
         sys.exit()
     if part == "raise":
         raise ValueError("first line\nsecond line")
+    if part == "lost":
+        raise RuntimeError("CUDA error: device-side assert triggered")
     if part == "no memory":
         raise MemoryError
     if part == "unsupported":
@@ -140,6 +142,13 @@ def test_what_fails_alone_is_a_row_and_the_rest_is_measured(table, run):
     assert [found[part] for part in "abc"] == [["ok"] * 2] * 3
     for part, (status, note) in FAILING.items():
         assert set(found[part]) == {status} and notes(table, part) == {note}
+
+
+def test_behind_a_lost_device_another_process_goes_on(table, run):
+    tasks = [keys(part, sizes=(1,)) for part in ("a", "raise", "b", "lost", "c")]
+    sweep(table, tasks, measure, run)
+    assert notes(table, "a") == notes(table, "b") != notes(table, "c")
+    assert notes(table, "lost") == {"RuntimeError: CUDA error: device-side assert triggered"}
 
 
 def test_what_hangs_is_ended_and_the_row_says_where_it_was(table, run):

@@ -129,6 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warmup, counted = [], []
     try:
         warmup, counted = measure(options, config)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
         status, note = classify(error)
         if status == "error":

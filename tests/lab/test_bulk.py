@@ -59,6 +59,9 @@ NOT_VALID = [
     ({"table": "sky"}, "table 'sky': allowed are strip, kernels, memory, largest"),
     ({"rows": [ROW] * (bulk.MOST_ROWS + 1)}, "rows; allowed are 1 to"),
     ({"rows": [{"kind": "x"}]}, "a row of kind; columns are start_us"),
+    ({"rows": [ROW, {**ROW, "start_us": float("nan")}]}, "nan is no finite number"),
+    ({"rows": [{**ROW, "start_us": None}]}, "must be real number, not NoneType"),
+    ({"run": ""}, "run '' is not in runs.csv"),
 ]
 
 
@@ -76,6 +79,8 @@ def test_a_broken_file_names_its_line(data):
         ("start_us", "begin", ":2: the columns are"),
         ("1.5", "soon", ":3: could not con"),
         (",matmul", "", ":3: zip"),
+        ("matmul", "mat\0mul", ":3: unprintable"),
+        ('"\n', '"', ":3: cut short"),  # which ends in a quoted field
     ):
         path.write_text(text.replace(old, new, 1))
         refused(words, bulk.read, "strip", "cpu", "small-128", data, error=StoreError)

@@ -68,3 +68,9 @@ def test_what_failed_is_named_and_says_nothing_of_the_time_left(at):
     assert "[01:00<03:00]" in bar._line()
     bar.advance(3, "error")
     assert "6/6 rows [01:00<00:00] 2 oom 3 error" in bar._line()
+
+
+def test_what_did_not_fail_is_not_named(at):
+    bar = progress.Progress(6, "flash")
+    bar.advance(0, "error")
+    assert "error" not in bar._line()

@@ -2,11 +2,13 @@
 
 import contextlib
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
 from refusals import refused
 
+from a2lib.lab import steps
 from a2lib.lab.steps import PHASES, StepConfig, TrainingStep, timed
 from a2lib.shapes import Shape
 
@@ -116,3 +118,11 @@ def test_a_row_names_its_step():
 @pytest.mark.parametrize("name", ["mode", "precision", "compile", "weights"])
 def test_what_is_no_step_is_refused(name):
     refused(f"{name} 'other': allowed are", StepConfig, **{name: "other"})
+
+
+@pytest.mark.parametrize(("mode", "priority"), [("overlapped-step", -1), ("train-step", 0)])
+def test_a_captured_backward_stands_before_the_updates_beside_it(monkeypatch, mode, priority):
+    graphs = Mock()
+    monkeypatch.setattr(steps, "CudaGraphs", graphs)
+    steps.graph_stream(StepConfig(model=SHAPE, mode=mode, capture=True))
+    graphs.assert_called_once_with(priority=priority)

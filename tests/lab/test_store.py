@@ -50,6 +50,7 @@ def test_a_notebook_shows_what_was_asked_for_else_what_is_stored_else_what_is_pu
     assert len(published) > 1000 and "published rows of nvidia-h200" in capsys.readouterr().out
     short, long = make_row(seq_len=128), make_row(seq_len=256)
     store.put(short, long)
+    assert list(store.frame([long, short])["seq_len"]) == [256, 128]
     assert list(store.shown([long])["seq_len"]) == [256] and not capsys.readouterr().out
     assert list(store.shown([make_row(seq_len=512)])["seq_len"]) == [128, 256]
     assert "all stored rows" in capsys.readouterr().out
@@ -129,6 +130,12 @@ BROKEN = [
     (2, "20260102T030405Z-cpu-000000", "", "implementation or run is blank"),
     (4, ",512,", ",128,", "the same key as a line before"),
     (4, "a2lib", '"a2lib', "unexpected end of data"),
+    (4, "00000\n", "", "cut short"),  # in the name of the run
+    (4, "\n", "", "cut short"),
+    (1, "\n", "\r", "cut short"),
+    (3, "a2lib", "a2\0lib", "unprintable characters"),
+    (3, "a2lib", '"a2\nlib"', "unexpected end of data"),
+    (3, "a2lib", "a2\udcfflib", "unprintable characters, or not UTF-8"),
 ]
 
 

@@ -14,7 +14,7 @@ from waiting import until
 from a2lib.lab import Table, guard, read_runs, sweep
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
-from a2lib.lab.sweep import Interrupted, WorkerError, _Group
+from a2lib.lab.sweep import Interrupted, WorkerError, _Group, _pending
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OK = {"ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 3}
@@ -49,6 +49,8 @@ def measure(asked):
     """Play the part that a key names; its note is the process that did."""
     for key in asked:
         play(key["part"])
+        if key["part"] == "more":
+            yield {**key, **OK, "part": "beside"}
         if key["part"] != "silent":
             yield {**key, **OK, "note": str(os.getpid())}
 
@@ -58,8 +60,12 @@ def play(part):
         os.abort()
     if part == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if part == "exit":
+        sys.exit()
     if part == "raise":
         raise ValueError("first line\nsecond line")
+    if part == "lost":
+        raise RuntimeError("CUDA error: device-side assert triggered")
     if part == "no memory":
         raise MemoryError
     if part == "unsupported":
@@ -100,8 +106,10 @@ def test_the_bar_says_what_is_at_work_and_what_failed(table, run, monkeypatch):
 
     monkeypatch.setattr(Progress, "say", lambda bar, text: said.append(text))
     monkeypatch.setattr(Progress, "advance", advance)
-    sweep(table, [keys("slow"), keys("slow", "no memory", sizes=(3,))], measure, run)
-    assert (came["ok"], came["oom"]) == (3, 1)
+    tasks = [keys("slow"), keys("slow", "no memory", sizes=(3,)), keys("more", sizes=(4,))]
+    sweep(table, tasks, measure, run)
+    assert (came["ok"], came["oom"]) == (4, 1)  # without the row that nobody asked for
+    assert statuses(table)["beside"] == ["ok"]
     assert {"slow", "3"} <= set(said)  # what the rows of a task have in common
 
 
@@ -121,6 +129,7 @@ FAILING = {
     "raise": ("error", "ValueError: first line"),
     "no memory": ("oom", "out of memory"),
     "unsupported": ("unsupported", "no kernel here"),
+    "exit": ("error", "its process ended, with exit code 0, before the task did"),
     "silent": ("error", "measure yielded no row for this key"),
     "killed": ("error", "ended from outside, twice: its process was killed by SIGKILL"),
 }
@@ -133,6 +142,13 @@ def test_what_fails_alone_is_a_row_and_the_rest_is_measured(table, run):
     assert [found[part] for part in "abc"] == [["ok"] * 2] * 3
     for part, (status, note) in FAILING.items():
         assert set(found[part]) == {status} and notes(table, part) == {note}
+
+
+def test_behind_a_lost_device_another_process_goes_on(table, run):
+    tasks = [keys(part, sizes=(1,)) for part in ("a", "raise", "b", "lost", "c")]
+    sweep(table, tasks, measure, run)
+    assert notes(table, "a") == notes(table, "b") != notes(table, "c")
+    assert notes(table, "lost") == {"RuntimeError: CUDA error: device-side assert triggered"}
 
 
 def test_what_hangs_is_ended_and_the_row_says_where_it_was(table, run):
@@ -165,6 +181,13 @@ def test_a_sweep_measures_what_is_missing_and_again_only_when_asked(table, run):
     sweep(table, [keys("a")], measure, run)
     (last,) = {recorded["run"] for recorded in read_runs(table.data)} - earlier
     assert [row["run"] for row in table.rows()] == [last] * 2
+
+
+def test_what_is_measured_again_is_the_oldest_first(table):
+    for part, started in (("a", "20260102"), ("b", "20260101")):
+        table.put(*({**key, **OK, "status": "ok", "run": started} for key in keys(part)))
+    again = _pending(table, [keys("a"), keys("b"), keys("new")], remeasure=True)
+    assert [task[0]["part"] for task in again] == ["new", "b", "a"]
 
 
 def test_who_was_ended_from_outside_is_measured_by_the_next_sweep(table, run):

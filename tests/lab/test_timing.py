@@ -15,9 +15,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from a2lib.lab import Timing, graphs, time_call, time_many, timing
+from a2lib.lab import SECTIONS, Timing, graphs, time_call, time_many, timing
 from a2lib.lab import clock as clocks
 from a2lib.lab.failures import LostContext
+from a2lib.lab.timing import RankTimes
 
 POLICY = {"warmup_ms": 25, "rep_ms": 100, "min_n": 3, "max_n": 500}
 
@@ -205,6 +206,16 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     monkeypatch.setattr(clocks, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
     assert clock.host(lambda: log.append("call"), 3) == 2.0
     assert log == ["synchronize", *["call"] * 3, "synchronize"]
+
+
+def test_of_ranks_the_slowest_counts_in_each_call():
+    taken = RankTimes([[1.0, 2.0, 9.0], [3.0, 1.0, 4.0]], ms_host=0.5)
+    row = taken.row(SECTIONS["ddp"])
+    assert (row["ms"], row["n"], row["ms_host"]) == (3.0, 3, 0.5)  # of 3, 2 and 9
+    ranks = row["ms_rank_min"], row["ms_rank_median"], row["ms_rank_max"]
+    assert ranks == (2.0, 2.5, 3.0)
+    expected = {"ms_without": 3.0, "ms_without_p20": 2.4, "ms_without_p80": 6.6}
+    assert taken.slowest.named("ms_without") == pytest.approx(expected)
 
 
 def test_the_host_is_timed_over_a_few_calls_and_long_ones_one_by_one(monkeypatch):

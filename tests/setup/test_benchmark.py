@@ -1,6 +1,7 @@
 """The benchmarking script: what it prints, what it refuses, how it ends."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,6 +38,12 @@ def test_out_of_memory_is_a_result(capsys, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", fail)
     assert benchmark.main([*TINY, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["status"] == "oom"
+
+
+def test_an_interruption_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(torch.optim.AdamW, "step", Mock(side_effect=KeyboardInterrupt))
+    assert benchmark.main(TINY) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
 
 
 REFUSED = {

@@ -26,7 +26,7 @@ PARSERS = {
 }
 # Options whose value is a name or a path.
 TEXT = set(
-    "size mode precision attention compile checkpointing device nvtx memory_history "
+    "size mode precision attention compile checkpointing device nvtx "
     "way optimizer activations sharding hidden schedule".split()
 )
 TAKING = [

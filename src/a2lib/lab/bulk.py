@@ -9,14 +9,25 @@ JSON which run measured it and what of, then a table in CSV. It is replaced whol
 and small enough to commit.
 """
 
-import csv
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.lab.csv_file import StoreError, broken, clean, locked, measured, named, to_csv, write
-from a2lib.lab.runs import scrub
+from a2lib.lab.csv_file import (
+    StoreError,
+    broken,
+    clean,
+    fields_of,
+    locked,
+    measured,
+    named,
+    opened,
+    to_csv,
+    write,
+)
+from a2lib.lab.runs import read_runs, scrub
 from a2lib.lab.sections import BULK
 
 MOST_ROWS = 2000
@@ -58,7 +69,8 @@ def put(
     """Write a picture in place of the one of its name, on disk when this returns; its path.
 
     Floats keep six digits. Raises StoreError, in one line, for an unknown table, no row or more
-    than ``MOST_ROWS``, other columns, or a disk that refuses.
+    than ``MOST_ROWS``, other columns, what is no number, a run that is not in runs.csv, or a disk
+    that refuses.
     """
     path = _place(table, device, picture, data)
     columns = TABLES[table]
@@ -66,9 +78,14 @@ def put(
     for row in rows:
         if set(row) != set(columns):
             raise StoreError(f"{path}: a row of {', '.join(row)}; columns are {', '.join(columns)}")
-        lines.append([_text(row[column], kind) for column, kind in columns.items()])
+        try:
+            lines.append([_text(row[column], kind) for column, kind in columns.items()])
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"{path}: {error}; the row not stored: {row}") from None
     if not 1 <= len(lines) <= MOST_ROWS:
         raise StoreError(f"{path}: {len(lines)} rows; allowed are 1 to {MOST_ROWS}")
+    if run not in {row["run"] for row in read_runs(data)}:
+        raise StoreError(f"{path}: run {run!r} is not in runs.csv; take it from start_run")
     head = scrub(json.dumps({"run": run, "about": dict(about)}, sort_keys=True))
     with locked(path):
         write(path, f"# {head}\n{to_csv([columns, *lines])}")
@@ -86,18 +103,20 @@ def read(table: str, device: str, picture: str, data: Path | None = None) -> Pic
         there = [name for of_device, name in pictures(table, data) if of_device == device]
         raise StoreError(f"{path}: no such picture; there are {', '.join(there) or 'none'}")
     rows = []
-    with named(path), open(path, encoding="utf-8", newline="") as file:
-        lines = csv.reader(file, strict=True)
+    with named(path), opened(path) as file:
+        number = 1
         try:
             head = json.loads(file.readline().removeprefix("# "))
             run, about = head["run"], head["about"]
-            if next(lines, None) != list(columns):
+            number = 2
+            if fields_of(file.readline()) != list(columns):
                 raise ValueError(f"the columns are {', '.join(columns)}")
-            for fields in lines:
-                cells = zip(columns.items(), fields, strict=True)
+            for line in file:
+                number += 1
+                cells = zip(columns.items(), fields_of(line), strict=True)
                 rows.append({column: kind(field) for (column, kind), field in cells})
-        except (ValueError, KeyError, TypeError, csv.Error) as error:
-            raise broken(path, 1 + lines.line_num, error) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise broken(path, number, error) from None
     return Picture(run, about, rows)
 
 
@@ -119,4 +138,6 @@ def _place(table: str, device: str, picture: str, data: Path | None) -> Path:
 def _text(value: object, kind: type) -> str:
     if kind is str:
         return clean(scrub(str(value)))
+    if not math.isfinite(value) or kind(value) != value:
+        raise ValueError(f"{value!r} is no {'whole' if kind is int else 'finite'} number")
     return str(int(value)) if kind is int else f"{float(value):.6g}"

@@ -12,6 +12,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from a2lib import paths
 from a2lib.errors import OneLine
@@ -95,14 +96,16 @@ class CsvFile:
     def _parse(self) -> dict[Key, Row]:
         blank = dict.fromkeys(self.columns, "")
         rows: dict[Key, Row] = {}
-        with open(self.path, encoding="utf-8", newline="") as file:
-            lines = csv.reader(file, strict=True)
+        with opened(self.path) as file:
+            number = 1
             try:
-                header = next(lines, [])
+                header = fields_of(file.readline())
                 known = [column for column in self.columns if column in header]
                 if header != known or not {*self.key} <= {*header}:
                     raise ValueError(f"the header is not that of {','.join(self.columns)}")
-                for fields in lines:
+                for line in file:
+                    number += 1
+                    fields = fields_of(line)
                     if len(fields) != len(header):
                         raise ValueError(f"{len(fields)} fields, not {len(header)}")
                     row = {**blank, **dict(zip(header, fields, strict=True))}
@@ -111,12 +114,31 @@ class CsvFile:
                     if key in rows:
                         raise ValueError("the same key as a line before")
                     rows[key] = row
-            except (ValueError, csv.Error) as error:
-                raise broken(self.path, max(1, lines.line_num), error) from None
+            except ValueError as error:
+                raise broken(self.path, number, error) from None
         return rows
 
     def _key(self, row: Row) -> Key:
         return tuple(row[column] for column in self.key)
+
+
+def opened(path: Path) -> TextIO:
+    """Open a CSV file to read it line by line; bytes that are no UTF-8 come as unprintable."""
+    return open(path, encoding="utf-8", errors="surrogateescape", newline="")
+
+
+def fields_of(line: str) -> list[str]:
+    """Return the fields of a line of CSV. Raises ValueError for one that is never written here: cut
+    short, with characters that cannot be printed, or with a field that goes on in the next line."""
+    text = line.rstrip("\r\n")
+    if not line.endswith("\n"):
+        raise ValueError("cut short: the line has no end")
+    if not text.isprintable():
+        raise ValueError("unprintable characters, or not UTF-8 text")
+    try:
+        return next(csv.reader([text], strict=True))
+    except csv.Error as error:
+        raise ValueError(error) from None
 
 
 def broken(path: Path, line: int, reason: object) -> StoreError:

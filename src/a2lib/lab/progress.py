@@ -93,7 +93,7 @@ class Progress:
             ncols=WIDTH - 30,
             ascii=False,
         )
-        failed = [f"{number} {status}" for status, number in self._failed.items()]
+        failed = [f"{number} {status}" for status, number in self._failed.items() if number]
         return " ".join([bar, *failed, self._text]).rstrip()
 
 

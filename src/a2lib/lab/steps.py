@@ -34,6 +34,7 @@ from a2lib.errors import UnsupportedError
 from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
 from a2lib.lab.failures import LostContext
+from a2lib.lab.memory import free_memory
 from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory import roofline
@@ -312,8 +313,8 @@ def captured(step: TrainingStep) -> CapturedStep:
     import torch
 
     synchronize("cuda")
-    # What the allocator keeps from the steps before is not in the peak of the captured one.
-    torch.cuda.empty_cache()
+    # What is left of the steps before is not in the peak of the captured one.
+    free_memory("cuda")
     torch.cuda.reset_peak_memory_stats()
     outputs: list = []
 

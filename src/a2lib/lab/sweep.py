@@ -48,6 +48,7 @@ LARGEST_JOB = 2**20
 # How the note begins of an error that says nothing about its configuration. It is measured again.
 FROM_OUTSIDE = "ended from outside"
 NO_ROW = "measure yielded no row for this key"
+LEFT_EARLY = "its process ended, with exit code 0, before the task did"
 # What a process does not do to itself.
 OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What a rank says when another one is gone.
@@ -162,11 +163,14 @@ def _measure(
     """Have processes do what is waiting, until the time limit; return how many rows are left."""
     ended_before: set[tuple[str, ...]] = set()  # by somebody, when these were next
     while waiting and time.time() < until:
-        end = group.work([waiting[0]] if fresh else list(waiting))
+        tasks = [waiting[0]] if fresh else list(waiting)
+        end = group.work(tasks)
         for _ in range(end.reached):
             group.fail(end.missing(waiting.popleft()), "error", NO_ROW)
-        if end.is_orderly:
+        if end.is_orderly and (end.reached == len(tasks) or time.time() >= until):
             continue
+        if end.is_orderly:
+            end.blame("error", LEFT_EARLY)
         left = end.missing(waiting.popleft()) if waiting else []
         if not left:  # a process may die behind its last row, which is no row's fault
             print(f"behind its last row: {end.note}")
@@ -449,7 +453,7 @@ def _describe(task: list[Key]) -> str:
     """Return what all keys of a task have in common, in words."""
     words = []
     for column, value in task[0].items():
-        is_shared = all(key[column] == value for key in task)
+        is_shared = all(key.get(column) == value for key in task)
         if is_shared and value not in ("", None, False):
             words.append(str(value))
     return " ".join(words)[:60]

@@ -51,7 +51,7 @@ NO_WORK = frozenset(
 NSYS_NAMES = {"KERNEL": "demangledName", "MEMCPY": "copyKind", "MEMSET": "'Memset'"}
 COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 PUSHED = 59
-LOST = "text like '%lost%' or text like '%dropped%'"
+LOST = " or ".join(f"text like '%{word}%'" for word in ("lost", "drop", "overflow", "incomplete"))
 # Correlation ids are numbers of one process, whose id is all but 24 bits of a thread's.
 PROCESS = "globalTid >> 24"
 LEAST_SHARE = 0.001  # of all time: a kernel below it is filed under "rest"

@@ -125,7 +125,7 @@ ON_A_PHONE = """() => {
   const width = (one) => one.getBoundingClientRect().width, wrong = [];
   if (document.documentElement.scrollWidth > innerWidth) wrong.push("wider than the screen");
   let tables = 0;
-  for (const table of document.querySelectorAll("table.dataframe")) {
+  for (const table of document.querySelectorAll("article table")) {
     const box = table.closest(".pst-scrollable-table-container");
     if (!box || width(table) <= width(box) + 1) continue;
     tables++;

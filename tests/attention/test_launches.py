@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from attention_standins import run, stand_in, watch_steps
+from attention_standins import run, stand_in
 from refusals import refused
 
 from a2lib.attention import dispatch, forms, launches
@@ -101,20 +101,6 @@ def about(x):
     return x if x is None else (x.shape, x.stride(), x.dtype, x.requires_grad)
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("length, d, one", [(128, 64, 1), (129, 64, 0), (256, 32, 1), (128, 65, 1)])
-def test_few_tokens_are_one_launch_in_any_order(log, monkeypatch, fixed, length, d, one):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed)
-    q, k, v = qkv(length=length, d=d)
-    run(q, k[:, :1], v[:, :1])
-    launched = [(name, n) for name, n, _ in log[1:]]
-    rows = 64 if d <= 64 else 16
-    assert launched == [("backward", length // rows * (6 + 3))] if one else len(launched) == 2
-    log.clear()
-    run(q, k, v, needs=(True, False, True))
-    assert len(log[1:]) == len(launched), "also where a gradient is not wanted"
-
-
 TOKENS = [
     (0, 0), (100, 100), (300, 300), (1000, 1000), (3000, 3000), (8192, 8192), (16384, 16384),
     (0, 300), (300, 0), (300, 16384), (300, 65536),
@@ -155,23 +141,6 @@ def test_every_call_has_launches_and_every_row_of_the_table_a_call():
     for key, rows in dispatch.TILES.items():
         table |= {(key, row.tile) for row in rows}
     assert used == table
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    "length, is_causal, early", [(4096, True, 1), (4097, True, 0), (512, False, 1), (513, False, 0)]
-)
-def test_kernels_of_short_chunks_are_launched_early(monkeypatch, dtype, length, is_causal, early):
-    steps = []
-    watch_steps(monkeypatch, steps)
-    monkeypatch.setattr(forms, "launches_early", lambda _: True)
-    monkeypatch.setattr(launches, "n_multiprocessors", lambda _: 132)
-    q, k, v = qkv(dtype, length=length, heads=1)
-    run(q[:1], k[:1], v[:1], causal=is_causal)
-    by_kernel = {step.kernel: step.options.get("launch_pdl", False) for step in steps}
-    early &= dtype == torch.bfloat16
-    assert not by_kernel["prepare"]
-    assert by_kernel["backward_chunks"] == by_kernel["finish"] == early
 
 
 def test_one_tensor_given_twice_does_not_bind_the_next_call(log):

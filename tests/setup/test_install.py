@@ -1,13 +1,11 @@
 """Which torch dev/install.sh asks pip for, with a stand-in for the environment's Python and pip."""
 
 import os
-import pty
 import re
 import shutil
 import subprocess
 
 import pytest
-from notebook_runs import shown_on
 from programs import write_program
 
 from a2lib.paths import ROOT
@@ -131,19 +129,6 @@ def test_what_fails_shows_the_end_of_its_reason(repository):
     assert "no torch==2.13.0+cpu in pip's sources nor at https://" in lines[-1]
 
 
-def test_a_terminal_shows_the_seconds_and_one_line_a_step(repository):
-    write_program(repository / ".venv" / "bin" / "python", PYTHON.replace("seq 100", "sleep 3"))
-    (repository / "pip-fails").touch()
-    leader, follower = pty.openpty()
-    env = {**os.environ, "PATH": f"{repository / 'bin'}:{os.environ['PATH']}"}
-    streams = {"stdin": subprocess.DEVNULL, "stdout": follower, "stderr": follower}
-    process = subprocess.Popen(["dev/install.sh"], cwd=repository, env=env, **streams)
-    os.close(follower)
-    shown = shown_on(leader)
-    assert process.wait() == 1
-    assert ": 1 s " in shown and "ERROR: no space left" in shown
-
-
 def test_another_torch_and_no_pins_can_be_asked_for(repository):
     lines = asked(repository, TORCH="torch==2.11.0", PINS="")
     assert lines[0].endswith(f"{CPU_INDEX} torch==2.11.0")
@@ -173,14 +158,3 @@ def test_a_python_that_is_too_old_or_missing_is_one_line(repository):
         assert done.returncode == 1 and done.stderr.startswith(words)
         assert done.stderr.count("\n") == 1
         assert not (repository / ".venv").exists()
-
-
-def test_another_python_than_that_of_the_environment_is_not_passed_over(repository):
-    other = ".venv is there, with Python 3.11.0: for 'python3.99' run make distclean first"
-    write_program(repository / "bin" / "python3.99", "#!/bin/sh\necho 3.99.1\n")
-    asks = 'case "$*" in *python_version*) echo 3.11.0; exit ;; esac\n'
-    write_program(
-        repository / ".venv" / "bin" / "python", PYTHON.replace("#!/bin/sh\n", f"#!/bin/sh\n{asks}")
-    )
-    assert other in install(repository, PYTHON="python3.99").stderr
-    assert "distclean" not in install(repository).stderr

@@ -63,13 +63,8 @@ def test_the_operations_that_keep_them():
     assert norms[0].operations == ["MmBackward0.self"] * 3
 
 
-def test_what_is_not_kept_and_what_cannot_be():
+def test_a_plain_module_is_counted_and_left_without_hooks():
     model = torch.nn.Sequential(torch.nn.ReLU())
-    x = torch.ones(3)
-    _, found = saved_for_backward(model, x.requires_grad_())
-    assert [(one.module, one.bytes, one.operations) for one in found] == [
-        ("0", 12, ["ReluBackward0.result"])
-    ]
+    _, [one] = saved_for_backward(model, torch.ones(3, requires_grad=True))
+    assert (one.module, one.bytes, one.operations) == ("0", 12, ["ReluBackward0.result"])
     assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
-    _, found = saved_for_backward(torch.nn.RNN(3, 4), torch.ones(2, 3))  # a tuple of results
-    assert any("TanhBackward0.result" in one.operations for one in found)

@@ -88,8 +88,9 @@ def test_what_is_not_measured_is_said_until_it_is(page):
         made.pending("quicksort", lambda t: pick(t, operation="quick"))
 
 
-def claiming(made):
-    """Have a page claim three things, of which the last needs sizes of 2,048."""
+def test_the_claims_are_answered_on_the_readers_rows(page):
+    """By what was measured there: yes, no, and not measured where a row is missing."""
+    made = page(here=3.0, below=2048)
 
     @made.claim("quick first")
     def quick_first(t):
@@ -103,12 +104,7 @@ def claiming(made):
     def the_same_at_2048(t):
         return level(*pick(t, size=2048)["ms"])
 
-    return made
-
-
-def test_the_claims_are_answered_on_the_readers_rows(page):
-    """By what was measured there: yes, no, and not measured where a row is missing."""
-    text = str(claiming(page(here=3.0, below=2048)).your_machine("make x"))
+    text = str(made.your_machine("make x"))
     assert "| quick first | no |" in text and "| merge last | yes |" in text
     assert "the same at 2,048" not in text
     assert "Claims whose rows are not measured on NVIDIA B200: 1." in text
@@ -117,7 +113,13 @@ def test_the_claims_are_answered_on_the_readers_rows(page):
 
 
 def test_a_cpu_is_given_no_command_of_a_gpu(page):
-    text = str(claiming(page(here=3.0, below=2048, device="cpu")).your_machine("make x"))
+    made = page(here=3.0, below=2048, device="cpu")
+
+    @made.claim("the same at 2,048")
+    def the_same_at_2048(t):
+        return level(*pick(t, size=2048)["ms"])
+
+    text = str(made.your_machine("make x"))
     assert text.startswith("This page's claims are about GPUs; ") and "Rows of CPU: " in text
     assert "make x" not in text
 

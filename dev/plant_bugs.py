@@ -109,7 +109,12 @@ PLANTED = {
     "triton": {
         "nothing": [],
         "the offset of K's batch and head is left out": [
-            (KERNELS, "K += b * stride_kb + (h // GROUP) * stride_kh\n    V +=", "V +=")
+            (
+                KERNELS,
+                "K += b * stride_k[0] + (h // GROUP) * stride_k[1]\n"
+                "    V += b * stride_v[0] + (h // GROUP) * stride_v[1]\n    O +=",
+                "V += b * stride_v[0] + (h // GROUP) * stride_v[1]\n    O +=",
+            )
         ],
         "exp2 of scores that are not in base 2": [
             (KERNELS, "exp2(s * (scale * LOG2E) - shift)", "exp2(s * scale - shift)")

@@ -35,8 +35,7 @@ class Timeline:
 
 
 def run(tasks: Iterable[Task]) -> Timeline:
-    """Run ``tasks``, those of a stream in their order. Raises ValueError if some never start, since
-    they wait for each other or for a task that is not there."""
+    """Run ``tasks``, those of a stream in their order."""
     tasks = tuple(tasks)
     queues: dict[str, list[Task]] = {}
     for task in tasks:
@@ -47,13 +46,12 @@ def run(tasks: Iterable[Task]) -> Timeline:
     while len(end) < len(tasks):
         before = len(end)
         for stream, queue in queues.items():
-            while queue and all(name in end for name in queue[0].after):
+            while queue and end.keys() >= set(queue[0].after):
                 task = queue.pop(0)
-                start[task.name] = max([free[stream], *(end[name] for name in task.after)])
-                end[task.name] = free[stream] = start[task.name] + task.seconds
-        if len(end) == before:
-            stuck = ", ".join(queue[0].name for queue in queues.values() if queue)
-            raise ValueError(f"tasks that never start: {stuck}")
+                ready = max([free[stream], *(end[name] for name in task.after)])
+                start[task.name] = ready
+                end[task.name] = free[stream] = ready + task.seconds
+        assert len(end) > before, "tasks that wait for each other"
     return Timeline(tasks, start, end)
 
 

@@ -107,13 +107,8 @@ def test_the_command_prints_what_was_measured(capsys, monkeypatch):
     leaderboard.main(SMALL)
     printed = capsys.readouterr()
     row = json.loads(printed.out)
-    assert (row["way"], row["ranks"], row["ms"], row["n"], row["loss"]) == (
-        "offloaded",
-        1,
-        2,
-        7,
-        4.5,
-    )
+    expected = {"way": "offloaded", "ranks": 1, "ms": 2, "n": 7, "loss": 4.5}
+    assert expected.items() <= row.items()
     assert row["parameters"] > 0 and row["tflops"] > 0
     assert "s: warm-up and timed steps" in printed.err
 
@@ -131,13 +126,11 @@ def test_chunks_have_pytorch_s_loss_and_gradients_with_tokens_left_out(left_out)
     model.chunk = 6
     tokens, targets = torch.randint(19, (2, 2, 10))
     targets.view(-1)[left_out] = -100
-    sides = []
-    for loss in (
-        model(tokens, targets),
-        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100),
-    ):
-        model.zero_grad()
-        loss.backward()
-        sides.append({name: p.grad for name, p in model.named_parameters()} | {"loss": loss})
-    for name, right in sides[1].items():
-        torch.testing.assert_close(sides[0][name], right, msg=name, equal_nan=True)
+    parameters = dict(model.named_parameters())
+    wanted = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
+    gradients = torch.autograd.grad(wanted, parameters.values())
+    loss = model(tokens, targets)
+    torch.testing.assert_close(loss, wanted, equal_nan=True)
+    loss.backward()
+    for (name, p), right in zip(parameters.items(), gradients, strict=True):
+        torch.testing.assert_close(p.grad, right, msg=name, equal_nan=True)

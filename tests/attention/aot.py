@@ -29,14 +29,6 @@ from triton.runtime import driver  # noqa: E402
 from a2lib.attention import UnsupportedError, dispatch, flash, forms, launches  # noqa: E402
 from a2lib.optim import kernels as optim  # noqa: E402
 
-# What dispatch.forward_consumers chooses: consumers, and whether programs stay.
-FORMS = {
-    (64, True): [(1, False), (1, True), (3, True)],
-    (64, False): [(1, True), (3, False), (3, True)],
-    (128, True): [(1, False), (2, False), (2, True)],
-    (128, False): [(1, False), (2, False), (2, True)],
-}
-SHORT_AND_LONG = (1, 128), (1024, 512)  # heads and tokens
 # The steps of a pass with a kernel of the table.
 STEPS = {
     "forward": forms.Pass._forward_plain,
@@ -125,6 +117,17 @@ def work_of(one, told, chosen):
     return [(told, step, [one.tensors[name] for name in step.tensors]) for step in steps]
 
 
+def chosen_forms(d, causal):
+    """Return what the table chooses somewhere: forms of the forward (consumers, and whether
+    programs stay), and whether the backward's programs stay."""
+    forwards, stays = set(), set()
+    for heads, n in itertools.product((1, 16, 1024), (128, 512, 2048, 16384)):
+        call = dispatch.Call("bf16", 1, heads, heads, n, n, d, causal)
+        forwards.add(dispatch.forward_consumers(call))
+        stays.add(dispatch.hopper_backward_stays(call))
+    return sorted(form for form in forwards if form[0]), sorted(stays)
+
+
 def table_work(kernel, family, BD, causal, tile):
     """The step of a kernel of the table with this tile."""
     dispatch.in_two_terms = lambda _: family == "fp16x3"
@@ -165,17 +168,20 @@ def gluon_work(every):
         how = {"gluon": True, "head_dim": d, "causal": causal, "ragged": ragged}
         work.extend(work_of(one, how | told, lambda step: step.forms))
 
+    chosen = {}
+    for d, causal in itertools.product((64, 128), (True, False)):
+        chosen[d, causal] = chosen_forms(d, causal)
     stay = dispatch.hopper_backward_stays
     for d, causal, ragged in itertools.product((64, 128), (True, False), (True, False)):
         if not every and (ragged != causal or causal != (d == 128)):
             continue
-        for form in FORMS[d, causal]:
+        forwards, backwards = chosen[d, causal]
+        for form in forwards:
             dispatch.forward_consumers = lambda _, found=form: found
             one = pass_of(d, causal, ragged)
             one._forward_hopper()
             add(one, kernel="forward", form=form)
-        short, long = (dispatch.Call("bf16", 1, h, h, n, n, d, causal) for h, n in SHORT_AND_LONG)
-        for stays in {stay(short), stay(long)}:
+        for stays in backwards:
             dispatch.hopper_backward_stays = lambda _, found=stays: found
             one = pass_of(d, causal, ragged)
             one._backward_sums("one_sweep")

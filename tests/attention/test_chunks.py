@@ -3,12 +3,20 @@
 import attention_compare as compare
 import pytest
 import torch
-from attention_compare import drawn, errors, in_float64, problems, random_inputs, with_gradients
+from attention_compare import (
+    assert_near,
+    drawn,
+    in_float64,
+    problems,
+    random_inputs,
+    scaled,
+    with_gradients,
+)
 from attention_standins import use_tile, watch_steps
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from a2lib.attention import dispatch, flash_attention, launches
+from a2lib.attention import dispatch, launches
 from a2lib.attention.dispatch import Call, Tile, chunk_of, chunk_programs, in_chunks, in_two_terms
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
@@ -32,7 +40,7 @@ def in_few_chunks():
 
 
 def run(patch, inputs, causal, sides=(64, 64), multiprocessors=64, scale=None):
-    """o and the gradients, and how many programs each launch of the backward had."""
+    """o and the gradients, and which kernels were launched."""
     for BD in (16, 32, 64, 128):
         for family in ("16bit", "fp32"):
             use_tile(patch, ("backward_chunks", family, BD, causal), (*sides, 4, 1))
@@ -41,10 +49,8 @@ def run(patch, inputs, causal, sides=(64, 64), multiprocessors=64, scale=None):
     steps = []
     with pytest.MonkeyPatch.context() as patch:
         watch_steps(patch, steps)
-        results = with_gradients(
-            lambda q, k, v, c: flash_attention(q, k, v, is_causal=c, scale=scale), *inputs, causal
-        )
-    launched = {step.kernel: step.n_programs for step in steps}
+        results = with_gradients(scaled(scale), *inputs, causal)
+    launched = {step.kernel for step in steps}
     assert "backward_dq" not in launched
     return results, launched
 
@@ -66,15 +72,13 @@ def test_gradients_match_float64(in_few_chunks, p):
     truth = in_float64(*inputs, p["is_causal"])
     inputs = [compare.laid_out(x, p["layout"]) for x in inputs]
     results, _ = run(in_few_chunks, inputs, p["is_causal"], p["sides"], p["multiprocessors"])
-    for name, error in errors(results, truth).items():
-        assert error <= {torch.float16: 1e-2, torch.float32: 1e-5}[p["dtype"]], (name, error)
+    assert_near(results, truth, {torch.float16: 1e-2, torch.float32: 1e-5}[p["dtype"]])
 
 
 def test_scale(in_few_chunks):
     inputs = random_inputs((60, 16), (40, 16), torch.float32)
     results, _ = run(in_few_chunks, inputs, True, (16, 32), scale=0.3)
-    found = errors(results, in_float64(*inputs, True, scale=0.3))
-    assert all(error <= 1e-5 for error in found.values()), found
+    assert_near(results, in_float64(*inputs, True, scale=0.3), 1e-5)
 
 
 def test_keys_at_the_ragged_end_weigh_nothing(in_few_chunks):
@@ -84,8 +88,7 @@ def test_keys_at_the_ragged_end_weigh_nothing(in_few_chunks):
     q[..., 0], k[..., 0] = 200.0, -20.0
     for causal in (False, True):
         results, _ = run(in_few_chunks, (q, k, v, do), causal)
-        found = errors(results, in_float64(q, k, v, do, causal))
-        assert all(error <= 1e-3 for error in found.values()), found  # max() passes over a NaN
+        assert_near(results, in_float64(q, k, v, do, causal), 1e-3)
 
 
 some_tile = st.sampled_from([Tile(q, k, 4, 1) for q, k in SIDES])
@@ -100,25 +103,17 @@ def test_programs_are_the_chunks_that_see_something(
     call = Call("bf16", 1, heads, heads, n_queries, n_keys, 64, causal, many)
     chunk = chunk or chunk_of(tile, call)
     assert chunk % tile.Bq == chunk % tile.Bk == 0
-    seen = sum(
-        not causal or n0 // chunk <= m0 // chunk
-        for n0 in range(0, n_keys, tile.Bk)
-        for m0 in range(0, n_queries, chunk)
-    )
+    seen = 0
+    for first_key in range(0, n_keys, tile.Bk):
+        for first_query in range(0, n_queries, chunk):
+            seen += not causal or first_key // chunk <= first_query // chunk
     assert chunk_programs(tile, chunk, call) == seen
-
-
-def test_few_tokens_have_a_program_for_each_pair_of_tiles(in_few_chunks):
-    inputs = random_inputs((2, 96, 16), (2, 96, 16), torch.float16)
-    _, launched = run(in_few_chunks, inputs, True, (32, 16))
-    pairs = 2 * (1 + 2 + 3)
-    assert launched["backward_chunks"] == 2 * pairs
 
 
 SCALES = {
     "q and v small": (1e-10, 1e10, 1e-20, 1e20),
     "k and do small": (1e20, 1e-20, 1e20, 1e-20),
-    "rows": (1, 1, *(10.0 ** torch.linspace(x, -x, n)[:, None] for x, n in ((6, 70), (-6, 40)))),
+    "rows": (1, 1, torch.logspace(6, -6, 70)[:, None], torch.logspace(-6, 6, 40)[:, None]),
 }
 
 
@@ -164,10 +159,14 @@ def test_both_passes_multiply_alike(monkeypatch, n_queries, d, mode, two):
     q, do = torch.empty(2, 1, 2, n_queries, d)
     k, v = torch.empty(2, 1, 1, 300, d)
     o, lse = launches.forward(q, k, v, True, None)
-    splits = [step.constants["PRECISION"] for step in steps if step.kernel == "split"]
-    assert splits == ([] if mode == "tf32" else ["fp16x3" if two else "bf16x6"])
+
+    def splits():
+        return [step.constants["PRECISION"] for step in steps if step.kernel == "split"]
+
+    forward = splits()
+    assert forward == ([] if mode == "tf32" else ["fp16x3" if two else "bf16x6"])
     for needs in ((True, True, True), (True, False, False)):
         steps.clear()
         launches.backward(do, q, k, v, o, lse, True, None, needs)
-        again = [step.constants["PRECISION"] for step in steps if step.kernel == "split"]
-        assert again == 2 * splits and ("backward_wide" in [step.kernel for step in steps]) == two
+        assert splits() == 2 * forward
+        assert ("backward_wide" in [step.kernel for step in steps]) == two

@@ -3,8 +3,10 @@
 The fold "Which backward runs where" of book/flash.md states these limits.
 """
 
+import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from attention_standins import call
@@ -91,32 +93,25 @@ def test_long_rows_of_few_heads_are_cut_in_eight():
 
 def test_every_kernel_is_one_and_every_form_and_row_has_its_kernels():
     for module, function in dispatch.KERNELS.values():
-        source = (dispatch.__file__.rsplit("/", 1)[0]) + f"/{module}.py"
-        assert f"def {function}(" in open(source, encoding="utf-8").read()
+        source = Path(dispatch.__file__).with_name(f"{module}.py")
+        assert f"def {function}(" in source.read_text(encoding="utf-8")
     assert {row.kernel for row in dispatch.ROWS} <= set(dispatch.KERNELS)
     for key, rows in dispatch.TILES.items():
-        assert rows[-1].when == "always", key
-        assert [row.when for row in rows].count("always") == 1, key
+        conditions = [row.when for row in rows]
+        assert conditions[-1] == "always" and conditions.count("always") == 1, key
 
 
 def tile(kernel, one, programs, keys=0):
     return dispatch.tiles_of(kernel, one, programs, keys)[0]
 
 
-@pytest.mark.parametrize("programs, wanted", [(131, (64, 128, 4, 3)), (132, (64, 64, 4, 3))])
-def test_another_tile_where_the_first_would_leave_multiprocessors_idle(programs, wanted):
-    assert tile("forward", call(), lambda tile: programs) == wanted
-
-
-@pytest.mark.parametrize("n, programs, short", [(256, 132, 1), (256, 133, 0), (257, 1, 0)])
-def test_tiles_of_short_rows_where_each_program_has_a_multiprocessor(n, programs, short):
-    found = tile("forward", call(n=n, d=128), lambda tile: programs)
-    assert found == ((16, 128, 4, 1) if short else (64, 64, 4, 3))
-
-
-def test_tiles_of_long_chunks():
-    for keys, Bq, Bk in ((1023, 64, 64), (1024, 64, 128), (4095, 64, 128), (4096, 128, 64)):
-        assert tile("forward_chunk", call(), lambda tile: 1, keys)[:2] == (Bq, Bk)
+def test_another_tile_where_it_fills_the_gpu_or_rows_are_short_or_chunks_long():
+    assert tile("forward", call(), lambda tile: 131) == (64, 128, 4, 3)
+    assert tile("forward", call(), lambda tile: 132) == (64, 64, 4, 3)
+    for n, programs, tokens in ((256, 132, 16), (256, 133, 64), (257, 1, 64)):
+        assert tile("forward", call(n=n, d=128), lambda tile, n=programs: n).Bq == tokens
+    for keys, sides in ((1023, (64, 64)), (1024, (64, 128)), (4096, (128, 64))):
+        assert tile("forward_chunk", call(), lambda tile: 1, keys)[:2] == sides
 
 
 def test_smaller_tiles_come_last():
@@ -211,15 +206,15 @@ def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, heads, causal, dtype,
 def test_chunks_where_one_head_leaves_the_gpu_idle(heads, causal, rows):
     """By length, the keys of a chunk."""
     lengths = (256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
-    found = {n: dispatch.keys_per_chunk(call(heads=heads, n=n, causal=causal)) for n in lengths}
-    assert {n: keys for n, keys in found.items() if keys} == rows
+    for n in lengths:
+        found = dispatch.keys_per_chunk(call(heads=heads, n=n, causal=causal))
+        assert found == rows.get(n, 0), n
 
 
 def test_no_training_step_has_chunks():
     """Hence the count of a step's tensors knows none."""
-    for shape in SIZES.values():
-        for n in range(64, 2**14 + 1, 64):
-            for dtype in ("bf16", "fp32"):
-                one = call(dtype, shape.num_heads, n)
-                assert not dispatch.keys_per_chunk(one), (shape, n, dtype)
-                assert not dispatch.keys_per_chunk(one._replace(batch=4)), (shape, n, dtype)
+    lengths, batches = range(64, 2**14 + 1, 64), (1, 4)
+    for shape, n, dtype in itertools.product(SIZES.values(), lengths, ("bf16", "fp32")):
+        for batch in batches:
+            one = call(dtype, shape.num_heads, n, batch=batch)
+            assert not dispatch.keys_per_chunk(one), (shape, n, dtype, batch)

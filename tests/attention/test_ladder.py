@@ -30,18 +30,18 @@ def test_the_rungs_differ_in_their_kernels_and_tiles_as_they_say(monkeypatch):
         steps.clear()
         with Rung(rung, "cpu"):
             torch.autograd.grad(flash_attention(*qkv, is_causal=True), qkv, do)
-            found[rung] = [
-                (step.kernel, step.constants.get("MASKS"), step.tile and step.tile[1])
-                for step in steps
-            ]
+        found[rung] = {}
+        for step in steps:
+            tile = step.tile and step.tile[1]
+            found[rung][step.kernel] = step.constants.get("MASKS"), tile
     masks = {"every_tile": "all", "to_diagonal": "diagonal", "two_loops": "edges"}
-    for rung in masks:
-        tutorial = [(kernel, masks[rung], tile) for kernel, tile in TUTORIAL.items()]
-        assert found[rung] == tutorial
+    for rung, mask in masks.items():
+        assert found[rung] == {kernel: (mask, tile) for kernel, tile in TUTORIAL.items()}
     assert found["tuned_tiles"] != found["two_loops"]
-    assert [step[:2] for step in found["tuned_tiles"]] == [(name, "edges") for name in TUTORIAL]
-    chunks = [rung for rung in PLAIN if "backward_chunks" in [name for name, *_ in found[rung]]]
-    assert chunks == ["query_chunks"]
+    assert found["tuned_tiles"].keys() == TUTORIAL.keys()
+    assert {mask for mask, _ in found["tuned_tiles"].values()} == {"edges"}
+    for rung in PLAIN:
+        assert ("backward_chunks" in found[rung]) == (rung == "query_chunks")
 
 
 def test_each_rung_of_hopper_takes_one_technique_away():
@@ -74,21 +74,12 @@ def test_each_rung_of_hopper_takes_one_technique_away():
     ]
 
 
-def test_few_tokens_are_one_launch_on_the_highest_rung_alone(monkeypatch):
-    few = dispatch.Call("bf16", 1, 1, 1, 100, 100, 64, True)
-    assert dispatch.backward_form(few) == "one_launch"
-    monkeypatch.setattr(dispatch, "without", Rung("key_chunks", "cpu").without)
-    assert dispatch.backward_form(few) == "two_sweeps"
-
-
 def test_the_lowest_looks_at_keys_that_no_query_sees():
     *qkv, _ = inputs("bf16", *FEW)
     with torch.no_grad():
         qkv[2][..., -1, :] = float("nan")
-    finite = {
-        rung: attend(rung, *qkv)[..., :128, :].isfinite() for rung in ("every_tile", "to_diagonal")
-    }
-    assert not finite["every_tile"].any() and finite["to_diagonal"].all()
+    assert not attend("every_tile", *qkv)[..., :128, :].isfinite().any()
+    assert attend("to_diagonal", *qkv)[..., :128, :].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -108,9 +99,6 @@ def test_the_library_is_whole_again_also_after_an_error():
         assert dispatch.without == set(RUNGS) - {"every_tile"}
         raise ZeroDivisionError
     assert not dispatch.without
-
-
-def test_the_highest_rung_is_the_library():
     assert not Rung(list(RUNGS)[-1], "cpu").without
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from attention_standins import run, stand_in, watch_steps
+from attention_standins import run, stand_in
 from refusals import refused
 
 from a2lib.attention import dispatch, forms, launches
@@ -23,8 +23,13 @@ def log(monkeypatch):
 def long_way(monkeypatch):
     """The passes that were worked out."""
     passes = []
-    real = launches.Pass
-    monkeypatch.setattr(launches, "Pass", lambda *args: passes.append(real(*args)) or passes[-1])
+
+    class Watched(launches.Pass):
+        def __init__(self, *args):
+            super().__init__(*args)
+            passes.append(self)
+
+    monkeypatch.setattr(launches, "Pass", Watched)
     return passes
 
 
@@ -48,11 +53,11 @@ KEPT = {
     "key_chunks": (torch.bfloat16, 300, 64),
 }
 SOME = [(True, True, True), (False, True, False), (True, False, False), (False, True, True)]
-CASES = list(itertools.product(KEPT, SOME))
 
 
 @pytest.mark.parametrize("block", [2**20, 0], ids=["a block", "apart"])
-@pytest.mark.parametrize("form, needs", CASES)
+@pytest.mark.parametrize("needs", SOME)
+@pytest.mark.parametrize("form", KEPT)
 def test_the_second_time_the_same_is_launched_on_new_tensors(
     log, long_way, monkeypatch, form, needs, block
 ):
@@ -68,7 +73,8 @@ def test_the_second_time_the_same_is_launched_on_new_tensors(
         log.clear()
         again = run(*inputs, needs=needs)
         assert len(long_way) == 2, "nothing was worked out again"
-        assert list(map(about, again.values())) == list(map(about, first.values()))
+        for name, x in first.items():
+            assert about(again[name]) == about(x), name
         n = len(forward.steps)
         check_launches(log[:n], forward, again)
         check_launches(log[n:], backward, again)
@@ -77,104 +83,64 @@ def test_the_second_time_the_same_is_launched_on_new_tensors(
 def check_launches(log, kept, tensors):
     """They are the steps of a pass, on the tensors of this call and on own ones that lie apart."""
     places, sizes = {}, {name: x.nbytes for name, x in kept.scratch.items()}
-    assert [call[:2] for call in log] == [(step.kernel, step.n_programs) for step in kept.steps]
-    for step, (_, _, args) in zip(kept.steps, log, strict=True):
+    for step, (kernel, n_programs, args) in zip(kept.steps, log, strict=True):
+        assert (kernel, n_programs) == (step.kernel, step.n_programs)
         assert args[len(step.tensors) :] == step.numbers
         places |= dict(zip(step.tensors, args, strict=False))
     for name, x in tensors.items():
         if x is not None and name in places:
             assert places[name] == x.data_ptr(), name
             sizes[name] = x.nbytes
-    found = sorted((places[name], size) for name, size in sizes.items())
-    assert all(at % 16 == 0 for at, _ in found)
-    assert all(at + size <= next for (at, size), (next, _) in itertools.pairwise(found))
+    end = 0
+    for name in sorted(sizes, key=places.get):
+        assert places[name] % 16 == 0 and places[name] >= end, name
+        end = places[name] + sizes[name]
 
 
 def about(x):
     return x if x is None else (x.shape, x.stride(), x.dtype, x.requires_grad)
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("length, d, one", [(128, 64, 1), (129, 64, 0), (256, 32, 1), (128, 65, 1)])
-def test_few_tokens_are_one_launch_in_any_order(log, monkeypatch, fixed, length, d, one):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed)
-    q, k, v = qkv(length=length, d=d)
-    run(q, k[:, :1], v[:, :1])
-    launched = [(name, n) for name, n, _ in log[1:]]
-    rows = 64 if d <= 64 else 16
-    assert launched == [("backward", length // rows * (6 + 3))] if one else len(launched) == 2
-    log.clear()
-    run(q, k, v, needs=(True, False, True))
-    assert len(log[1:]) == len(launched), "also where a gradient is not wanted"
+TOKENS = [
+    (0, 0), (100, 100), (300, 300), (1000, 1000), (3000, 3000), (8192, 8192), (16384, 16384),
+    (0, 300), (300, 0), (300, 16384), (300, 65536),
+]  # fmt: skip
 
 
-TOKENS = [(n, n) for n in (0, 100, 300, 1000, 3000, 8192, 16384)]
-TOKENS += [(0, 300), (300, 0), (300, 16384), (300, 65536)]
-FLAGS = "causal", "hopper", "fixed_order", "tf32"
+def all_calls():
+    """Yield tensors and a call of each kind, whatever the GPU and PyTorch's settings."""
+    flags = itertools.product((False, True), repeat=4)
+    dtypes, heads_of, sizes = (torch.bfloat16, torch.float32), (0, 1, 16), (16, 32, 64, 128)
+    cases = itertools.product(dtypes, heads_of, TOKENS, sizes, flags)
+    for dtype, heads, (n_queries, n_keys), d, (causal, hopper, fixed_order, tf32) in cases:
+        q = torch.empty(1, heads, n_queries, d, dtype=dtype, device="meta")
+        k = q.new_empty(1, heads, n_keys, d)
+        tensors = {"lse": q.new_empty(q.shape[:-1], dtype=torch.float32)}
+        tensors |= dict.fromkeys(("q", "o", "do", "dq"), q)
+        tensors |= dict.fromkeys(("k", "v", "dk", "dv"), k)
+        call = launches.call_of(tensors, causal)
+        options = {"hopper": hopper, "fixed_order": fixed_order, "tf32": tf32}
+        yield tensors, call._replace(multiprocessors=132, **options)
 
 
 @pytest.mark.triton
 def test_every_call_has_launches_and_every_row_of_the_table_a_call():
-    """Whatever the GPU and PyTorch's settings: no kernel is without a tile, and no tile is left."""
+    """No kernel is without a tile, and no tile is left."""
     used = set()
-    dtypes, heads_of, sizes = (torch.bfloat16, torch.float32), (0, 1, 16), (16, 32, 64, 128)
-    shapes = itertools.product(dtypes, heads_of, TOKENS, sizes)
-    settings = itertools.product((False, True), repeat=len(FLAGS))
-    for (dtype, heads, lengths, d), chosen in itertools.product(shapes, settings):
-        q, k = (torch.empty(1, heads, n, d, dtype=dtype, device="meta") for n in lengths)
-        tensors = {"lse": torch.empty(q.shape[:-1], device="meta")}
-        tensors |= dict.fromkeys(("q", "o", "do", "dq"), q)
-        tensors |= dict.fromkeys(("k", "v", "dk", "dv"), k)
-        options = dict(zip(FLAGS, chosen, strict=True))
-        call = launches.call_of(tensors, False)._replace(multiprocessors=132, **options)
+    for tensors, call in all_calls():
         for pass_ in (forms.Pass.forward, forms.Pass.backward):
             steps = pass_(forms.Pass(tensors, call, 1.0))
-            assert all(step.kernel in dispatch.KERNELS and step.n_programs > 0 for step in steps)
-            assert steps or not q.numel()
+            assert steps or not tensors["q"].numel()
             for step in steps:
+                assert step.kernel in dispatch.KERNELS and step.n_programs > 0
                 if step.constants.get("STAY"):  # the backward's order and chunks are of others
                     assert not step.constants.get("ORDERED") and not step.constants.get("CHUNKS")
-            used |= {step.tile for step in steps if step.tile}
-    assert used == {(key, row.tile) for key, rows in dispatch.TILES.items() for row in rows}
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """The steps that are launched, on a GPU of 132 multiprocessors."""
-    found = []
-    watch_steps(monkeypatch, found)
-    monkeypatch.setattr(forms, "launches_early", lambda _: True)
-    monkeypatch.setattr(launches, "n_multiprocessors", lambda _: 132)
-    return found
-
-
-def test_tiles_of_rows_in_chunks(launched):
-    usual = (64, 64, 8, 3)
-    for length, heads, tile in (
-        (512, 1, (64, 32, 4, 3)),  # 72 programs
-        (512, 4, usual),  # would be 160
-        (641, 1, usual),
-        (2047, 1, usual),
-        (2048, 1, (32, 64, 4, 3)),
-    ):
-        run(*(x[:1] for x in qkv(length=length, heads=heads, d=128)))
-        (found,) = [step.tile for step in launched if step.kernel == "backward_chunks"]
-        assert found[1] == tile, (length, heads)
-        launched.clear()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    "length, is_causal, early", [(4096, True, 1), (4097, True, 0), (512, False, 1), (513, False, 0)]
-)
-def test_kernels_of_short_chunks_are_launched_early(launched, dtype, length, is_causal, early):
-    run(*(x[:1] for x in qkv(dtype, length=length, heads=1)), causal=is_causal)
-    early &= dtype == torch.bfloat16
-    names = ["prepare", "backward_chunks", "finish"]
-    chunks = [step for step in launched if step.kernel in names]
-    assert [step.kernel for step in chunks] == names
-    options = [step.options.get("launch_pdl", False) for step in chunks]
-    assert options == [False, early, early]
+                if step.tile:
+                    used.add(step.tile)
+    table = set()
+    for key, rows in dispatch.TILES.items():
+        table |= {(key, row.tile) for row in rows}
+    assert used == table
 
 
 def test_one_tensor_given_twice_does_not_bind_the_next_call(log):
@@ -203,35 +169,28 @@ def test_what_differs_is_worked_out(long_way):
             launches.forward(*other)
             launches.forward(q, k, v, True, None)
         assert len(long_way) == number
+    launches.forward(q.detach().requires_grad_(), k, v, True, None)  # no difference
+    assert len(long_way) == 1 + len(others)
 
 
-def test_a_rung_of_the_ladder_is_worked_out(long_way, monkeypatch):
-    for without in ((), ("consumers",), ()):
-        monkeypatch.setattr(dispatch, "without", frozenset(without))
-        launches.forward(*qkv(), True, None)
-    assert len(long_way) == 2
-
-
-def test_whether_gradients_are_wanted_changes_nothing(long_way):
-    q, k, v = qkv()
-    for wanted in (False, True, True, False, True):
-        launches.forward(q.detach().requires_grad_(wanted), k, v, True, None)
-    assert len(long_way) == 1
-
-
-def test_tf32_is_part_of_the_form(long_way, monkeypatch):
+def test_settings_are_part_of_the_form(long_way, monkeypatch):
     q, k, v = qkv(torch.float32)
     for allowed in (False, True, True):
         monkeypatch.setattr(launches, "_allow_tf32", lambda allowed=allowed: allowed)
         launches.forward(q, k, v, True, None)
     assert len(long_way) == 2
+    for without in (("consumers",), (), ("consumers",)):
+        monkeypatch.setattr(dispatch, "without", frozenset(without))
+        launches.forward(q, k, v, True, None)
+    assert len(long_way) == 3
 
 
 def test_the_scale_reaches_the_kernel_both_times(log):
     for scale, wanted in ((None, 1 / math.sqrt(64)), (0.25, 0.25), (None, 1 / math.sqrt(64))):
         log.clear()
         launches.forward(*qkv(), True, scale)
-        assert wanted in [x for x in log[0][2] if isinstance(x, float)]
+        [(_, _, args)] = log
+        assert wanted in [x for x in args if isinstance(x, float)]
 
 
 def test_what_is_misaligned_or_has_to_be_copied_goes_the_long_way_each_time(long_way):
@@ -243,13 +202,10 @@ def test_what_is_misaligned_or_has_to_be_copied_goes_the_long_way_each_time(long
     assert len(long_way) == 5
 
 
-def test_nothing_is_kept_where_nothing_runs():
+def test_what_is_kept_is_bounded_and_nothing_where_nothing_runs(monkeypatch):
+    monkeypatch.setattr(launches, "CAPACITY", 3)
     launches.forward(*qkv(length=0), True, None)
     assert not launches._kept
-
-
-def test_what_is_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr(launches, "CAPACITY", 3)
     for length in range(1, 9):
         launches.forward(*qkv(length=length), True, None)
     assert 0 < len(launches._kept) <= 3
@@ -309,35 +265,18 @@ def launch(kernel, key, x, n=5):
     return kernel.log[-1]
 
 
-def test_second_launch_is_direct_with_constants_in_the_kernels_order(kernel):
+def test_second_launch_is_direct_with_constants_in_the_kernels_order(kernel, monkeypatch):
     x = torch.zeros(16)
     kind, grid, args, kwargs = launch(kernel, "a", x)
     assert (kind, grid, args) == ("compiled", (7,), (x, 1, 5))
     assert kwargs == {"FLAG": True, "BLOCK": 16, "num_warps": 4}
     assert launch(kernel, "a", x, n=6) == ("kernel 1", (7, 1, 1), (x.data_ptr(), 1, 6, 16, True))
-
-
-def test_a_misaligned_tensor_never_meets_a_kept_kernel(kernel):
-    x = torch.zeros(16)
-    launch(kernel, "a", x)
-    assert launch(kernel, "a", x[1:])[0] == "compiled"
+    assert launch(kernel, "a", x[1:])[0] == "compiled", "what is misaligned"
     assert launch(kernel, "a", x)[0] == "kernel 1"
-
-
-def test_kernels_that_are_kept_are_few(kernel, monkeypatch):
     monkeypatch.setattr(launches, "CAPACITY", 3)
     for key in range(10):
-        launch(kernel, key, torch.zeros(16))
+        launch(kernel, key, x)
     assert len(launches._compiled) <= 3
-
-
-def test_what_the_interpreter_runs_is_not_kept(kernel):
-    class Interpreted(Compiling):
-        def __getitem__(self, grid):
-            return lambda *args, **kwargs: None
-
-    launches.launch(Interpreted(), "a", 1, (torch.zeros(16),), (1, 1), {"FLAG": 1, "BLOCK": 1}, {})
-    assert not launches._compiled
 
 
 # A GPU with less shared memory.

@@ -82,12 +82,15 @@ def assert_same(got, want):
 
 
 class Operators(TorchDispatchMode):
+    """Keeps which of ours were called."""
+
     def __init__(self):
         super().__init__()
         self.seen = []
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.seen.append(operator)
+        if operator in (FORWARD, BACKWARD):
+            self.seen.append(operator)
         return operator(*args, **(kwargs or {}))
 
 
@@ -106,7 +109,7 @@ def test_a_mode_sees_the_operators(attention):
     qkv = inputs()
     with Operators() as mode:
         got = both(attention)(*qkv)
-    assert [x for x in mode.seen if x in (FORWARD, BACKWARD)] == [FORWARD, BACKWARD]
+    assert mode.seen == [FORWARD, BACKWARD]
     assert_same(got, both(attention)(*qkv))
     with Functions() as functions:
         forward(attention)(*qkv)
@@ -131,16 +134,21 @@ def test_fake_tensors_reach_no_kernel_and_no_device(monkeypatch, attention, devi
         qkv = [torch.empty(**shape) for _ in range(3)]
         # PyTorch differentiates nothing on a device that is not there.
         results = both(attention)(*qkv) if device == DEVICE else [attention(*qkv)]
-    assert all(isinstance(x, FakeTensor) and x.device.type == device for x in results)
+    for x in results:
+        assert isinstance(x, FakeTensor) and x.device.type == device
     assert results[0].stride() == (2560, 16, 64, 1)
 
 
-# Tracers: each returns the operators of a graph, and the graph as a function.
+# Tracers: each returns the operators of ours in a graph, and the graph as a function.
+
+
+def ours_in(graph):
+    return [node.target for node in graph.nodes if node.target in (FORWARD, BACKWARD)]
 
 
 def by_make_fx(call, qkv, **options):
     graph = make_fx(call, **options)(*qkv)
-    return [node.target for node in graph.graph.nodes], graph
+    return ours_in(graph.graph), graph
 
 
 def by_export(call, qkv, strict):
@@ -149,7 +157,7 @@ def by_export(call, qkv, strict):
             return call(q, k, v)
 
     program = torch.export.export(Module(), tuple(qkv), strict=strict)
-    return [node.target for node in program.graph.nodes], program.module()
+    return ours_in(program.graph), program.module()
 
 
 def by_jit(call, qkv):
@@ -163,7 +171,7 @@ def by_compile(call, qkv, **options):
     seen = []
 
     def backend(graph, example):
-        seen.extend(node.target for node in graph.graph.nodes)
+        seen.extend(ours_in(graph.graph))
         return graph.forward
 
     torch.compiler.reset()
@@ -176,11 +184,12 @@ def check_traced(tracer, call, wanted):
     """The graph has the operators and is right for tensors that it was not made with, and so is a
     call after it."""
     operators, graph = tracer(call, inputs())
-    assert [x for x in operators if x in (FORWARD, BACKWARD)] == wanted
-    other = inputs()
-    got, after = graph(*other), call(*other)
-    assert_same(got, after)
-    assert_same([after[0].double()], [attention_reference(*(x.double() for x in other), True)])
+    assert operators == wanted
+    q, k, v = inputs()
+    after = call(q, k, v)
+    assert_same(graph(q, k, v), after)
+    want = attention_reference(q.double(), k.double(), v.double(), True)
+    assert_same([after[0].double()], [want])
 
 
 @each
@@ -212,9 +221,6 @@ def test_flops_are_counted_as_pytorch_counts_its_own(attention):
     with FlopCounterMode(display=False) as counter:
         o = attention(q, k, v)
         assert counter.get_total_flops() == 2 * matmul
-        o.float().sum().backward()
-        assert counter.get_total_flops() == 7 * matmul
-    o = attention(q, k, v)
     with FlopCounterMode(display=False) as counter:  # which comes after the forward
         o.float().sum().backward()
     assert counter.get_total_flops() == 5 * matmul
@@ -241,13 +247,13 @@ class Closed(torch.Tensor):
 
 @each
 def test_subclasses(attention):
-    qkv = inputs()
-    got = attention(*(x.as_subclass(Marked) for x in qkv))
+    q, k, v = inputs()
+    got = attention(q.as_subclass(Marked), k.as_subclass(Marked), v.as_subclass(Marked))
     assert type(got) is Marked
-    assert_same([got.as_subclass(torch.Tensor)], forward(attention)(*qkv))
-    closed = [Closed(x) for x in qkv]
-    refused("which Closed does not know", attention, *closed, error=UnsupportedError)
-    refused("does not know", attention, qkv[0], closed[1], qkv[2], error=UnsupportedError)
+    assert_same([got.as_subclass(torch.Tensor)], forward(attention)(q, k, v))
+    words = "which Closed does not know"
+    refused(words, attention, Closed(q), Closed(k), Closed(v), error=UnsupportedError)
+    refused("does not know", attention, q, Closed(k), v, error=UnsupportedError)
 
 
 @each
@@ -317,14 +323,6 @@ def test_memory_with_another_sign_or_none():
     torch.testing.assert_close(ours(turned, k, v), ours(-q, k, v))
     words = "runs dense tensors; got torch.sparse_coo"
     refused(words, ours, q.to_sparse(), k, v, error=UnsupportedError)
-
-
-def test_a_profiler_changes_nothing():
-    qkv = inputs()
-    want = both(ours)(*qkv)
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True):
-        got = both(ours)(*qkv)
-    assert_same(got, want)
 
 
 @pytest.mark.gpu

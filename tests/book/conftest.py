@@ -28,9 +28,9 @@ class Book:
 
     def build(self, *options: str) -> None:
         """Build as a reader does, with ``options`` of jupyter-book."""
-        unset = ("A2LIB_DATA", "TRITON_INTERPRET")
-        env = {name: value for name, value in os.environ.items() if name not in unset}
-        env["PYTHONPATH"] = str(self.root / "src")
+        env = {**os.environ, "PYTHONPATH": str(self.root / "src")}
+        for name in ("A2LIB_DATA", "TRITON_INTERPRET"):
+            env.pop(name, None)
         jupyter_book = Path(sys.executable).with_name("jupyter-book")
         command = [jupyter_book, "build", "book/", *options]
         streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
@@ -86,7 +86,8 @@ def open_page(book, browser):
     yield opened
     for context in contexts:
         context.close()
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    for url in asked:
+        assert url.startswith(("file:", "data:"))
     assert broken == []
 
 
@@ -106,8 +107,9 @@ def book(tmp_path_factory):
         if not ready.exists():
             shutil.rmtree(root, ignore_errors=True)  # what a failed build of another worker left
             book.copy()
-            cells = itertools.product((128, 256), ("forward", "backward", "end_to_end"))
-            rows = [invented_rows.flash(seq_len=n, pass_=pass_) for n, pass_ in cells]
+            rows = []
+            for n, pass_ in itertools.product((128, 256), ("forward", "backward", "end_to_end")):
+                rows.append(invented_rows.flash(seq_len=n, pass_=pass_))
             invented_rows.write(root / "build" / "data", device="cpu", flash=rows)
             book.build("-W", "-n", "--keep-going")  # warnings are errors
             ready.touch()

@@ -34,24 +34,17 @@ def run_example(code, folder):
     return run_script(script, folder=folder, ranks=2 if started_by else 1, seconds=SECONDS)
 
 
-EXAMPLES = {
-    f"{page.stem}-{number}": code
-    for page in sorted((ROOT / "book").glob("*.md"))
-    for number, code in enumerate(find_examples(page.read_text(encoding="utf-8")), 1)
-}
+EXAMPLES = {}
+for page in sorted((ROOT / "book").glob("*.md")):
+    for number, code in enumerate(find_examples(page.read_text(encoding="utf-8")), 1):
+        EXAMPLES[f"{page.stem}-{number}"] = code
 
 
 def test_no_block_of_python_is_overlooked():
-    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "book").glob("*.md")]
-    fences = [re.findall(r"^ *(?:`{3,}|~{3,}) *py", text, re.M) for text in pages]
-    assert sum(len(BLOCK.findall(text)) for text in pages) == sum(map(len, fences)) > 0
-
-
-def test_a_cell_is_an_example_only_where_its_code_is_shown():
-    hidden = "```{code-cell} ipython3\n:tags: [remove-input]\n\nx = 1\n```\n"
-    shown = "```{code-cell} ipython3\nx = 2\n```\n"
-    assert find_examples(hidden + shown) == ["x = 2\n"]
-    assert "layout-405b-1" in EXAMPLES
+    for page in (ROOT / "book").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        fences = re.findall(r"^ *(?:`{3,}|~{3,}) *py", text, re.M)
+        assert len(BLOCK.findall(text)) == len(fences), page.name
 
 
 @pytest.mark.slow

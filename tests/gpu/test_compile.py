@@ -8,8 +8,8 @@ pytestmark = pytest.mark.gpu
 QUICK = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
 
 
-@pytest.mark.parametrize("written, attentions", [("plain", 0), ("causal", 0), ("heads", 0)])
-def test_attention_on_the_gpu(configured, written, attentions):
+@pytest.mark.parametrize("written", ["plain", "causal", "heads"])
+def test_attention_on_the_gpu(configured, written):
     """In fp32 Inductor recognises none, since the attention it would call uses TF32."""
     cells = load_cells("compile", written=written, seq_len=256, model="none")
     cells.TIMING["cuda"].update(QUICK)
@@ -22,15 +22,20 @@ def test_attention_on_the_gpu(configured, written, attentions):
     for pass_ in cells.PASSES:
         compiled = rows["compile", pass_]
         assert compiled["ms_cold"] > compiled["ms_warm"] > 0
-        assert compiled["attentions"] == attentions
+        assert compiled["attentions"] == 0
 
 
 def test_a_model_on_the_gpu():
     cells = load_cells("compile", model="tiny", context=16)
     (keys,) = cells.model_tasks
     rows = {(row["compile"], row["phase"]): row for row in cells.measure_models(keys)}
-    assert len(rows) == len(keys) and not any("status" in row for row in rows.values()), rows
+    assert len(rows) == len(keys)
     for row in rows.values():
-        assert row["n"] == 10 and row["peak_bytes"] > 0 and row["ms_cold"] > row["ms"], row
+        assert (
+            "status" not in row
+            and row["n"] == 10
+            and row["peak_bytes"] > 0
+            and row["ms_cold"] > row["ms"]
+        ), row
     step = rows["model", "step"]
     assert step["ms_cold"] > step["ms_warm"]

@@ -35,8 +35,8 @@ def test_every_implementation_on_the_gpu(cells, dtype, refused):
         else:
             assert row["ms"] > 0 and row["peak_bytes"] > 0, row
             assert row["ms_graph"] > 0 and row["ms_host"] > 0 and not row.get("note"), row
-    eager, ours = (rows[name, "end_to_end"]["peak_bytes"] for name in ("eager", "a2lib"))
-    assert eager > 2 * 512**2 * 2 and ours < eager
+    eager, ours = rows["eager", "end_to_end"], rows["a2lib", "end_to_end"]
+    assert eager["peak_bytes"] > 2 * 512**2 * 2 and ours["peak_bytes"] < eager["peak_bytes"]
 
 
 @pytest.mark.parametrize("dtype, scale", [("bf16", 1), ("fp16", 10), ("fp32", 1)])
@@ -57,14 +57,15 @@ def test_every_protocol_on_the_gpu(cells):
     notebook = cells(sweep="leaderboard")
     notebook.BOARD_MS.update(warmup=10, rep=100)
     notebook.SUSTAINED["cuda"].update(second_s=0.05, idle_s=0.1)
-    rows = []
+    kinds, rows = set(), []
     for keys in notebook.other_tasks:
         small = [{**key, "heads": 2, "seq_len": 512} for key in keys]
         rows += notebook.measure_protocols(small)
     for keys in notebook.first_tasks:
         rows += notebook.measure_first([{**keys[0], "heads": 2, "seq_len": 512}])
-    assert all(row.get("status", "ok") == "ok" and row["ms_mean"] for row in rows), rows
-    kinds = {(row["protocol"], row["implementation"]) for row in rows}
+    for row in rows:
+        assert row.get("status", "ok") == "ok" and row["ms_mean"], row
+        kinds.add((row["protocol"], row["implementation"]))
     assert len(kinds) >= 3 + 3 + 4 + 2 + 3 + 2 + 2
 
 

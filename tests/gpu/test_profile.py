@@ -16,9 +16,7 @@ from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.transformer import parameter_count
 
 pytestmark = pytest.mark.gpu
-IN_A_BLOCK = [f"attn.{name}_proj" for name in ("q", "k", "v", "output")] + [
-    f"ffn.w{i}" for i in (1, 2, 3)
-]
+IN_A_BLOCK = "attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3".split()
 
 
 def check(traced):
@@ -28,14 +26,17 @@ def check(traced):
     assert unfiled["no_launch_percent"] == 0 and unfiled["no_class_percent"] < 1, unfiled
     # After each step, outside of its range and its clock, the host reads the loss.
     outside = [k.name for k in traced.kernels if not k.path]
-    assert len(outside) == 2 and all("DtoH" in name for name in outside), outside
-    linears = {f"layers.{i}.{name}" for i in range(2) for name in IN_A_BLOCK} | {"lm_head"}
+    assert len(outside) == 2 and "DtoH" in outside[0] and "DtoH" in outside[1], outside
+    linears = {"lm_head"}
+    for name in IN_A_BLOCK:
+        linears |= {f"layers.0.{name}", f"layers.1.{name}"}
     for kernels in traced.steps().values():
         # cuBLAS may take several kernels for a product, and some to sum its parts.
         products = [k for k in kernels if k.kind == "matmul"]
         launched = collections.Counter(k.path[-1] for k in products)
-        assert all(launched[name] >= 1 for name in linears), launched
-        assert sum(k.phase == "backward" for k in products) >= 2 * len(linears), launched
+        assert launched.keys() >= linears, launched
+        phases = collections.Counter(k.phase for k in products)
+        assert phases["backward"] >= 2 * len(linears), launched
     for phases in trace.phase_times(traced).values():
         assert set(phases) == {*trace.PHASES, trace.STEP}
         for times in phases.values():

@@ -23,14 +23,15 @@ def test_every_way_on_gpus(tmp_path):
     run = Run("leaderboard", {}, {}, "cuda", slug)
     assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=n, device="cuda") == 0
     rows = {row["way"]: row for row in read_section("leaderboard", tmp_path / "data")[slug]}
-    assert set(rows) == set(cells.MAKE) and {row["status"] for row in rows.values()} == {"ok"}, rows
+    assert set(rows) == set(cells.MAKE)
     for row in rows.values():
+        assert row["status"] == "ok", row
         for name in ("loss", "gradient_norm"):
             assert float(row[name]) == pytest.approx(float(rows["recomputed"][name]), rel=0.02)
     assert int(rows["offloaded"]["host_bytes"]) > 0 == int(rows["products_kept"]["host_bytes"])
-    kept = {way: int(row["kept_bytes"]) for way, row in rows.items()}
-    assert kept["offloaded"] <= kept["products_kept"] * 1.05
-    assert kept["own_fsdp"] < kept["products_kept"]
+    products_kept = int(rows["products_kept"]["kept_bytes"])
+    assert int(rows["offloaded"]["kept_bytes"]) <= products_kept * 1.05
+    assert int(rows["own_fsdp"]["kept_bytes"]) < products_kept
     assert len(bulk.pictures("kernels", tmp_path / "data")) == len(rows)
 
 
@@ -48,8 +49,11 @@ def test_every_scheme_on_gpus(tmp_path):
     run = Run("parallelism", {}, {}, "cuda", slug)
     assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=n, device="cuda") == 0
     rows = read_section("parallelism", tmp_path / "data")[slug]
-    assert {row["status"] for row in rows} == {"ok"}, rows
-    sent = {(r["scheme"], r["pass"]) for r in rows if r["ms_communication"]}
+    sent = set()
+    for row in rows:
+        assert row["status"] == "ok", row
+        if row["ms_communication"]:
+            sent.add((row["scheme"], row["pass"]))
+        if (row["scheme"], row["implementation"]) == ("fsdp_tp", "a2lib"):
+            assert row["ms_data"] and row["ms_tensor"], row
     assert ("dp", "forward") not in sent and {("dp", "backward"), ("tp", "forward")} <= sent
-    both = [r for r in rows if (r["scheme"], r["implementation"]) == ("fsdp_tp", "a2lib")]
-    assert all(row["ms_data"] and row["ms_tensor"] for row in both)

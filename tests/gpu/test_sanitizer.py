@@ -68,8 +68,9 @@ def test_races_are_reported_of_nothing_but_how_triton_hands_out_roles(head_dim, 
     said = watched("racecheck", str(head_dim), str(int(is_causal)))
     sizes = {(kernel, int(size)) for kernel, size in GLUON.findall(said)}
     assert {kernel for kernel, _ in sizes} == {"forward_kernel", "backward_kernel"}
-    roles = {(size - i, kernel) for kernel, size in sizes for i in range(1, ROLES + 1)}
-    assert set(hazards(said)) <= roles
+    for at, kernel in hazards(said):
+        ends = [size for name, size in sizes if name == kernel]
+        assert any(end - ROLES <= at < end for end in ends), (at, kernel)
 
 
 def test_a_race_is_reported():
@@ -95,7 +96,8 @@ def attend_in_all_forms(head_dim, is_causal):
 
     def run(*given):
         found = real(*given)
-        COMPILED.extend([found[0]] if found and found[0] not in COMPILED else [])
+        if found and found[0] not in COMPILED:
+            COMPILED.append(found[0])
         return found
 
     launches._compile_and_run = run

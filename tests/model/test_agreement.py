@@ -24,38 +24,56 @@ def rope(x, theta):
 
 
 def rms_norm(x, weight, eps=1e-5):
-    return torch.stack([row / torch.sqrt((row @ row) / len(row) + eps) for row in x]) * weight
+    rows = []
+    for row in x:
+        rows.append(row / torch.sqrt((row @ row) / len(row) + eps) * weight)
+    return torch.stack(rows)
 
 
 def attend(q, k, v):
     """One head, (T, d): query by query over the keys it may see."""
     rows = []
     for i, query in enumerate(q):
-        weights = torch.stack([torch.exp(query @ k[j] / len(query) ** 0.5) for j in range(i + 1)])
-        rows.append(sum(w * v[j] for j, w in enumerate(weights)) / weights.sum())
+        weights = torch.exp(k[: i + 1] @ query / len(query) ** 0.5)
+        rows.append(weights @ v[: i + 1] / weights.sum())
     return torch.stack(rows)
+
+
+def part_of(weights, prefix):
+    """Return the weights whose names begin with ``prefix``, by the rest of their names."""
+    part = {}
+    for name, tensor in weights.items():
+        if name.startswith(prefix):
+            part[name.removeprefix(prefix).removesuffix(".weight")] = tensor
+    return part
+
+
+def block_of(w, x, num_heads, theta):
+    """The residual stream x (T, D) after a block."""
+    normed = rms_norm(x, w["ln1"])
+    q = (normed @ w["attn.q_proj"].T).chunk(num_heads, -1)
+    k = (normed @ w["attn.k_proj"].T).chunk(num_heads, -1)
+    v = (normed @ w["attn.v_proj"].T).chunk(num_heads, -1)
+    heads = []
+    for i in range(num_heads):
+        heads.append(attend(rope(q[i], theta), rope(k[i], theta), v[i]))
+    x = x + torch.cat(heads, -1) @ w["attn.output_proj"].T
+    normed = rms_norm(x, w["ln2"])
+    gate = normed @ w["ffn.w1"].T
+    gated = gate / (1 + torch.exp(-gate)) * (normed @ w["ffn.w3"].T)
+    return x + gated @ w["ffn.w2"].T
 
 
 def logits_of(weights, token_ids, num_heads, theta=10_000.0):
     """Logits (B, T, V) from ``weights``, a dict of the state dict's names."""
-    w = {name.removesuffix(".weight"): tensor for name, tensor in weights.items()}
-    num_layers = 1 + max(int(n.split(".")[1]) for n in w if n.startswith("layers."))
+    w = part_of(weights, "")
     logits = []
     for sequence in token_ids:
         x = torch.stack([w["token_embeddings"][token] for token in sequence])
-        for i in range(num_layers):
-            part = {n.removeprefix(f"layers.{i}."): t for n, t in w.items()}
-            normed = rms_norm(x, part["ln1"])
-            q, k, v = (normed @ part[f"attn.{name}_proj"].T for name in "qkv")
-            heads = [
-                attend(rope(qh, theta), rope(kh, theta), vh)
-                for qh, kh, vh in zip(*(y.chunk(num_heads, -1) for y in (q, k, v)), strict=True)
-            ]
-            x = x + torch.cat(heads, -1) @ part["attn.output_proj"].T
-            normed = rms_norm(x, part["ln2"])
-            gate = normed @ part["ffn.w1"].T
-            gated = gate / (1 + torch.exp(-gate)) * (normed @ part["ffn.w3"].T)
-            x = x + gated @ part["ffn.w2"].T
+        i = 0
+        while block := part_of(weights, f"layers.{i}."):
+            x = block_of(block, x, num_heads, theta)
+            i += 1
         logits.append(rms_norm(x, w["ln_final"]) @ w["lm_head"].T)
     return torch.stack(logits)
 

@@ -21,7 +21,12 @@ def test_dtypes_under_autocast(make_model, batch, dtype, attention):
     model = make_model(attention=attention)
     qkv = []
     inner = model.layers[0].attn.attention
-    model.layers[0].attn.attention = lambda *x: qkv.extend(x) or inner(*x)
+
+    def watched(q, k, v):
+        qkv.extend([q, k, v])
+        return inner(q, k, v)
+
+    model.layers[0].attn.attention = watched
     with torch.autocast("cpu", dtype):
         seen = outputs_by_module(model, batch[0])
     for name, (x, out) in seen.items():
@@ -131,10 +136,16 @@ def test_a_compiled_loss_keeps_no_float32_copy_of_the_logits():
     kept, gradients = [], []
     for function in (compiled, cross_entropy):
         leaf = logits.clone().requires_grad_()
-        saved = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=saved: s.append(x) or x, id):
+        saved = set()
+
+        def pack(x, saved=saved):
+            if x.numel() >= logits.numel():
+                saved.add(x.dtype)
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             loss = function(leaf, targets)
-        kept.append({x.dtype for x in saved if x.numel() >= logits.numel()})
+        kept.append(saved)
         gradients.append(torch.autograd.grad(function(leaf, targets), leaf)[0])
         torch.testing.assert_close(loss, cross_entropy(logits, targets))
     assert kept == [{torch.bfloat16}, {torch.float32}]

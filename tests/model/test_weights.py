@@ -20,13 +20,14 @@ def assert_same(state, other):
 
 
 def test_names_and_shapes_of_the_state_dict(make_model):
-    shapes = {"token_embeddings": "VD"}
-    shapes |= {f"layers.{i}.{name}": shape for i in range(3) for name, shape in BLOCK.items()}
-    shapes |= {"ln_final": "D", "lm_head": "VD"}
+    expected = [("token_embeddings", "VD")]
+    for i in range(3):
+        expected += [(f"layers.{i}.{name}", axes) for name, axes in BLOCK.items()]
+    expected += [("ln_final", "D"), ("lm_head", "VD")]
     state = make_model().state_dict()
-    assert list(state) == [f"{name}.weight" for name in shapes]
-    for name, shape in shapes.items():
-        assert state[f"{name}.weight"].shape == tuple(SIZES[axis] for axis in shape), name
+    for name, (wanted, axes) in zip(state, expected, strict=True):
+        assert name == f"{wanted}.weight"
+        assert list(state[name].shape) == [SIZES[axis] for axis in axes], name
     other = make_model(attention="sdpa_math", checkpointing="block").state_dict()
     assert list(other) == list(state)
 
@@ -42,13 +43,14 @@ def test_a_seed_gives_one_model_in_every_dtype(make_model, dtype):
 def test_seeds_differ_and_leave_the_global_generator_alone(make_model):
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    first, second = (make_model(seed=seed).state_dict() for seed in (0, 1))
+    first, second = make_model(seed=0).state_dict(), make_model(seed=1).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
-    assert all("ln" in n or not torch.equal(first[n], second[n]) for n in first)
-    unseeded = [make_model(seed=None).state_dict() for _ in range(2)]
-    assert not torch.equal(*(state["lm_head.weight"] for state in unseeded))
+    for name, weight in first.items():
+        assert "ln" in name or not torch.equal(weight, second[name]), name
+    first, second = make_model(seed=None).state_dict(), make_model(seed=None).state_dict()
+    assert not torch.equal(first["lm_head.weight"], second["lm_head.weight"])
     torch.manual_seed(3)
-    assert_same(make_model(seed=None).state_dict(), unseeded[0])
+    assert_same(make_model(seed=None).state_dict(), first)
 
 
 def test_from_meta_to_a_device(make_model, batch):
@@ -57,7 +59,8 @@ def test_from_meta_to_a_device(make_model, batch):
     weights = direct.state_dict()
     for fill in (lambda m: m.reset_parameters(0), lambda m: m.load_state_dict(weights)):
         model = make_model(device="meta", dtype=torch.float64)
-        assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
+        for tensor in (*model.parameters(), *model.buffers()):
+            assert tensor.is_meta
         assert model(batch[0].to("meta")).shape == (2, 11, 19)
         model.to_empty(device="cpu")
         fill(model)

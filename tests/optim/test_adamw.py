@@ -2,6 +2,7 @@
 
 import copy
 import io
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (16, 8))
 
 
 def tensors():
-    drawn = [torch.randn(shape) for shape in SHAPES]
-    return [nn.Parameter(x) for x in (*drawn, torch.randn(8, 16).t())]
+    made = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    return [*made, nn.Parameter(torch.randn(8, 16).t())]
 
 
 def with_gradients(*lists, missing=()):
@@ -33,16 +34,14 @@ def with_gradients(*lists, missing=()):
 @pytest.fixture(params=[pytest.param("kernel", marks=pytest.mark.triton), "operators"])
 def by(request, monkeypatch):
     """Whether the kernel, interpreted, updates what it can, or PyTorch's operators everything."""
-    used = []
-    kernel, operators = updates._by_triton, updates.update_plain
-    monkeypatch.setattr(updates, "_by_triton", lambda *a: (used.append("kernel"), kernel(*a)))
-    monkeypatch.setattr(
-        updates, "update_plain", lambda *a: (used.append("operators"), operators(*a))
-    )
+    kernel = Mock(wraps=updates._by_triton)
+    operators = Mock(wraps=updates.update_plain)
+    monkeypatch.setattr(updates, "_by_triton", kernel)
+    monkeypatch.setattr(updates, "update_plain", operators)
     if request.param == "operators":
         monkeypatch.setattr(updates, "_by_kernel", lambda p: False)
     yield request.param
-    assert request.param in used
+    assert (kernel if request.param == "kernel" else operators).called
 
 
 def close(found, wanted, steps):
@@ -85,7 +84,8 @@ def test_betas_may_be_zero(by):
     optimizer = MasterAdamW(ours, lr=1.0, betas=(0, 0), eps=1e-12, weight_decay=0)
     before = [p.clone() for p in ours]
     optimizer.step()
-    close(ours, [p - q.grad.sign() for p, q in zip(before, ours, strict=True)], steps=1)
+    for p, was in zip(ours, before, strict=True):
+        close([p], [was - p.grad.sign()], steps=1)
 
 
 def test_a_16_bit_parameter_is_its_master_rounded(by):
@@ -94,8 +94,8 @@ def test_a_16_bit_parameter_is_its_master_rounded(by):
     exact = [p.detach().clone() for p in ours]
     optimizer = MasterAdamW(ours, **NUMBERS, working_dtype=torch.bfloat16)
     masters = optimizer.masters()
-    assert all(p.dtype == torch.bfloat16 for p in ours)
-    assert all(torch.equal(masters[p], x) for p, x in zip(ours, exact, strict=True))
+    for p, x in zip(ours, exact, strict=True):
+        assert p.dtype == torch.bfloat16 and torch.equal(masters[p], x)
     peer = torch.optim.AdamW(theirs, **NUMBERS)
     for step in range(8):
         with_gradients(theirs, ours, missing=(0,) if step == 1 else ())
@@ -107,7 +107,8 @@ def test_a_16_bit_parameter_is_its_master_rounded(by):
             cut = by == "kernel" and p.is_contiguous()
             bound = 2**-7 * masters[p].abs() if cut else torch.zeros(())
             assert ((p.float() - masters[p].bfloat16().float()).abs() <= bound).all()
-    assert all(optimizer.masters()[p] is masters[p] for p in ours)
+    for p in ours:
+        assert optimizer.masters()[p] is masters[p]
 
 
 TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
@@ -119,9 +120,11 @@ def trained(steps=6, **options):
     for group in step.optimizer.param_groups:
         group["lr"] = 1e-2
     losses = [step().item() for _ in range(steps)]
-    held = getattr(step.optimizer, "masters", dict)()
-    named = step.model.named_parameters()
-    return losses, {name: held.get(p, p).detach().clone() for name, p in named}
+    masters = getattr(step.optimizer, "masters", dict)()
+    weights = {}
+    for name, p in step.model.named_parameters():
+        weights[name] = masters.get(p, p).detach().clone()
+    return losses, weights
 
 
 def test_16_bit_weights_train_as_autocast_does(monkeypatch):
@@ -169,7 +172,8 @@ def test_within_overlapping_a_backward_updates():
             model(-2 * x).square().sum().backward()
         twin(-2 * x).square().sum().backward()
         after = [p.clone() for p in model.parameters()]
-        assert not any(torch.equal(p, q) for p, q in zip(before, after, strict=True))
+        for p, q in zip(before, after, strict=True):
+            assert not torch.equal(p, q)
         ours.step()
         plain.step()
         for p, q, r in zip(model.parameters(), after, twin.parameters(), strict=True):
@@ -177,7 +181,8 @@ def test_within_overlapping_a_backward_updates():
         for peer in (ours, plain):
             peer.zero_grad()
     assert torch.equal(unused, torch.ones(2)) and "exp_avg" not in ours.state[unused]
-    assert all(ours.state[p]["step"] == 3 for p in model.parameters())
+    for p in model.parameters():
+        assert ours.state[p]["step"] == 3
 
 
 def test_a_second_backward_within_overlapping_is_refused():
@@ -211,7 +216,7 @@ def test_the_state_comes_back_to_the_bit():
     for p, weight in zip(others[2:], weights[2:], strict=True):
         p.data.copy_(weight)
     twin = copy.deepcopy(optimizer)
-    copies = [p for group in twin.param_groups for p in group["params"]]
+    copies = twin.param_groups[0]["params"] + twin.param_groups[1]["params"]
     for _ in range(3):
         with_gradients(ours, others, copies)
         for each in (optimizer, other, twin):
@@ -230,7 +235,8 @@ def test_a_state_without_a_step_comes_back(working):
     optimizer.load_state_dict(before)
     after = optimizer.state_dict()["state"]
     for i, state in before["state"].items():
-        assert all(torch.equal(after[i][name], value) for name, value in state.items())
+        for name, value in state.items():
+            assert torch.equal(after[i][name], value), name
     old = {**before, "state": {0: {"normaliser": torch.ones(2), "exp_avg": torch.zeros(2, 1025)}}}
     refused("^a saved state has normaliser, .*allowed are exp_avg", optimizer.load_state_dict, old)
     for words, other in (

@@ -73,13 +73,6 @@ def test_published_figures_are_whole_and_name_their_source():
     assert set(lost["dtype"]) == {"fp32"} and set(lost["seq_len"]) == {65536}
     best = rows[rows["implementation"] == "leaderboard_2025_best"]
     assert list(best["ms"]) == [5.364] and list(best["device"]) == ["H100"]
-    # The printed ratio agrees with the printed times as far as their two decimals go.
-    times = h800.pivot_table(index=SHAPE, columns="implementation", values="ms").dropna()
-    printed = h800.set_index(SHAPE)["speedup_over_eager"].dropna().reindex(times.index)
-    eager, tiled = times["eager"], times["triton_forward_compiled_backward"]
-    slack = 0.0051
-    assert (printed <= (eager + slack) / (tiled - slack).clip(lower=1e-4) + slack).all()
-    assert (printed >= (eager - slack) / (tiled + slack) - slack).all()
 
 
 def test_a_published_table_that_cannot_be_shown(tmp_path):

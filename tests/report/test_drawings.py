@@ -2,7 +2,7 @@
 
 import math
 import re
-from itertools import combinations, pairwise
+from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
@@ -24,6 +24,7 @@ from a2lib.theory.other_axes import bubble_share, peak_microbatches
 FILES = {file.stem: file for file in sorted((ROOT / "book" / "drawings").iterdir())}
 FIGURE = re.compile(r"^```\{figure\} drawings/(\S+)\.svg\n---\n(.*?)^---$", re.M | re.S)
 PALETTE = {*style.COLOURS, *HEAT, *CATEGORIES.values(), style.INK, style.PAPER, style.DIM}
+PALETTE |= {"none", "currentColor"}
 WIDTH, LETTER = 360, 12
 # A stroke of x, y and a length across, as the boxes of a row are drawn.
 ACROSS = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)")
@@ -38,20 +39,21 @@ def read(name):
 
 
 def words(element, left=0.0, top=0.0, classes=frozenset()):
-    """What is written in an element: the words, and the x where they begin and end, and their
+    """Yield what is written in an element: the words, the x where they begin and end, and their
     baseline. A text with several x has a letter at each."""
     classes = classes | set(element.get("class", "").split())
     if move := element.get("transform"):
         x, y = map(float, re.fullmatch(r"translate\(([\d.]+) ([\d.]+)\)", move).groups())
         left, top = left + x, top + y
     if element.tag == "text":
-        places = [left + float(x) for x in element.get("x", "0").split()]
+        places = list(map(float, element.get("x", "0").split()))
         pieces = element.text if len(places) > 1 else [element.text]
         weight = "bold" if "bold" in classes else "normal"
         font = FontProperties(family="DejaVu Sans", size=LETTER, weight=weight)
+        anchor = 1 if "end" in classes else 0.5 if "mid" in classes else 0
         for piece, x in zip(pieces, places, strict=True):
             wide, _, _ = TextToPath().get_text_width_height_descent(piece, font, ismath=False)
-            begin = x - wide * (1 if "end" in classes else 0.5 if "mid" in classes else 0)
+            begin = left + x - wide * anchor
             yield piece, begin, begin + wide, top + float(element.get("y", "0"))
     for child in element:
         yield from words(child, left, top, classes)
@@ -63,26 +65,21 @@ def text(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_drawing_has_the_one_style_and_the_colours_of_the_plots(name):
+def test_a_drawing_has_the_one_style_and_its_words_fit_and_do_not_touch(name):
     source, root = FILES[name].read_text(encoding="utf-8"), read(name)
     assert root.find("style").text == read("flash-merge").find("style").text
-    colours = re.findall(r'\b(?:fill|stroke|color)(?:: |=")([^;"} ]+)', source)
-    assert {c for c in colours if not c.startswith("url(#")} <= PALETTE | {"none", "currentColor"}
+    for colour in re.findall(r'\b(?:fill|stroke|color)(?:: |=")([^;"} ]+)', source):
+        assert colour in PALETTE or colour.startswith("url(#"), colour
     assert root.get("viewBox") == f"0 0 {WIDTH} {root.get('height')}"
     assert smallest_text(source) >= LEAST_SIZE
     assert not {element.tag for element in root.iter()} & {"image", "script", "foreignObject"}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_its_words_fit_and_do_not_touch(name):
-    root = read(name)
     places = list(words(root))
     for piece, begin, end, y in places:
         assert 0 <= begin and end <= WIDTH, piece
         assert LETTER - 2 <= y <= float(root.get("height")) - 3, piece
-    for (one, begin, end, y), (other, *around, at) in combinations(places, 2):
-        apart = end <= around[0] or around[1] <= begin
-        assert apart or abs(y - at) >= LETTER, (one, other)
+    for (one, begin, end, y), (other, other_begin, other_end, other_y) in combinations(places, 2):
+        is_beside = end <= other_begin or other_end <= begin
+        assert is_beside or abs(y - other_y) >= LETTER, (one, other)
 
 
 def test_each_is_on_a_page_and_says_in_words_what_it_shows():
@@ -101,58 +98,54 @@ def test_each_is_on_a_page_and_says_in_words_what_it_shows():
 
 def test_the_two_tiles_merge_as_it_is_written():
     lines = text("flash-merge").split("\n")
-    tiles = [[int(digit) for digit in line] for line in lines if line.isdigit()]
-    row = tiles[0] + tiles[1]
-    sums = [sum(math.exp(s - max(tile)) for s in tile) for tile in (*tiles, row)]
-    a, b, whole = (f"{total:.2f}" for total in sums)
-    assert [f"ℓ = {a}, the sum", f"ℓ = {b}, the sum"] == [w for w in lines if "the sum" in w]
-    assert [max(tile) for tile in tiles] == [3, 4]
-    assert [int(w[4]) for w in lines if "the largest" in w] == [3, 4]
-    assert f"ℓ = exp(3 − 4) · {a} + {b} = {whole}" in lines
-    assert math.exp(3 - 4) * sums[0] + sums[1] == pytest.approx(sums[2])
+    one, other = (list(map(int, line)) for line in lines if line.isdigit())
+
+    def row_sum(scores):
+        return sum(math.exp(score - max(scores)) for score in scores)
+
+    first, second, whole = row_sum(one), row_sum(other), row_sum(one + other)
+    assert (max(one), max(other)) == (3, 4)
+    assert math.exp(3 - 4) * first + second == pytest.approx(whole)
+    for line in (
+        f"ℓ = {first:.2f}, the sum",
+        f"ℓ = {second:.2f}, the sum",
+        f"ℓ = exp(3 − 4) · {first:.2f} + {second:.2f} = {whole:.2f}",
+    ):
+        assert line in lines
+
+
+def numbers(pattern, drawing):
+    return list(map(int, re.findall(pattern, text(drawing))))
 
 
 def test_counts_of_tiles_matmuls_and_passes():
     n = 8
     below = n * (n - 1) // 2
-    counts = [int(number) for number in re.findall(r"\d+", text("flash-tiles"))]
-    assert counts == [below, n, below, n * n]
+    assert numbers(r"\d+", "flash-tiles") == [below, n, below, n * n]
 
-    def flops(pass_):
-        return attention_flops(1, 1, 1024, 1024, 64, True, pass_)
-
-    one, *two = map(int, re.findall(r"(\d) matmuls", text("flash-sweeps")))
-    assert one == 2 * flops("backward") / flops("forward")
+    sizes = 1, 1, 1024, 1024, 64, True
+    one, *two = numbers(r"(\d) matmuls", "flash-sweeps")
+    assert one == 2 * attention_flops(*sizes, "backward") / attention_flops(*sizes, "forward")
     assert sum(two) == one + 2  # S and dP twice
 
-    passes = [int(number) for number in re.findall(r"(\d) passes", text("compile-fusion"))]
-    between = [eager.BETWEEN[way, False]["forward"] for way in ("eager", "compile")]
-    assert passes == [number + eager.PRODUCTS["forward"] for number in between]
-
-
-@pytest.mark.parametrize("name", ["flash-roles-forward", "flash-roles-backward"])
-def test_nobody_does_two_things_at_once(name):
-    lanes = {}
-    for box in read(name).findall("rect")[1:]:  # the first is the paper
-        begin = float(box.get("x"))
-        lanes.setdefault(box.get("y"), []).append((begin, begin + float(box.get("width"))))
-    assert len(lanes) == 4
-    for boxes in lanes.values():
-        assert all(end <= begin for (_, end), (begin, _) in pairwise(boxes))
-
-
-def test_the_cartoon_has_the_colours_of_the_timeline():
-    fills = re.findall('fill="(#.*?)"', FILES["memory-cartoon"].read_text(encoding="utf-8"))
-    assert set(fills) == {c for name, c in CATEGORIES.items() if name != "other"}
+    eager_passes, compiled_passes = numbers(r"(\d) passes", "compile-fusion")
+    products = eager.PRODUCTS["forward"]
+    assert eager_passes == products + eager.BETWEEN["eager", False]["forward"]
+    assert compiled_passes == products + eager.BETWEEN["compile", False]["forward"]
 
 
 def test_a_ring_passes_on_what_it_received_the_round_before():
     rows = [line for line in text("parallelism-rings").split("\n") if line.isdigit()]
-    assert [len(row) for row in rows] == [3] * 4 + [6] * 4
-    for i, row in enumerate(rows):
-        assert [int(digit) for digit in row] == [(i - t) % 4 for t in range(len(row))]
-    seen = re.findall(r"KV (\d)", text("axes-exchange"))
-    assert [int(digit) for digit in seen] == [(i - t) % 4 for i in range(4) for t in range(4)]
+    for rounds, drawn in ((3, rows[:4]), (6, rows[4:])):
+        for device, row in enumerate(drawn):
+            assert len(row) == rounds
+            for step, digit in enumerate(row):
+                assert int(digit) == (device - step) % 4
+    seen = numbers(r"KV (\d)", "axes-exchange")
+    for place, chunk in enumerate(seen):
+        device, step = divmod(place, 4)
+        assert chunk == (device - step) % 4
+    assert (len(rows), len(seen)) == (8, 16)
 
 
 def one_forward_one_backward(stages, microbatches):
@@ -160,11 +153,12 @@ def one_forward_one_backward(stages, microbatches):
     tasks = []
     for stage in range(stages):
         ahead = min(stages - stage, microbatches)  # forwards before the first backward
-        order = [("forward", i) for i in range(ahead)]
-        for i in range(microbatches):
-            order.append(("backward", i))
-            if ahead + i < microbatches:
-                order.append(("forward", ahead + i))
+        order = []
+        for i in range(microbatches + ahead):
+            if i >= ahead:
+                order.append(("backward", i - ahead))
+            if i < microbatches:
+                order.append(("forward", i))
         for kind, i in order:
             before = stage - 1 if kind == "forward" else stage + 1
             received = (f"{kind} {before} {i}",) if 0 <= before < stages else ()
@@ -179,11 +173,11 @@ def test_a_pipeline_has_the_formulas_bubble_and_activations(stages, microbatches
     bubble = bubble_share("1f1b", stages, microbatches)
     assert 1 - 3 * microbatches / timeline.seconds == pytest.approx(bubble)
     for stage in range(stages):
-        own = [task.name for task in timeline.tasks if task.stream == f"{stage}"]
         held, peak = 0, 0
-        for name in sorted(own, key=timeline.start.get):
-            held += 1 if name.startswith("forward") else -1
-            peak = max(peak, held)
+        for task in timeline.tasks:  # those of a stage in their order
+            if task.stream == f"{stage}":
+                held += 1 if task.name.startswith("forward") else -1
+                peak = max(peak, held)
         assert peak == peak_microbatches("1f1b", stages, microbatches, stage=stage)
 
 

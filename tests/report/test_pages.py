@@ -109,17 +109,22 @@ def breaks(claim, tables):
         return True
 
 
+def unsupported(claims, tables):
+    return [claim.words for claim in claims if not claim.is_supported(tables)]
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_each_claim_holds_and_can_break(name):
     for page in pages_of(name):
         assert page.claims, f"{name} claims nothing"
         words = [claim.words for claim in page.claims]
         assert len(set(words)) == len(words)
-        assert [claim.words for claim in page.claims if not claim.is_supported(page.tables)] == []
+        assert unsupported(page.claims, page.tables) == []
         firm = list(page.claims)
         for draw, spread in enumerate(np.linspace(0.3, 1.3, 60)):
-            used = sorted({section for claim in firm for section in claim.sections})
-            tables = {s: perturbed(page.tables[s], s, draw, spread) for s in used}
+            tables = {}
+            for section in sorted(set().union(*(claim.sections for claim in firm))):
+                tables[section] = perturbed(page.tables[section], section, draw, spread)
             firm = [claim for claim in firm if not breaks(claim, tables)]
             if not firm:
                 break
@@ -174,9 +179,11 @@ def test_rows_that_a_page_derives_nothing_from_are_shown(name, monkeypatch):
     own, and without the other sections' rows."""
     monkeypatch.chdir(ROOT / "book")
     for page in pages_of(name):
-        raw = {section: page_module._raw(section, page._roots, None) for section in page.tables}
-        other = {s: {c: v for c, v in OTHERS.items() if c in rows} for s, rows in raw.items()}
-        trial = {s: rows.assign(**other[s]) if other[s] else rows[:0] for s, rows in raw.items()}
+        trial = {}
+        for section in page.tables:
+            rows = page_module._raw(section, page._roots, None)
+            others = {column: OTHERS[column] for column in OTHERS if column in rows}
+            trial[section] = rows.assign(**others) if others else rows[:0]
         with monkeypatch.context() as patch:
             patch.setattr(page_module, "_raw", lambda section, trial=trial, **_: trial[section])
             patch.setattr(page, "_roots", ("a trial",))

@@ -1,13 +1,11 @@
 """Which torch dev/install.sh asks pip for, with a stand-in for the environment's Python and pip."""
 
 import os
-import pty
 import re
 import shutil
 import subprocess
 
 import pytest
-from notebook_runs import shown_on
 from programs import write_program
 
 from a2lib.paths import ROOT
@@ -46,11 +44,11 @@ def repository(tmp_path):
     return tmp_path
 
 
-def install(repository, **env):
-    settings = ("PYTHON", "TORCH", "PINS")
-    kept = {name: value for name, value in os.environ.items() if name not in settings}
-    path = f"{repository / 'bin'}:{kept['PATH']}"
-    env = {**kept, "PATH": path, **env}
+def install(repository, **settings):
+    env = {**os.environ, "PATH": f"{repository / 'bin'}:{os.environ['PATH']}"}
+    for name in ("PYTHON", "TORCH", "PINS"):
+        env.pop(name, None)
+    env |= settings
     streams = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     return subprocess.run(["dev/install.sh"], cwd=repository, env=env, timeout=60, **streams)
 
@@ -66,10 +64,6 @@ def pins(repository):
     return (repository / ".venv" / "a2lib-constraints.txt").read_text()
 
 
-def with_gpu(repository):
-    write_program(repository / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H200'\n")
-
-
 def test_without_a_gpu_it_is_the_cpu_build_from_its_index(repository):
     assert asked(repository) == [
         f"-c .venv/a2lib-constraints.txt {CPU_INDEX} torch==2.13.0+cpu",
@@ -82,11 +76,11 @@ def test_without_a_gpu_it_is_the_cpu_build_from_its_index(repository):
 def test_a_source_of_ones_own_comes_first_and_is_no_dead_end(repository):
     (repository / "pip-config").write_text("global.index-url='https://mirror'\n")
     assert asked(repository)[0] == "-c .venv/a2lib-constraints.txt torch==2.13.0+cpu"
-    for left in ("no-cpu-build", "calls"):
-        (repository / left).write_text("")
+    (repository / "no-cpu-build").touch()
+    (repository / "calls").unlink()
     (repository / "torch-here").unlink()
-    lines = asked(repository)
-    assert [CPU_INDEX in line for line in lines] == [False, True, False]
+    own, index, _ = asked(repository)
+    assert CPU_INDEX not in own and CPU_INDEX in index
 
 
 def test_on_a_mac_there_is_one_build(repository):
@@ -96,19 +90,16 @@ def test_on_a_mac_there_is_one_build(repository):
 
 
 def test_with_a_gpu_it_is_the_cuda_build_and_the_triton_that_it_brings(repository):
-    with_gpu(repository)
+    asked(repository)
+    (repository / "calls").unlink()
+    write_program(repository / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H200'\n")
     assert asked(repository) == [
+        "uninstall",  # the CPU build, which was there
         "-c .venv/a2lib-constraints.txt torch>=2.11",
         "-c .venv/a2lib-constraints.txt -e .[dev] torch==2.14.0",
     ]
-    names = {line.split("==")[0] for line in pins(repository).splitlines()}
-    assert names.isdisjoint({"torch", "triton"}) and "papermill" in names
-
-
-def test_a_gpu_that_turns_up_replaces_the_cpu_build(repository):
-    asked(repository)
-    with_gpu(repository)
-    assert "uninstall" in asked(repository)
+    text = "\n" + pins(repository)
+    assert "\npapermill==" in text and "\ntorch==" not in text and "\ntriton==" not in text
 
 
 def test_a_cuda_build_stays_where_no_gpu_is_seen(repository):
@@ -122,9 +113,9 @@ def test_each_step_is_a_line_and_pip_is_in_the_log(repository):
     done = install(repository)
     lines = done.stderr.splitlines()
     assert done.stdout == "" and len(lines) < 8
-    assert all(line.startswith("install: ") for line in lines)
-    for words in ("torch==2.13.0+cpu", "what it needs", "compiling"):
-        assert any(words in line for line in lines)
+    for line in lines:
+        assert line.startswith("install: ")
+    assert "torch==2.13.0+cpu" in lines[0]
     assert re.fullmatch(r"install: done in \d+ s: torch 2.13.0\+cpu in .venv", lines[-1])
 
 
@@ -136,19 +127,6 @@ def test_what_fails_shows_the_end_of_its_reason(repository):
     assert lines[-2] == "ERROR: no space left on device" and "1" not in lines
     assert lines[-1].endswith("are the end of build/install.log")
     assert "no torch==2.13.0+cpu in pip's sources nor at https://" in lines[-1]
-
-
-def test_a_terminal_shows_the_seconds_and_one_line_a_step(repository):
-    write_program(repository / ".venv" / "bin" / "python", PYTHON.replace("seq 100", "sleep 3"))
-    (repository / "pip-fails").touch()
-    leader, follower = pty.openpty()
-    env = {**os.environ, "PATH": f"{repository / 'bin'}:{os.environ['PATH']}"}
-    streams = {"stdin": subprocess.DEVNULL, "stdout": follower, "stderr": follower}
-    process = subprocess.Popen(["dev/install.sh"], cwd=repository, env=env, **streams)
-    os.close(follower)
-    shown = shown_on(leader)
-    assert process.wait() == 1
-    assert ": 1 s " in shown and "ERROR: no space left" in shown
 
 
 def test_another_torch_and_no_pins_can_be_asked_for(repository):
@@ -172,22 +150,11 @@ def test_a_python_that_is_too_old_or_missing_is_one_line(repository):
     shutil.rmtree(repository / ".venv")
     old = '#!/bin/sh\ncase "$*" in *version_info*) exit 1 ;; *) echo 3.9.2 ;; esac\n'
     write_program(repository / "bin" / "old-python", old)
-    done = install(repository, PYTHON="old-python")
-    words = "install: a2lib needs Python 3.11 or newer, 'old-python' is 3.9.2"
-    assert done.returncode == 1 and done.stderr.startswith(words)
-    assert done.stderr.count("\n") == 1
-    done = install(repository, PYTHON="no-such-python")
-    assert done.returncode == 1
-    assert done.stderr.startswith("install: no 'no-such-python' here; install Python 3.11")
-    assert not (repository / ".venv").exists()
-
-
-def test_another_python_than_that_of_the_environment_is_not_passed_over(repository):
-    other = ".venv is there, with Python 3.11.0: for 'python3.99' run make distclean first"
-    write_program(repository / "bin" / "python3.99", "#!/bin/sh\necho 3.99.1\n")
-    asks = 'case "$*" in *python_version*) echo 3.11.0; exit ;; esac\n'
-    write_program(
-        repository / ".venv" / "bin" / "python", PYTHON.replace("#!/bin/sh\n", f"#!/bin/sh\n{asks}")
-    )
-    assert other in install(repository, PYTHON="python3.99").stderr
-    assert "distclean" not in install(repository).stderr
+    for python, words in (
+        ("old-python", "install: a2lib needs Python 3.11 or newer, 'old-python' is 3.9.2"),
+        ("no-such-python", "install: no 'no-such-python' here; install Python 3.11"),
+    ):
+        done = install(repository, PYTHON=python)
+        assert done.returncode == 1 and done.stderr.startswith(words)
+        assert done.stderr.count("\n") == 1
+        assert not (repository / ".venv").exists()

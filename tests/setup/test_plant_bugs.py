@@ -20,5 +20,6 @@ def test_a_bug_can_be_planted(planted):
 
 def test_each_bug_has_a_check_and_each_check_a_run_without_bugs():
     checks = {planted.check for planted in plant_bugs.BUGS}
-    assert all(hasattr(plant_bugs, f"check_{name}") for name in checks)
+    for name in checks:
+        assert hasattr(plant_bugs, f"check_{name}")
     assert checks == {planted.check for planted in plant_bugs.BUGS if not planted.edits}

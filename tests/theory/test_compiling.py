@@ -18,8 +18,8 @@ def moved(kernels):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_bytes_are_those_that_inductor_counts(causal):
-    q, k, v, do = (torch.randn(B, N, D) for _ in range(4))
-    qkv = [x.requires_grad_() for x in (q, k, v)]
+    qkv = [torch.randn(B, N, D, requires_grad=True) for _ in range(3)]
+    do = torch.randn(B, N, D)
     attention = functools.partial(attention_reference, is_causal=causal)
     compiled = torch.compile(attention, fullgraph=True, dynamic=False)
     with planned() as graphs:
@@ -41,7 +41,7 @@ def test_bytes_are_those_that_inductor_counts(causal):
 def test_eager_with_a_mask_by_hand(pass_, matrices, masks):
     """Matrices read and written, and how often the mask passes, a byte an element."""
     kernels = attention_kernels("eager", True, pass_, 1, N, D, 4)
-    (products,) = (k for k in kernels if k.flops)
+    [products] = [kernel for kernel in kernels if kernel.flops]
     assert products.count == {"forward": 2, "backward": 4}[pass_]
     assert products.flops == 2 * N * N * D
     tensors = 2 * products.count * N * D * 4

@@ -11,13 +11,17 @@ from a2lib.theory.eager import PASSES, Eager, longest
 def test_every_peak_of_eager_that_was_measured_is_the_count():
     """The sweep of FlashAttention-2's chapter."""
     rows = committed.measured("flash") + committed.measured("flash", "nvidia-h100-80gb-hbm3")
-    rows = [r for r in rows if r["implementation"] == "eager" and r["peak_bytes"]]
-    assert len(rows) > 100
-    for row in (row for row in rows if row["pass"] in PASSES):
+    checked = 0
+    for row in rows:
+        is_eager = row["implementation"] == "eager" and row["pass"] in PASSES
+        if not is_eager or not row["peak_bytes"]:
+            continue
+        checked += 1
         batch = int(row["batch"]) * int(row["heads"])
         sizes = int(row["seq_len"]), int(row["head_dim"]), row["causal"] == "true"
         shape = Eager(batch, *sizes, {"fp32": 4, "bf16": 2}[row["dtype"]])
         assert int(row["peak_bytes"]) == shape.peak(row["pass"]), row
+    assert checked > 70
 
 
 def test_the_length_at_which_a_gpu_failed_is_the_counted():
@@ -26,7 +30,7 @@ def test_the_length_at_which_a_gpu_failed_is_the_counted():
     assert rows
     for row in rows:
         batch, d, causal = int(row["batch"]), int(row["head_dim"]), row["causal"] == "true"
-        room, fits, fails = (int(row[c]) for c in ("room_bytes", "fits_len", "fails_len"))
+        room, fits, fails = int(row["room_bytes"]), int(row["fits_len"]), int(row["fails_len"])
         in_blocks = row["allocator"] == "blocks"
         step = fails - fits
         length = longest(batch, d, causal, room, row["pass"], step=step, in_blocks=in_blocks)
@@ -36,8 +40,8 @@ def test_the_length_at_which_a_gpu_failed_is_the_counted():
 def test_the_longest_sequence_is_the_last_that_fits():
     for pass_ in PASSES:
         n = longest(8, 64, True, 10**9, pass_)
-        fits = [Eager(8, m, 64, True).total(pass_) for m in (n, n + 1)]
-        assert fits[0] <= 10**9 < fits[1]
+        assert Eager(8, n, 64, True).total(pass_) <= 10**9
+        assert Eager(8, n + 1, 64, True).total(pass_) > 10**9
         assert longest(8, 64, True, 10**9, pass_, step=256) == n // 256 * 256
     # Four matrices of 32 bytes a pair of tokens, and little else; five blocks.
     assert longest(8, 16, False, 128 * 10**9, "backward") == pytest.approx(math.sqrt(1e9), rel=0.01)

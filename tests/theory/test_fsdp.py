@@ -27,30 +27,36 @@ def test_between_steps_a_rank_has_its_share():
     assert xl == pytest.approx(16 * parameter_count(SIZES["xl25"]) / 2, rel=1e-4)
 
 
+# By hand. The root's weights are 40 bytes, a block's 200, its cast 400; the head's gradient is 20,
+# a block's share of the gradients 216, the last norm's 8.
+MOMENTS = [
+    # moment, gathered, travelling, gradients, activations
+    ("forward root", 40 + 200, 0, 0, 0),
+    ("forward 0", 40 + 2 * 200, 0, 0, 0),
+    ("forward 1", 40 + 2 * 200, 0, 0, 100),
+    ("forward 2", 40 + 200, 0, 0, 200),
+    ("backward root", 40 + 200, 0, 0, 300),
+    ("backward 2", 40 + 2 * 200, 20, 8, 300),
+    ("made 2", 40 + 2 * 200, 20 + 200, 8, 200),
+    # a gradient beside its cast, and the block's weights are gone
+    ("sent 2", 40 + 200, 20 + 600, 8 + 216, 200),
+    ("backward 1", 40 + 2 * 200, 20 + 400, 8 + 216, 200),
+    ("made 1", 40 + 2 * 200, 20 + 600, 8 + 216, 100),
+    ("sent 1", 40 + 200, 20 + 600, 8 + 432, 100),
+    ("backward 0", 40 + 200, 20 + 400, 8 + 432, 100),
+    ("made 0", 40 + 200, 20 + 600, 8 + 432, 0),
+    # the root's two gradients, cast, beside block 0's; then block 0's and its cast
+    ("sent root", 200, 40 + 80 + 200, 8 + 432 + 40, 0),
+    ("sent 0", 0, 200 + 400, OWN, 0),
+]
+
+
 def test_two_blocks_are_whole_at_once_and_one_cast_travels():
-    found = {held.moment: held for held in fsdp.step(SMALL, 2, activations=300)}
-    root, block = 2 * 20, 2 * 100
-    gathered = {moment: held.gathered - root for moment, held in found.items()}
-    assert [gathered[f"forward {i}"] for i in ("root", 0, 1, 2)] == [block, *[2 * block] * 2, block]
-    backward = [gathered[f"backward {i}"] for i in ("root", 2, 1, 0)]
-    assert backward == [block, 2 * block, 2 * block, block]
-    # The head's gradient, then a cast of 400 bytes from the second block on.
-    assert [found[f"backward {i}"].travelling - 20 for i in (2, 1, 0)] == [0, 400, 400]
-    # The block's own beside it.
-    assert [found[f"made {i}"].travelling - 20 for i in (2, 1, 0)] == [200, 600, 600]
-    assert [gathered[f"made {i}"] for i in (2, 1, 0)] == [2 * block, 2 * block, block]
-    # Beside its cast, and the block's weights are gone.
-    assert [found[f"sent {i}"].travelling - 20 for i in (2, 1)] == [600, 600]
-    assert [gathered[f"sent {i}"] for i in (2, 1)] == [block, block]
-    assert [found[f"sent {i}"].gradients for i in (2, 1)] == [8 + 216, 8 + 432]
-    # At the end the root's two gradients, cast, beside block 0's; then block 0's and its cast.
-    assert found["sent root"].travelling == 40 + 80 + 200
-    assert found["sent root"].gathered == block
-    assert found["sent 0"].travelling == 200 + 400 and found["sent 0"].gathered == 0
-    assert found["sent 0"].gradients == OWN
-    assert [found[f"backward {i}"].activations for i in (2, 1, 0)] == [300, 200, 100]
-    assert [found[f"made {i}"].activations for i in (2, 1, 0)] == [200, 100, 0]
-    assert all(held.parameters == OWN and held.optimizer == 2 * OWN for held in found.values())
+    found = list(fsdp.step(SMALL, 2, activations=300))
+    for held, expected in zip(found, MOMENTS, strict=True):
+        sizes = held.gathered, held.travelling, held.gradients, held.activations
+        assert (held.moment, *sizes) == expected
+        assert (held.parameters, held.optimizer) == (OWN, 2 * OWN)
 
 
 def test_the_peak_is_where_activations_make_it():

@@ -1,6 +1,7 @@
 """What blocks keep, send and compute again: by hand, and against every possible choice."""
 
 import itertools
+import math
 
 import pytest
 from refusals import refused
@@ -14,22 +15,29 @@ EIGHT, TOKENS = SIZES["8B"], 32_768
 
 
 def held(plans, always, results):
-    """(bytes on the device, milliseconds of computing again)"""
-    sizes = {one.name: one.bytes for one in results}
-    times = {one.name: one.ms for one in results}
-    bytes_ = sum(sum(always) + sum(sizes[n] for n in p.kept) - p.moved for p in plans)
-    return bytes_, sum(times[n] for p in plans for n in sizes if n not in p.kept)
+    """Return the bytes on the device, and the milliseconds of computing again."""
+    bytes_ = ms = 0
+    for plan in plans:
+        bytes_ += sum(always) - plan.moved
+        for result in results:
+            if result.name in plan.kept:
+                bytes_ += result.bytes
+            else:
+                ms += result.ms
+    return bytes_, ms
 
 
 def least_ms(always, results, blocks, room):
     """By trying all choices: the slow twin."""
-    best = None
-    for again in itertools.product((False, True), repeat=blocks * len(results)):
-        each = list(zip(again, list(results) * blocks, strict=True))
-        bytes_ = blocks * sum(always) + sum(one.bytes for gone, one in each if not gone)
-        ms = sum(one.ms for gone, one in each if gone)
-        if bytes_ <= room and (best is None or ms < best):
-            best = ms
+    best = math.inf
+    each = list(results) * blocks
+    for kept in itertools.product((False, True), repeat=len(each)):
+        bytes_, ms = blocks * sum(always), 0
+        for is_kept, result in zip(kept, each, strict=True):
+            bytes_ += result.bytes if is_kept else 0
+            ms += 0 if is_kept else result.ms
+        if bytes_ <= room:
+            best = min(best, ms)
     return best
 
 
@@ -37,15 +45,14 @@ def least_ms(always, results, blocks, room):
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_no_choice_computes_less_again(blocks, times):
     always = (4, 4, 1)
-    results = [Result(n, b, t) for n, b, t in zip("abc", (4, 4, 7), times, strict=True)]
-    for room in range(blocks * 9 - 1, blocks * 24 + 1):
-        best = least_ms(always, results, blocks, room)
-        if best is None:
-            line = f"{blocks} blocks leave .*room for {room}"
-            refused(line, choose, always, results, blocks, room)
-            continue
-        bytes_, ms = held(choose(always, results, blocks, room), always, results)
-        assert bytes_ <= room and ms == best, room
+    results = list(map(Result, "abc", (4, 4, 7), times))
+    for room in range(blocks * 9, blocks * 24 + 1):
+        plans = choose(always, results, blocks, room)
+        bytes_, ms = held(plans, always, results)
+        assert bytes_ <= room and ms == least_ms(always, results, blocks, room), room
+    too_little = blocks * 9 - 1
+    line = f"{blocks} blocks leave .*room for {too_little}"
+    refused(line, choose, always, results, blocks, too_little)
 
 
 def test_the_8b_model_on_two_gpus():
@@ -53,21 +60,23 @@ def test_the_8b_model_on_two_gpus():
     always = keeping.block_always(EIGHT, TOKENS)
     results = keeping.block_results(EIGHT, TOKENS, 700e12)
     assert always == (2**28,) * 3 + (2**22,)
-    assert [one.bytes for one in results] == [2**28] * 3 + [721_420_288] * 2
-    each = [one.ms / one.bytes for one in results]
-    assert max(each) == pytest.approx(min(each)) == pytest.approx(4096 / 700e9)
+    ms_a_byte = 4096 / 700e9
+    for result, bytes_ in zip(results, [2**28] * 3 + [721_420_288] * 2, strict=True):
+        assert (result.bytes, result.ms) == (bytes_, pytest.approx(bytes_ * ms_a_byte))
     whole = 34 * (6 * 2**28 + 2**22 + 2 * 721_420_288)
     assert choose(always, results, 34, whole) == [BlockPlan(PRODUCTS, 0)] * 34
     # Without a link something is computed again, by the first blocks.
     plans = choose(always, results, 34, 80e9)
     bytes_, ms = held(plans, always, results)
-    assert 79e9 < bytes_ <= 80e9 and ms == pytest.approx((whole - 80e9) * each[0], rel=0.02)
+    assert 79e9 < bytes_ <= 80e9 and ms == pytest.approx((whole - 80e9) * ms_a_byte, rel=0.02)
     assert plans[-1] == BlockPlan(PRODUCTS, 0) and len(set(plans)) <= 4
     # With 25 GB/s in each block's 35 ms three tensors travel, and nothing is.
     link = {"host_room": 100e9, "link": 25e9, "block_ms": 35}
     plans = choose(always, results, 34, 80e9, **link)
-    assert {p.kept for p in plans} == {PRODUCTS} and held(plans, always, results)[0] <= 80e9
-    assert {p.moved for p in plans[:28]} == {3 * 2**28} and not any(p.moved for p in plans[-2:])
+    assert held(plans, always, results)[0] <= 80e9
+    assert plans[:28] == [BlockPlan(PRODUCTS, 3 * 2**28)] * 28
+    assert {p.kept for p in plans} == {PRODUCTS}
+    assert plans[-2:] == [BlockPlan(PRODUCTS, 0)] * 2
     # And where that is not enough both are used.
     plans = choose(always, results, 34, 60e9, **link)
     bytes_, ms = held(plans, always, results)

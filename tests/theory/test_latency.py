@@ -14,10 +14,11 @@ SIZES = [n * MB for n in (0.0625, 1, 10, 100, 1024)]
 
 def test_a_line_is_found_again_from_its_times():
     line = Line(38e-6, 3e11)
-    found = fit(SIZES, [line.time_s(s) for s in SIZES])
+    times = list(map(line.time_s, SIZES))
+    found = fit(SIZES, times)
     assert found.overhead_s == pytest.approx(line.overhead_s)
     assert found.bandwidth == pytest.approx(line.bandwidth)
-    assert found.residuals(SIZES, [line.time_s(s) * 1.5 for s in SIZES]) == pytest.approx([0.5] * 5)
+    assert found.residuals(SIZES, [1.5 * s for s in times]) == pytest.approx([0.5] * 5)
     half = line.half_size
     assert half / line.time_s(half) == pytest.approx(line.bandwidth / 2)
 

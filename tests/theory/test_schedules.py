@@ -3,7 +3,6 @@
 import pytest
 import schedules
 from refusals import refused
-from schedules import Task, run
 
 from a2lib.theory import parallelism
 from a2lib.theory.other_axes import bubble_share, peak_microbatches
@@ -12,43 +11,42 @@ from a2lib.theory.parallelism import EXAMPLE
 LAYERS = 200
 
 
-def per_layer(tasks):
-    return run(tasks).seconds / LAYERS
+@pytest.mark.parametrize(
+    "way, pass_",
+    [
+        (parallelism.fully_sharded, "forward"),
+        (parallelism.fully_sharded, "backward"),
+        (parallelism.data_parallel, "backward"),
+        (parallelism.tensor_parallel, "forward"),
+    ],
+)
+def test_a_pass_is_bound_by_communication_from_the_formulas_limit_on(way, pass_):
+    is_tensor = way is parallelism.tensor_parallel
+    limit = parallelism.tensor_limit(EXAMPLE) if is_tensor else parallelism.data_limit(EXAMPLE)
 
-
-DATA, TENSOR = parallelism.data_limit(EXAMPLE), parallelism.tensor_limit(EXAMPLE)
-
-
-# How a pass costs, on how many devices at the limit; and its tasks, of that cost.
-@pytest.mark.parametrize(("way", "pass_", "limit", "tasks"), [
-    (parallelism.fully_sharded, "forward", DATA,
-     lambda c: schedules.fsdp(LAYERS, c.compute_s, c.data_s)),
-    (parallelism.fully_sharded, "backward", DATA,
-     lambda c: schedules.fsdp(LAYERS, c.compute_s, c.data_s / 2, c.data_s / 2)),
-    (parallelism.data_parallel, "backward", DATA,
-     lambda c: schedules.data_parallel_backward(LAYERS, c.compute_s, c.data_s)),
-    (parallelism.tensor_parallel, "forward", TENSOR,
-     lambda c: schedules.tensor(LAYERS, c.compute_s, c.tensor_s, parts=2)),
-])  # fmt: skip
-def test_a_pass_is_bound_by_communication_from_the_formulas_limit_on(way, pass_, limit, tasks):
     def slowdown(factor):
         cost = way(EXAMPLE, factor * limit)[pass_]
-        return per_layer(tasks(cost)) / cost.compute_s
+        if is_tensor:
+            tasks = schedules.tensor(LAYERS, cost.compute_s, cost.tensor_s, parts=2)
+        elif way is parallelism.data_parallel:
+            tasks = schedules.data_parallel_backward(LAYERS, cost.compute_s, cost.data_s)
+        elif pass_ == "forward":
+            tasks = schedules.fsdp(LAYERS, cost.compute_s, cost.data_s)
+        else:  # a gather, and a scatter of the gradients
+            tasks = schedules.fsdp(LAYERS, cost.compute_s, cost.data_s / 2, cost.data_s / 2)
+        return schedules.run(tasks).seconds / LAYERS / cost.compute_s
 
     assert slowdown(0.97) == pytest.approx(1, abs=0.02)
     assert slowdown(1.03) > 1.025
 
 
 def test_what_is_not_early_or_in_one_part_does_not_overlap():
-    assert per_layer(schedules.fsdp(LAYERS, 3.0, 2.0, ahead=1)) == 5.0
-    seconds = run(schedules.fsdp(LAYERS, 3.0, 2.0, ahead=2)).seconds
-    assert seconds == 2.0 + LAYERS * 3.0  # the first gather alone is exposed
-    assert per_layer(schedules.tensor(LAYERS, 3.0, 2.0, parts=1)) == pytest.approx(5.0)
-
-
-def test_tasks_that_wait_for_each_other_are_refused():
-    each_other = Task("a", "x", 1.0, ("b",)), Task("b", "y", 1.0, ("a",))
-    refused("tasks that never start: a, b", run, each_other)
+    late = schedules.run(schedules.fsdp(LAYERS, 3.0, 2.0, ahead=1))
+    assert late.seconds == LAYERS * 5.0
+    early = schedules.run(schedules.fsdp(LAYERS, 3.0, 2.0, ahead=2))
+    assert early.seconds == 2.0 + LAYERS * 3.0  # the first gather alone is exposed
+    whole = schedules.run(schedules.tensor(LAYERS, 3.0, 2.0, parts=1))
+    assert whole.seconds == pytest.approx(LAYERS * 5.0)
 
 
 def test_bubbles_and_what_a_stage_holds_by_hand():

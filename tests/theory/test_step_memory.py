@@ -19,11 +19,11 @@ from a2lib.theory.memory.step import StepMemory, asked, peak
 pytestmark = pytest.mark.usefixtures("plain_frames")  # it counts a step's tensors
 
 # Where the highest is the logits' gradient, a block's FFN, the softmax's gradient, or the end.
-SHAPES = {
-    "many words": (Shape(32, 64, 2, 2, 4000), 2, 32),
-    "a wide FFN": (Shape(64, 1024, 3, 2, 40), 4, 64),
-    "long rows": (Shape(64, 128, 3, 4, 40), 2, 192),
-    "few tokens": (Shape(256, 512, 3, 2, 40), 1, 16),
+CASES = {
+    "many words": (Shape(32, 64, 2, 2, 4000), 2, 32, "fp32", "eager"),
+    "a wide FFN": (Shape(64, 1024, 3, 2, 40), 4, 64, "bf16", "flash"),
+    "long rows": (Shape(64, 128, 3, 4, 40), 2, 192, "bf16", "eager"),
+    "few tokens": (Shape(256, 512, 3, 2, 40), 1, 16, "fp32", "flash"),
 }
 
 
@@ -70,32 +70,25 @@ def taped(step):
     return tape
 
 
-@pytest.mark.parametrize(
-    ("sizes", "attention", "precision"),
-    [
-        ("many words", "eager", "fp32"),
-        ("a wide FFN", "flash", "bf16"),
-        ("long rows", "eager", "bf16"),
-        ("few tokens", "flash", "fp32"),
-    ],
-)
-def test_the_fullest_moment_is_that_of_every_tensor(sizes, attention, precision):
-    shape, batch, context = SHAPES[sizes]
+@pytest.mark.parametrize("case", CASES)
+def test_the_fullest_moment_is_that_of_every_tensor(case):
     for fresh in (True, False):
-        step = StepMemory(shape, batch, context, precision, attention, fresh)
+        step = StepMemory(*CASES[case], fresh)
         tape = taped(step)
         assert peak(step).total == pytest.approx(tape.peak, rel=0.035), fresh
 
 
 def test_every_peak_that_was_measured_is_the_count():
     steps = {"phase": "step", "status": "ok", "mode": "train-step", "step_number": "1"}
-    rows = [row for row in committed.measured("memory") if steps.items() <= row.items()]
-    rows = [row for row in rows if row["model"] in SIZES]
-    assert len(rows) > 30
-    for row in rows:
+    checked = 0
+    for row in committed.measured("memory"):
+        if not steps.items() <= row.items() or row["model"] not in SIZES:
+            continue
+        checked += 1
         sizes = SIZES[row["model"]], int(row["batch"]), int(row["context"])
         step = StepMemory(*sizes, row["precision"], row["attention"])
         assert int(row["tensor_bytes"]) == asked(step), row
+    assert checked > 30
 
 
 @pytest.mark.parametrize(("size", "context"), [("large", 128), ("small", 2048), ("2.7B", 512)])
@@ -113,11 +106,10 @@ def test_a_layout_of_one_device_takes_what_is_counted(size, context):
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
 @pytest.mark.parametrize("attention", ["eager", "flash"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_without_a_strategy_the_peak_is_the_steps(precision, attention, fresh):
+def test_without_a_strategy_the_peak_is_the_steps(attention, fresh):
     """One block's moments stand for all, played through block by block."""
-    for size, context in (("small", 256), ("2.7B", 512), ("2.7B", 2048), ("large", 128)):
-        how = {"precision": precision, "attention": attention, "fresh": fresh}
-        step = StepMemory(SIZES[size], 4, context, **how)
+    sizes = ("small", 256), ("2.7B", 512), ("2.7B", 2048), ("large", 128)
+    for (size, context), precision in itertools.product(sizes, ("fp32", "bf16")):
+        step = StepMemory(SIZES[size], 4, context, precision, attention, fresh)
         beyond = peak(step).total - sum(step.standing().values())
-        assert strategy_peak(step, "none") == pytest.approx(beyond, rel=1e-3), (size, context)
+        assert strategy_peak(step, "none") == pytest.approx(beyond, rel=1e-3), step

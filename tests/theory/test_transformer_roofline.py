@@ -1,6 +1,5 @@
 """The floor's list of kernels against the operators of the real model."""
 
-import math
 from collections import Counter
 
 import pytest
@@ -29,9 +28,15 @@ def moved(tensors):
     """Bytes of the elements that are there: an expanded dimension is read once."""
     total = 0
     for x in tensors:
-        there = [n for n, stride in zip(x.shape, x.stride(), strict=True) if stride]
-        total += x.element_size() * math.prod(there)
+        size = x.element_size()
+        for length, stride in zip(x.shape, x.stride(), strict=True):
+            size *= length if stride else 1
+        total += size
     return total
+
+
+def tensors_in(tree):
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 class Operators(TorchDispatchMode):
@@ -43,12 +48,8 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        ins, outs = (
-            [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
-            for tree in ((args, kwargs), result)
-        )
         name = function.name().removeprefix("aten::").split(".")[0]
-        self.found.update(self.kernels(name, ins, outs))
+        self.found.update(self.kernels(name, tensors_in((args, kwargs)), tensors_in(result)))
         return result
 
     def kernels(self, name, ins, outs):

@@ -75,7 +75,7 @@ def play(part):
     if part == "slow":
         time.sleep(0.4)
     if part == "grandchild":
-        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        subprocess.Popen(["sleep", "601"], start_new_session=True)
 
 
 def statuses(table):
@@ -221,7 +221,7 @@ def test_each_task_may_have_a_process_of_its_own(table, run):
 
 def test_what_a_worker_started_ends_with_it(table, run):
     sweep(table, [keys("grandchild")], measure, run)
-    ended = subprocess.run(["pgrep", "-f", "sleep 600"], capture_output=True, text=True).stdout
+    ended = subprocess.run(["pgrep", "-f", "sleep 601"], capture_output=True, text=True).stdout
     assert not [pid for pid in ended.split() if is_marked(pid)]
 
 

@@ -12,7 +12,6 @@ from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
 from a2lib.report.tables import cells
-from a2lib.report.units import digits
 from a2lib.shapes import SIZES
 from a2lib.theory import fsdp as theory
 
@@ -196,10 +195,10 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) ->
     return table
 
 
-def python_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return each FSDP step in a CUDA graph, launched from Python, and the CPU's time to launch
-    it."""
-    names = {COPIES: "copy engines", NCCL: "NCCL", "fsdp2": "PyTorch's FSDP2"}
+def python_table(steps: pd.DataFrame, ddp: pd.DataFrame) -> pd.DataFrame:
+    """Return each FSDP step, and data parallelism's of the 2.0B model, in a CUDA graph, launched
+    from Python, and the CPU's time to launch it."""
+    names = {COPIES: "FSDP, copy engines", NCCL: "FSDP, NCCL", "fsdp2": "PyTorch's FSDP2"}
     lines = []
     for model in MODELS:
         for wrapper, name in names.items():
@@ -207,7 +206,10 @@ def python_table(steps: pd.DataFrame) -> pd.DataFrame:
             graph = None if wrapper == "fsdp2" else step(steps, model, wrapper).ms
             numbers = cells((graph, python.ms, python.ms_host))
             lines.append([TITLES[model], name, *numbers])
-    heads = ["model", "FSDP", "in a graph", "from Python", "to launch"]
+    graph, python = (data_parallel(ddp, "xl25", bucket_mb=400, capture=c) for c in (True, False))
+    numbers = cells((graph.ms, python.ms, python.ms_host))
+    lines.append([TITLES["xl25"], "DDP, NCCL, 400 MiB", *numbers])
+    heads = ["model", "step", "in a graph", "from Python", "to launch"]
     return pd.DataFrame(lines, columns=heads)
 
 
@@ -247,8 +249,8 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
         in_flight = row.whole_bytes + row.travelling_bytes
         parts = [row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes, in_flight]
         parts.append(row.activations)
-        texts = [digits(size / 1e9, 3) if size > 5e5 else "0" for size in parts]
-        table[words] = [*texts, *cells((row.whole / 1e9, row.counted / 1e9))]
+        parts += [row.whole, row.counted]
+        table[words] = [f"{size / 1e9:.2f}" if size > 5e5 else "0" for size in parts]
     return table
 
 

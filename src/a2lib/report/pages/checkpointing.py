@@ -57,17 +57,30 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     held: weights, moments and accumulated gradients, which exist between steps
     peak: the predicted peak above ``held``
     whole: ``held`` and the measured peak
+    beyond: what PyTorch's allocator counts between steps more than ``held``
+    tokens_and_counters: of that, tokens and AdamW's count of steps of each parameter
     """
     rows = rows[rows["model"].isin(SIZES) & rows["strategy"].isin(NAMES)]
     steps = [_step(row) for row in rows.itertuples()]
     peaks = [strategy_peak(s, name) for s, name in zip(steps, rows["strategy"], strict=True)]
     rows = rows.assign(held=[_held(s) for s in steps], peak=peaks)
-    return rows.assign(whole=rows["held"] + rows["peak_bytes"])
+    return rows.assign(
+        whole=rows["held"] + rows["peak_bytes"],
+        beyond=rows["held_bytes"] - rows["held"],
+        tokens_and_counters=[_tokens_and_counters(s) for s in steps],
+    )
 
 
 def _held(step: StepMemory) -> int:
     """Return the bytes that exist between steps: weights and moments, and accumulated gradients."""
     return (12 if step.fresh else 16) * parameter_count(step.shape)
+
+
+def _tokens_and_counters(step: StepMemory) -> int:
+    """Return the bytes of the inputs and targets and of the counters, as the allocator rounds
+    them."""
+    tokens = 8 * step.batch * step.context
+    return 2 * tokens + 512 * len(step.parameters())
 
 
 def _step(row) -> StepMemory:

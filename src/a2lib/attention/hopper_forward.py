@@ -226,6 +226,37 @@ def _sums_of_threads(weights):
     return gl.sum(parts.reshape([rows, 4, columns // 4]), 2)
 
 
+@gluon.constexpr_function
+def _rescale_assembly(n):
+    """Return inline assembly that multiplies n registers by n more, unless no lane of the warp has
+    to, and its constraints."""
+    lines = ["{", ".reg .pred p, q;"]
+    lines += [f"setp.neu.f32 p, ${2 * n}, 0f3F800000;", f"setp.neu.f32 q, ${2 * n + 2}, 0f3F800000;"]
+    lines += ["or.pred p, p, q;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra DONE;"]
+    lines += [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
+    lines += ["DONE:", "}"]
+    return "\n".join(lines)
+
+
+@gluon.constexpr_function
+def _rescale_constraints(n):
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
+
+
+@gluon.jit
+def _rescaled(acc, alpha):
+    """Rows of acc times alpha. A warp whose rows all have 1 there branches past it."""
+    N: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
+    ASM: gl.constexpr = _rescale_assembly(N)
+    CONSTRAINTS: gl.constexpr = _rescale_constraints(N)
+    wide, acc = gl.broadcast(alpha[:, None], acc)
+    return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [acc, wide], gl.float32, True, N)
+
+
+# Scores in base 2 may pass the largest so far by this much before sums are rescaled.
+SLACK = gl.constexpr(8.0)
+
+
 @gluon.jit
 def _forward_block(
     q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, i, m0, n0, Nk, scale2,
@@ -261,7 +292,11 @@ def _forward_block(
     mbarrier.arrive(k_empty.index(stage), count=1)
     if MASK:
         s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL, RAGGED)
-    m_new = gl.maximum(m_i, gl.max(s, 1) * scale2)
+    if PING_PONG:
+        m_new = gl.max(s, 1) * scale2
+        m_new = gl.where(m_new > m_i + SLACK, m_new, m_i)
+    else:
+        m_new = gl.maximum(m_i, gl.max(s, 1) * scale2)
     weights = gl.exp2(s * scale2 - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
     if PING_PONG:
@@ -279,7 +314,8 @@ def _forward_block(
         p = _in_pairs(weights, q.dtype)
     else:
         p = gl.convert_layout(weights.to(q.dtype), operand)
-    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, sums))[:, None]
+    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, sums))
+    acc = _rescaled(acc, alpha) if PING_PONG else acc * alpha[:, None]
     return p, acc, m_new, l_i
 
 

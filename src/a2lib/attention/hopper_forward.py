@@ -231,7 +231,10 @@ def _rescale_assembly(n):
     """Return inline assembly that multiplies n registers by n more, unless no lane of the warp has
     to, and its constraints."""
     lines = ["{", ".reg .pred p, q;"]
-    lines += [f"setp.neu.f32 p, ${2 * n}, 0f3F800000;", f"setp.neu.f32 q, ${2 * n + 2}, 0f3F800000;"]
+    lines += [
+        f"setp.neu.f32 p, ${2 * n}, 0f3F800000;",
+        f"setp.neu.f32 q, ${2 * n + 2}, 0f3F800000;",
+    ]
     lines += ["or.pred p, p, q;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra DONE;"]
     lines += [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     lines += ["DONE:", "}"]
@@ -292,11 +295,8 @@ def _forward_block(
     mbarrier.arrive(k_empty.index(stage), count=1)
     if MASK:
         s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL, RAGGED)
-    if PING_PONG:
-        m_new = gl.max(s, 1) * scale2
-        m_new = gl.where(m_new > m_i + SLACK, m_new, m_i)
-    else:
-        m_new = gl.maximum(m_i, gl.max(s, 1) * scale2)
+    m_new = gl.max(s, 1) * scale2
+    m_new = gl.where(m_new > m_i + SLACK, m_new, m_i)
     weights = gl.exp2(s * scale2 - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
     if PING_PONG:
@@ -315,7 +315,7 @@ def _forward_block(
     else:
         p = gl.convert_layout(weights.to(q.dtype), operand)
     alpha = gl.convert_layout(alpha, gl.SliceLayout(1, sums))
-    acc = _rescaled(acc, alpha) if PING_PONG else acc * alpha[:, None]
+    acc = _rescaled(acc, alpha)
     return p, acc, m_new, l_i
 
 

@@ -1,6 +1,8 @@
 """Inductor up to its plan: which kernels it would make and what they move, nothing compiled."""
 
+import re
 from contextlib import contextmanager
+from dataclasses import dataclass
 from unittest import mock
 
 import torch
@@ -9,6 +11,34 @@ import torch._inductor.config
 from torch._inductor.graph import GraphLowering
 
 from a2lib.lab import inductor
+
+# Lines of the generated code that launch: a kernel of its own (Triton's on a GPU, C++'s on the
+# CPU), a matrix product of a library, another operator of PyTorch.
+OWN = re.compile(r"^\s+(triton_\w+(?=\.run\()|cpp_\w+(?=\())", re.M)
+LIBRARY = re.compile(r"^\s+(?:\w+ = )?((?:extern_kernels|torch\.ops)\.[\w.]+)\(", re.M)
+BACKWARD = re.compile(r"^# AOT ID: \['\d+_backward'\]", re.M)
+# Of an operator's results taking memory; they launch nothing.
+NO_KERNEL = ("torch.ops.aten.view", "torch.ops.aten.reshape", "torch.ops.aten.as_strided")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What the generated code of one graph calls: kernels of Inductor's own, by name, and of
+    libraries, of which some are an attention."""
+
+    backward: bool
+    own: list[str]
+    library: list[str]
+
+    @property
+    def attentions(self):
+        return sum("scaled_dot_product" in name for name in self.library)
+
+
+def calls_of(code):
+    """Return what the generated `code` of one graph calls."""
+    library = [name for name in LIBRARY.findall(code) if not name.startswith(NO_KERNEL)]
+    return Calls(bool(BACKWARD.search(code)), OWN.findall(code), library)
 
 
 class Eager:

@@ -32,7 +32,7 @@ KERNELS = [  # name, stream, start, duration, correlation, thread and time of th
 WAIT = (970, 25)  # the main thread in cudaDeviceSynchronize
 
 
-def write_nsys(path: Path) -> None:
+def write_nsys(path: Path, diagnostic: str = "Profiling has started.") -> None:
     """The other process's correlation id is one that this process has too."""
     base = sqlite3.connect(path)
     base.execute("pragma page_size = 512")
@@ -88,6 +88,6 @@ def write_nsys(path: Path) -> None:
     # A range of another kind, and one that was never closed: neither is around anything.
     for kind, end in ((60, 500 * US), (59, None)):
         insert("NVTX_EVENTS", 15 * US, end, kind, "no range", None, process(MAIN) | 1, None)
-    insert("DIAGNOSTIC_EVENT", 0, "CUPTI events were lost")
+    insert("DIAGNOSTIC_EVENT", 0, diagnostic)
     base.commit()
     base.close()

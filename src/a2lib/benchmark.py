@@ -17,17 +17,13 @@ from a2lib.lab.ranges import annotate
 from a2lib.shapes import MODELS, named_size
 from a2lib.theory.transformer import parameter_count
 
-PROGRAM = "python -m a2lib.benchmark"
 DESCRIPTION = """\
 Build the course's Transformer, give it a random batch, and time its steps: --warmup of them, then
 --steps that count. A step has the phases of its --mode. The device is idle when it begins and when
 it ends; within it nothing waits. "step" and the phases are by the device's clock (CUDA events; on a
-CPU the host's), "wall" is the host's.
+CPU the host's), "wall" is the host's. Running out of memory is a result.
 """
 EPILOG = """\
-Ends with 0 where it is measured, out of memory or unsupported, which are results; with 2 for an
-option that cannot be, with 130 where it is interrupted.
-
 examples
   python -m a2lib.benchmark --size tiny --context 32                 # without a GPU, in seconds
   python -m a2lib.benchmark --size medium --mode forward-backward --warmup 0
@@ -40,7 +36,7 @@ RANGES = ("none", "phases", "modules")
 
 def parser() -> Parser:
     """Return the command's parser."""
-    command = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
+    command = Parser(prog="python -m a2lib.benchmark", description=DESCRIPTION, epilog=EPILOG)
     add_name(command, "--size", f"{', '.join(MODELS)}", "small")
     for name in SHAPE:
         option = f"--{name.replace('_', '-')}"
@@ -58,8 +54,6 @@ def parser() -> Parser:
     add_name(command, "--checkpointing", "none, block, segments:k, nested:k, selective:ops", "none")
     words = "NVTX ranges, and the profiler on for the steps that count: none, phases, modules"
     add_name(command, "--nvtx", words, "none")
-    words = "write the history of allocations, for pytorch.org/memory_viz; not for timing"
-    command.add_argument("--memory-history", metavar="FILE", help=words)
     add_number(command, "--seed", Whole(0, 2**63 - 1), "of weights and batch", 0)
     command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     return command
@@ -72,12 +66,10 @@ def parse(arguments: Sequence[str] | None):
     from a2lib.model import causal_attention
     from a2lib.model.checkpointing import strategy
 
-    fields = {field.name for field in dataclasses.fields(steps.StepConfig)}
-    asked = {name: value for name, value in vars(options).items() if name in fields}
-    replaced = {name: getattr(options, name) for name in SHAPE if getattr(options, name)}
+    sizes = {name: getattr(options, name) for name in SHAPE if getattr(options, name)}
     try:
-        shape = dataclasses.replace(named_size(options.size, MODELS), **replaced)
-        config = steps.StepConfig(model=shape, **asked)
+        shape = dataclasses.replace(named_size(options.size, MODELS), **sizes)
+        config = steps.StepConfig.of({**vars(options), "model": shape})
         causal_attention(config.attention)
         strategy(config.checkpointing, shape.num_layers)
         check_name("nvtx", options.nvtx, RANGES)
@@ -86,24 +78,20 @@ def parse(arguments: Sequence[str] | None):
     is_plain = config.compile == config.checkpointing == "none" and not config.capture
     if options.nvtx == "modules" and not is_plain:
         command.error("nvtx 'modules' is for a plain step; allowed here are none and phases")
-    if device_kind() == "cuda":
-        return options, config
-    needs = {"precision tf32": config.precision == "tf32", "capture": config.capture}
-    needs |= {"nvtx": options.nvtx != "none", "memory-history": bool(options.memory_history)}
-    for name, is_asked in needs.items():
-        if is_asked:
-            command.error(f"{name} needs a GPU; leave it out here")
-    least = 16 * parameter_count(shape)  # weights, gradients and two moments
-    if least > available_bytes():  # which would swap, or kill the process
-        command.error(f"a step takes {least / 1e9:.0f} GB at least; allowed is what fits")
+    if device_kind() == "cpu":
+        if config.precision == "tf32" or config.capture or options.nvtx != "none":
+            command.error("tf32, capture and nvtx need a GPU; leave them out here")
+        least = 16 * parameter_count(shape)  # weights, gradients and two moments
+        if least > available_bytes():  # which would swap, or kill the process
+            command.error(f"a step takes {least / 1e9:.0f} GB at least; allowed is what fits")
     return options, config
 
 
-def measure(options, config: steps.StepConfig, warmup: list, counted: list) -> None:
-    """Run the steps, and put their times into the two lists as they are taken."""
+def measure(options, config: steps.StepConfig) -> tuple[list, list]:
+    """Run the steps; return the times of those of warm-up, and of those that count."""
     import torch
 
-    device, within = device_kind(), torch.cuda.nvtx.range
+    within = torch.cuda.nvtx.range
 
     def ranges_of(number: int) -> steps.Phase:
         if options.nvtx == "none":
@@ -111,23 +99,21 @@ def measure(options, config: steps.StepConfig, warmup: list, counted: list) -> N
         return lambda name: within(f"step {number}" if name == "step" else name)
 
     with steps.graph_stream(config), contextlib.ExitStack() as stack:
-        step = steps.TrainingStep(config, device, options.seed)
+        step = steps.TrainingStep(config, device_kind(), options.seed)
         if options.nvtx == "modules":
             annotate(step.model, within)
-        for _ in range(max(options.warmup, config.capture)):  # a capture needs one before
-            warmup.append(steps.timed(step))
+        before = max(options.warmup, config.capture)  # a capture needs one
+        warmup = [steps.timed(step) for _ in range(before)]
         if config.capture:
             step = steps.captured(step)
         if options.nvtx != "none":
             stack.enter_context(torch.cuda.profiler.profile())
-        for number in range(options.steps):
-            counted.append(steps.timed(step, ranges_of(number)))
+        return warmup, [steps.timed(step, ranges_of(number)) for number in range(options.steps)]
 
 
-def table(config: steps.StepConfig, counted: list[steps.StepTimes]) -> str:
+def table(counted: list[steps.StepTimes]) -> str:
     """Return the statistics of each phase, in ms, a line each."""
-    lines = [f"{parameter_count(config.shape):,} parameters, {config}"]
-    lines += [f"{'ms':<10}{'mean':>11}{'std':>11}{'median':>11}{'min':>11}{'max':>11}"]
+    lines = [f"{'ms':<10}{'mean':>11}{'std':>11}{'median':>11}{'min':>11}{'max':>11}"]
     for name in counted[0].ms if counted else ():
         ms = [times.ms[name] for times in counted]
         deviation = statistics.stdev(ms) if len(ms) > 1 else 0.0
@@ -139,47 +125,28 @@ def table(config: steps.StepConfig, counted: list[steps.StepTimes]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options, config = parse(arguments)
-    warmup: list[steps.StepTimes] = []
-    counted: list[steps.StepTimes] = []
     status, note = "ok", ""
+    warmup, counted = [], []
     try:
-        with _memory_history(options.memory_history):
-            measure(options, config, warmup, counted)
-    except KeyboardInterrupt:
-        status = "interrupted"
+        warmup, counted = measure(options, config)
     except Exception as error:
         status, note = classify(error)
         if status == "error":
             raise
-    answer = {"status": status, "note": note, "config": dataclasses.asdict(config)}
-    answer["warmup"] = [dataclasses.asdict(times) for times in warmup]
-    answer["steps"] = [dataclasses.asdict(times) for times in counted]
     import torch
 
-    peak = answer["peak_bytes"] = torch.cuda.max_memory_allocated()  # 0 on a CPU
+    peak = torch.cuda.max_memory_allocated()  # 0 on a CPU
     with output():
         if options.json:
+            answer = {"status": status, "note": note, "peak_bytes": peak}
+            answer["warmup"] = [dataclasses.asdict(times) for times in warmup]
+            answer["steps"] = [dataclasses.asdict(times) for times in counted]
             print(json.dumps(answer))
         else:
-            print(table(config, counted))
+            print(f"{parameter_count(config.shape):,} parameters, {config}")
+            print(table(counted))
             print(f"{status} {note}", f"peak memory {peak / 1e9:.2f} GB" if peak else "")
-    return 130 if status == "interrupted" else 0
-
-
-@contextlib.contextmanager
-def _memory_history(path: str | None):
-    """Record every allocation within the context, and write them to `path`."""
-    if path is None:
-        yield
-        return
-    import torch
-
-    torch.cuda.memory._record_memory_history(max_entries=10**6, stacks="python")
-    try:
-        yield
-    finally:
-        torch.cuda.memory._dump_snapshot(path)
-        torch.cuda.memory._record_memory_history(enabled=None)
+    return 0
 
 
 if __name__ == "__main__":

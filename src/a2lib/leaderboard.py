@@ -39,7 +39,7 @@ from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.lab import Timing, inductor, memory, synchronize
 from a2lib.lab.clock import Clock, Mark
 from a2lib.lab.device import device_kind
-from a2lib.lab.timing import meet, slowest
+from a2lib.lab.timing import RankTimes, meet
 from a2lib.lab.training import fully_sharded
 from a2lib.lab.worker import join_group
 from a2lib.model import TransformerLM, cross_entropy
@@ -375,7 +375,7 @@ def measure(
         row["reserved_bytes"] = max(everyone(torch.cuda.memory_reserved()))
     row["products_again"] = training.products_again()
     row["host_bytes"] = training.mover.moved_bytes if training.mover else 0
-    return slowest(by_rank), row, training
+    return RankTimes(by_rank).slowest, row, training
 
 
 def board(step: Callable[[], object], device: str, warmup_ms: int, rep_ms: int) -> list[float]:
@@ -477,10 +477,21 @@ def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int]:
     step = Step(LADDER[name], shape, options.batch, context, ATTENTION[device], DTYPE[device])
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if device == "cpu":  # which would swap, or be killed
-        too_little = memory.too_little(device, ranks * step.rank_bytes(ranks), "some")
+        too_little = lack_of_memory(device, ranks * step.rank_bytes(ranks))
         if too_little:
             command.error(too_little)
     return name, step, options.seed
+
+
+def lack_of_memory(device: str, needed: int) -> str:
+    """Return in words that a step of so many bytes does not fit what is free; "" where it may."""
+    free = memory.free_bytes(device)
+    if needed <= free:
+        return ""
+    return (
+        f"a step takes some {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are left"
+        " here; allowed is what fits: a smaller model, batch or context"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -506,7 +517,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seconds = time.monotonic() - begun
             print(f"{name}: {seconds:.0f} s: {moment}", file=sys.stderr, flush=True)
 
-    too_little = memory.too_little(device, step.rank_bytes(dist.get_world_size()), "some")
+    too_little = lack_of_memory(device, step.rank_bytes(dist.get_world_size()))
     if too_little:
         say(f"{too_little}; it is tried")
     with empty_caches():

@@ -42,8 +42,8 @@ STEPS = {
     "forward": forms.Pass._forward_plain,
     "forward_chunk": forms.Pass._forward_key_chunks,
     "backward": forms.Pass._backward_one_launch,
-    "backward_chunks": forms.Pass._backward_chunks,
-    "backward_wide": forms.Pass._backward_chunks,
+    "backward_chunks": lambda one: one._backward_sums("query_chunks"),
+    "backward_wide": lambda one: one._backward_sums("two_terms"),
 }
 
 
@@ -178,20 +178,19 @@ def gluon_work(every):
         for stays in {stay(short), stay(long)}:
             dispatch.hopper_backward_stays = lambda _, found=stays: found
             one = pass_of(d, causal, ragged)
-            one._backward_one_sweep()
+            one._backward_sums("one_sweep")
             add(one, kernel="backward", stays=stays)
         dispatch.hopper_backward_stays = stay
         if ragged == causal:  # each with and without, once: they are apart in the kernel
             one = pass_of(d, causal, ragged)
-            rows, sums = one._rows_and_sums(d > 64)
-            one._make(rows=rows, sums=sums, dk_sums=sums, dv_sums=sums)
-            one._sweep(("sums", "dk_sums", "dv_sums"), 256)
+            dispatch.chunk_queries_of = lambda _: 256
+            one._backward_sums("hopper_chunks")
             add(one, kernel="backward", chunk=256)
         if every or causal:
             # In a fixed order, and of heads of keys that two query heads share.
             for heads, ordered in ((1, True), (2, False)):
                 one = pass_of(d, causal, ragged, heads, fixed_order=ordered)
-                one._backward_one_sweep()
+                one._backward_sums("one_sweep")
                 add(one, kernel="backward", ordered=ordered, group=heads)
     return work
 

@@ -130,7 +130,7 @@ def test_two_terms_have_the_range_of_fp32(in_few_chunks, causal, scales):
     inputs = random_inputs((1, 2, 40, 66), (1, 1, 70, 66), torch.float32)
     inputs = [x * scale for x, scale in zip(inputs, scales, strict=True)]
     found, launched = run(in_few_chunks, inputs, causal, (32, 64))
-    assert "backward_wide" in launched and "split_wide" in launched
+    assert "backward_wide" in launched
     for name, want in in_float64(*inputs, causal).items():
         error = (found[name].double() - want).norm() / want.norm()
         assert error <= 2**-20, (name, error)  # at most 10 * 2**-24 in 12 draws
@@ -164,11 +164,10 @@ def test_both_passes_multiply_alike(monkeypatch, n_queries, d, mode, two):
     q, do = torch.empty(2, 1, 2, n_queries, d)
     k, v = torch.empty(2, 1, 1, 300, d)
     o, lse = launches.forward(q, k, v, True, None)
-    splits = {"split", "split_wide"} & {step.kernel for step in steps}
-    want = {"split_wide" if two else "split"}
-    assert splits == (set() if mode == "tf32" else want)
+    splits = [step.constants["PRECISION"] for step in steps if step.kernel == "split"]
+    assert splits == ([] if mode == "tf32" else ["fp16x3" if two else "bf16x6"])
     for needs in ((True, True, True), (True, False, False)):
         steps.clear()
         launches.backward(do, q, k, v, o, lse, True, None, needs)
-        names = {step.kernel for step in steps}
-        assert {"split", "split_wide"} & names == splits and ("backward_wide" in names) == two
+        again = [step.constants["PRECISION"] for step in steps if step.kernel == "split"]
+        assert again == 2 * splits and ("backward_wide" in [step.kernel for step in steps]) == two

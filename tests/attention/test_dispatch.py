@@ -52,11 +52,9 @@ def test_forms_of_what_is_asked_and_of_another_gpu():
     long, few = call(n=16384), call(heads=1, n=512)
     assert forward_form(long._replace(hopper=False)) == "plain"
     assert backward_form(long._replace(hopper=False)) == "two_sweeps"
-    assert backward_form(long._replace(every_gradient=False)) == "two_sweeps"
     assert backward_form(long._replace(fixed_order=True)) == "one_sweep"
     assert backward_form(few._replace(fixed_order=True)) == "two_sweeps"
     assert backward_form(call("fp32", d=128)._replace(fixed_order=True)) == "two_sweeps"
-    assert backward_form(few._replace(every_gradient=False)) == "two_sweeps"
     assert forward_form(few._replace(multiprocessors=0)) == "plain", "on a CPU"
     assert backward_form(few) == backward_form(few._replace(n_queries=1)) == "query_chunks"
     assert backward_form(few._replace(n_queries=0)) == "two_sweeps", "with no sums to add up"

@@ -119,7 +119,7 @@ def test_sums_around_the_kernel(monkeypatch, n, d, causal, heads, how):
 @pytest.mark.parametrize("n, heads, wanted", [(32768, 16, 4), (32768, 3, 3), (4096, 15, 8)])
 def test_some_heads_run_together_however_long(n, heads, wanted):
     p = problem(torch.empty(1, heads, n, 64, dtype=torch.bfloat16, device="meta"))
-    p._backward_one_sweep()
+    p._backward_sums("one_sweep")
     assert [step.numbers[-2] for step in p.steps if step.forms] == [wanted]
 
 
@@ -170,10 +170,10 @@ def test_blocks_and_layouts(d, BD):
     assert (form.shape, form.strides) == (tuple(x.shape), x.stride())
     assert (form.block, form.layout.swizzle_byte_width) == ([1, 1, 128, BD], 128)
     p = problem(x)
-    rows, sums = p._rows_and_sums(BD == 128)
+    p._backward_sums("one_sweep")
+    rows, sums = p.scratch["rows"], p.scratch["dq_sums"]
     n, columns = (256, 128) if BD == 128 else (200, d)
     assert rows.shape == (6, 2, 256) and sums.shape == (6, n, columns)
-    assert p._rows_and_sums(False)[1].shape == (6, 200, d)
     form = forms.form_of(rows, (1, 2, 128), BD)
     assert (form.strides, form.layout.swizzle_byte_width) == ((512, 256, 1), 0)
     form = forms.form_of(sums, (1, 64, 64), BD)
@@ -205,7 +205,7 @@ def test_ragged_where_a_query_would_see_past_the_last_key(form, n_queries, n_key
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "forward_consumers", lambda _: (consumers, False))
         p._forward_hopper()
-        p._backward_one_sweep()
+        p._backward_sums("one_sweep")
     seen = [step.constants for step in p.steps if step.forms]
     for constants, block in zip(seen, (seen[0]["Bk"], hopper_backward.KEYS.value), strict=True):
         past = range(n_keys, -(-n_keys // block) * block)

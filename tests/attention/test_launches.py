@@ -47,9 +47,8 @@ KEPT = {
     "query_chunks": (torch.bfloat16, 40, 64),
     "key_chunks": (torch.bfloat16, 300, 64),
 }
-SOME = [(False, True, False), (True, False, False), (False, True, True)]
-CASES = [*((form, (True, True, True)) for form in KEPT), *(("two_terms", some) for some in SOME)]
-CASES += [("two_sweeps", some) for some in SOME]
+SOME = [(True, True, True), (False, True, False), (True, False, False), (False, True, True)]
+CASES = list(itertools.product(KEPT, SOME))
 
 
 @pytest.mark.parametrize("block", [2**20, 0], ids=["a block", "apart"])
@@ -83,7 +82,7 @@ def check_launches(log, kept, tensors):
         assert args[len(step.tensors) :] == step.numbers
         places |= dict(zip(step.tensors, args, strict=False))
     for name, x in tensors.items():
-        if name in places:
+        if x is not None and name in places:
             assert places[name] == x.data_ptr(), name
             sizes[name] = x.nbytes
     found = sorted((places[name], size) for name, size in sizes.items())
@@ -106,12 +105,12 @@ def test_few_tokens_are_one_launch_in_any_order(log, monkeypatch, fixed, length,
     assert launched == [("backward", length // rows * (6 + 3))] if one else len(launched) == 2
     log.clear()
     run(q, k, v, needs=(True, False, True))
-    assert [name for name, *_ in log[1:]] == ["backward_dq", "backward_dkdv"]
+    assert len(log[1:]) == len(launched), "also where a gradient is not wanted"
 
 
 TOKENS = [(n, n) for n in (0, 100, 300, 1000, 3000, 8192, 16384)]
 TOKENS += [(0, 300), (300, 0), (300, 16384), (300, 65536)]
-FLAGS = "causal", "hopper", "fixed_order", "tf32", "every_gradient"
+FLAGS = "causal", "hopper", "fixed_order", "tf32"
 
 
 @pytest.mark.triton
@@ -171,9 +170,9 @@ def test_tiles_of_rows_in_chunks(launched):
 def test_kernels_of_short_chunks_are_launched_early(launched, dtype, length, is_causal, early):
     run(*(x[:1] for x in qkv(dtype, length=length, heads=1)), causal=is_causal)
     early &= dtype == torch.bfloat16
-    chunks = [step for step in launched if step.kernel.endswith("chunks")]
-    names = [step.kernel for step in chunks]
-    assert names == ["prepare_chunks", "backward_chunks", "finish_chunks"]
+    names = ["prepare", "backward_chunks", "finish"]
+    chunks = [step for step in launched if step.kernel in names]
+    assert [step.kernel for step in chunks] == names
     options = [step.options.get("launch_pdl", False) for step in chunks]
     assert options == [False, early, early]
 

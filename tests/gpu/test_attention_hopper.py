@@ -168,7 +168,7 @@ def test_long_rows_of_few_heads_in_chunks(head_dim, n, monkeypatch):
     inputs = random_inputs((1, 1, n, head_dim), (1, 1, n, head_dim), torch.bfloat16, "cuda")
     near_float64(ours, inputs, True, TOLERANCE[torch.bfloat16], runs=2, within=poison)
     kernels = [step.kernel for step in steps]
-    assert kernels.count("hopper_backward") == kernels.count("finish_chunks") == 1
+    assert kernels.count("hopper_backward") == kernels.count("finish") == 1
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -39,8 +39,7 @@ def check(traced):
     for phases in trace.phase_times(traced).values():
         assert set(phases) == {*trace.PHASES, trace.STEP}
         for times in phases.values():
-            assert 0 < times.ms_busy <= times.ms and times.ms_launching > 0
-    assert traced.waits
+            assert 0 < times.ms_busy <= times.ms and times.us_queued > 0
 
 
 def test_a_trace_by_torch_profiler():

@@ -43,14 +43,10 @@ class FakeNvml(types.ModuleType):
             raise Error("not found")
         return self.known[uuid]
 
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, part):
-        assert part == "part"
-        return "whole"
-
     def nvmlDeviceGetClockInfo(self, handle, kind):
         if "ClockInfo" in self.refuses:
             raise Error("ClockInfo")
-        return {"second": 1980, "whole": 1410}[handle] if kind == 1 else 0  # NVML_CLOCK_SM
+        return {"second": 1980}[handle] if kind == 1 else 0  # NVML_CLOCK_SM
 
 
 @pytest.fixture
@@ -89,8 +85,7 @@ B = {"GPU-b": "second"}
     (B, ("nvmlInit",), (None, None, None, None)),
     (B, ("ClockInfo", "TotalEnergyConsumption"), (None, 698.765, None, 700)),
     (B, ("PowerUsage", "EnforcedPowerLimit"), (1980, None, 5000.25, None)),
-    # A part of a GPU has the clock of the whole and no power.
-    ({"GPU-a": "first", "MIG-b": "part"}, (), (1410, None, None, None)),
+    ({"GPU-a": "first", "MIG-b": "part"}, (), (None, None, None, None)),
 ])  # fmt: skip
 def test_what_the_driver_does_not_tell_is_none(gpu, known, refuses, readings):
     assert read(gpu(known, refuses)) == readings

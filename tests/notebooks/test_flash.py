@@ -3,6 +3,7 @@ stand-in for a GPU."""
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,7 @@ from notebook_cells import fits, load_cells, run_cells
 from a2lib import lab
 from a2lib.attention import attention_reference, dispatch
 from a2lib.attention.ladder import HOPPER, RUNGS
-from a2lib.lab import Timing, failures, nsight
-from a2lib.lab.sustained import Second
+from a2lib.lab import failures
 from a2lib.paths import ROOT
 
 QUICK = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
@@ -109,11 +109,10 @@ def failing_late(error):
     ("ceiling", {}),
     ("flash_accuracy", {}),
     ("flash_protocol", {"second": "0"}),
-    ("flash_counters", {"launch": "0"}),
     ("flash_ladder", {"gpu": "cpu"}),
 ])  # fmt: skip
 def test_every_committed_row_can_be_measured_again(on_a_gpu, monkeypatch, name, change):
-    """Later seconds, later launches and other GPUs come with the rows that are asked for, and
+    """Later seconds and other GPUs come with the rows that are asked for, and
     FlashAttention-4 where it is installed."""
     monkeypatch.setattr("a2lib.lab.peers.has_flash_attention_4", lambda: True)
     notebook = on_a_gpu(sweep="all")
@@ -123,7 +122,6 @@ def test_every_committed_row_can_be_measured_again(on_a_gpu, monkeypatch, name, 
         "ceiling": [notebook.ceiling_keys],
         "flash_accuracy": notebook.errors_asked,
         "flash_protocol": notebook.other_tasks + notebook.first_tasks,
-        "flash_counters": notebook.counters_asked,
         "flash_ladder": notebook.ladder_tasks,
     }[name]
     table = lab.Table(name, "nvidia-h200", ROOT / "data")
@@ -310,17 +308,25 @@ def test_burst_is_a_row_for_each_with_its_mean(board):
 
 
 def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(board, replace):
-    def seconds_of(call, **settings):
-        assert settings["n_seconds"] == 10
-        call()
-        timings = [Timing.from_samples([1.0 + s, 2.0 + s], mhz=[1900 - s]) for s in (0, 1, 3)]
-        return [Second(s, t, 600.5) for s, t in zip((0, 1, 3), timings, strict=True)]
+    """On a clock of whose batches each takes 0.7 s, from 0.7 s on."""
+    now = [0.0]
 
-    replace(board, seconds_of=seconds_of)
-    rows = list(board.measure_protocols(protocol_task(board, "sustained")))
-    assert [row["second"] for row in rows] == [3, 1, 0]
-    assert rows[0]["ms"] == rows[0]["ms_mean"] == 4.5 and rows[0]["sm_mhz"] == 1897
-    assert rows[0]["power_w"] == 600.5
+    class Batches:
+        def __init__(self, device):
+            pass
+
+        def samples(self, call, n):
+            call()
+            now[0] += 0.7
+            return [2.0] * n
+
+    times = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    seconds = {"n_seconds": 3, "second_s": 1.0, "idle_s": 0.0}
+    replace(board, Clock=Batches, time=times, SUSTAINED={"cpu": seconds})
+    rows = list(board.measure_protocols(protocol_task(board, "sustained")[:1]))
+    assert [(row["second"], row["ms_mean"]) for row in rows] == [(2, 2.0), (1, 2.0), (0, 2.0)]
+    # Batches of 25 begin at 0.7 and 1.4, at 2.1, at 2.8 and 3.5.
+    assert [row["n"] for row in rows] == [50, 25, 50]
 
 
 @pytest.mark.parametrize("name", ["burst", "sustained"])
@@ -465,27 +471,3 @@ def test_a_backward_that_runs_out_of_memory_leaves_the_output(board, monkeypatch
     rows = list(board.measure_accuracy(accuracy_task(board)))
     assert rows[0]["error"] > 0
     assert [row["status"] for row in rows[1:]] == ["oom"] * 3
-
-
-def test_each_counted_call_has_its_kernels(board, replace, monkeypatch):
-    keys = board.counter_tasks()[0]
-    with pytest.raises(board.UnsupportedError):
-        list(board.measure_counters(keys))
-    replace(board, ON_GPU=True)
-    kernel = {"device_bytes": 7, "l2_bytes": 8}
-    counted = [[{"kernel": "a", **kernel}, {"kernel": "b", **kernel}], []]
-    monkeypatch.setattr(nsight, "counted_calls", lambda makers, timeout_s: counted)
-    rows = list(board.measure_counters(keys))
-    assert [(r["pass"], r["launch"], r.get("kernel")) for r in rows] == [
-        ("forward", 0, "a"),
-        ("forward", 1, "b"),
-        ("backward", 0, None),
-    ]
-    assert rows[2]["status"] == "unsupported" and fits(rows[0], board.counters.section)
-
-    def refuse(makers, timeout_s):
-        raise nsight.ProgramError("ncu is refused it")
-
-    monkeypatch.setattr(nsight, "counted_calls", refuse)
-    with pytest.raises(board.UnsupportedError, match="ncu is refused it"):
-        list(board.measure_counters(keys))

@@ -59,7 +59,7 @@ def test_nsight_systems_traces_the_same_step_in_a_process_of_its_own(tmp_path, m
     forward, loss, step = ns.measure(keys)
     assert (forward["ms"], forward["ms_traced"], forward["ms_range"]) == (0.18, 2, 0.19)
     assert loss["status"] == "error" and "no loss" in loss["note"]
-    assert "CUPTI events were lost" in step["note"]
+    assert step["ms_range"] == 1 and "note" not in step
     [[_, flag, module, *options]] = commands
     assert (flag, module) == ("-m", "a2lib.benchmark")
     monkeypatch.setattr(benchmark, "device_kind", lambda: "cuda")

@@ -48,7 +48,7 @@ REFUSED = {
     "--contxt=8": "did you mean --context?",
     "--size=10B": "a step takes 205 GB at least; allowed is what fits",
 }
-NEEDS_A_GPU = ("--precision=tf32", "--capture", "--nvtx=phases", "--memory-history=x")
+NEEDS_A_GPU = ("--precision=tf32", "--capture", "--nvtx=phases")
 
 
 @pytest.mark.parametrize("option", [*REFUSED, *NEEDS_A_GPU])
@@ -56,7 +56,7 @@ def test_what_cannot_be_is_one_line(option, capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "device_kind", lambda: "cpu")
     monkeypatch.setattr(benchmark, "available_bytes", lambda: 10**10)
     said = refused_command(benchmark.parse, [*TINY, option], capsys)
-    assert REFUSED.get(option, "needs a GPU; leave it out here") in said
+    assert REFUSED.get(option, "need a GPU; leave them out here") in said
 
 
 def test_help_needs_no_torch(python):

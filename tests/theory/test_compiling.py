@@ -4,10 +4,9 @@ import functools
 
 import pytest
 import torch
-from inductor_plans import planned
+from inductor_plans import calls_of, planned
 
 from a2lib.attention import attention_reference
-from a2lib.lab.inductor import read
 from a2lib.theory.eager import PASSES, WRITTEN, attention_kernels, moves
 
 B, N, D = 2, 64, 16
@@ -28,10 +27,10 @@ def test_bytes_are_those_that_inductor_counts(written):
         torch.autograd.grad(compiled(*qkv), qkv, do)
     for pass_, (code, bytes_) in zip(PASSES, graphs, strict=True):
         kernels = attention_kernels("compile", written, pass_, B, N, D, 4)
-        graph = read(code)
-        assert graph.backward == (pass_ == "backward")
-        assert graph.called + graph.library == sum(kernel.count for kernel in kernels)
-        assert graph.attentions == (written == "heads")
+        calls = calls_of(code)
+        assert calls.backward == (pass_ == "backward")
+        assert len(calls.own) + len(calls.library) == sum(kernel.count for kernel in kernels)
+        assert calls.attentions == (written == "heads")
         if written != "causal":
             assert bytes_ == moved(kernels)
         else:

@@ -6,16 +6,18 @@ program owns a key tile and a chunk of queries; what it finds is added to fp32 s
 tile, dK and dV at its end. The order of additions, and with it the last bits, differ from run to
 run. On Hopper the Gluon kernel cuts long rows of 16 bits so. The legend is that of ``kernels.py``.
 
-Where ``EARLY`` (as in ``key_chunks.py``) the second and third kernel are launched while the one
-before runs, and wait within for what that leaves; before the wait only inputs are read.
+In fp32 heads of 65 to 128 have a kernel of their own, of two fp16 terms (``terms.py``): six
+products leave no tile that fits. dV is apart from dK and dQ, or their sums would not fit the
+registers.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from a2lib.attention.kernels import ROWS_TO, SIZES, _exp, finish_kernel, prepare_kernel
-from a2lib.attention.operands import dot, float32, int64, load, load_rows, operand, store_rows
+from a2lib.attention import terms
+from a2lib.attention.kernels import LOG2E, ROWS_TO, SIZES, _exp
+from a2lib.attention.operands import dot, float32, int64, load, operand
 
 
 @triton.jit
@@ -112,9 +114,7 @@ def _chunk_tiles(
 
 @triton.jit(do_not_specialize=[*SIZES, "chunk"])
 def backward_chunks_kernel(
-    Q, K, V, DO, ROWS, DQ, DK, DV,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_dob, stride_doh, stride_don,
+    Q, K, V, DO, ROWS, DQ, DK, DV, stride_q, stride_k, stride_v, stride_do,
     scale, H, n_heads_total, GROUP, Nq, Nk, chunk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -135,22 +135,22 @@ def backward_chunks_kernel(
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
     n0 = tile * Bk
-    Q += b * stride_qb + h * stride_qh
-    K += b * stride_kb + (h // GROUP) * stride_kh
-    V += b * stride_vb + (h // GROUP) * stride_vh
-    DO += b * stride_dob + h * stride_doh
+    Q += b * stride_q[0] + h * stride_q[1]
+    K += b * stride_k[0] + (h // GROUP) * stride_k[1]
+    V += b * stride_v[0] + (h // GROUP) * stride_v[1]
+    DO += b * stride_do[0] + h * stride_do[1]
     ROWS += (b * H + h) * 2 * n_rows
     DQ += (b * H + h) * Nq * d
     kv_row = (b * (H // GROUP) + h // GROUP) * Nk * d
-    k = load(K, n0, Nk, stride_kn, Bk, d, BD, True, PRECISION)
-    v = load(V, n0, Nk, stride_vn, Bk, d, BD, True, PRECISION)
+    k = load(K, n0, Nk, stride_k[2], Bk, d, BD, True, PRECISION)
+    v = load(V, n0, Nk, stride_v[2], Bk, d, BD, True, PRECISION)
     dk = tl.zeros([Bk, BD], tl.float32)
     dv = tl.zeros([Bk, BD], tl.float32)
     if EARLY:
         gdc_wait()
     if LOOPS == 1:
         dk, dv = _chunk_tiles(
-            dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+            dk, dv, k, v, Q, DO, ROWS, DQ, stride_q[2], stride_do[2],
             n0, start, stop, None, None, Nq, Nk, n_rows, scale,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, STAGES,
         )  # fmt: skip
@@ -163,12 +163,12 @@ def backward_chunks_kernel(
         tail_start = tl.maximum(diagonal_end, whole_end)
         tail = tl.maximum(stop - tail_start, 0)
         dk, dv = _chunk_tiles(
-            dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+            dk, dv, k, v, Q, DO, ROWS, DQ, stride_q[2], stride_do[2],
             n0, diagonal_end, whole_end, None, None, Nq, Nk, n_rows, scale,
             Bq, Bk, d, BD, CAUSAL, False, PRECISION, STAGES,
         )  # fmt: skip
         dk, dv = _chunk_tiles(
-            dk, dv, k, v, Q, DO, ROWS, DQ, stride_qn, stride_don,
+            dk, dv, k, v, Q, DO, ROWS, DQ, stride_q[2], stride_do[2],
             n0, start, diagonal_end + tail, diagonal_end, tail_start - diagonal_end,
             Nq, Nk, n_rows, scale,
             Bq, Bk, d, BD, CAUSAL, True, PRECISION, 1,
@@ -179,57 +179,70 @@ def backward_chunks_kernel(
     _add_rows(DV + kv_row, dv, n0, Nk, Bk, d, BD)
 
 
-@triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_rows", "Nk"])
-def prepare_chunks_kernel(
-    O, DO, LSE, ROWS, DQ, DK, DV,
-    stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don,
-    H, n_heads_total, Nq, n_rows, Nk,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """``prepare_kernel`` of queries, whose zeros are DQ; then programs that make those of DK and
-    DV, (heads, Nk, d) fp32."""
-    if EARLY:
-        gdc_launch_dependents()
-    n_queries = n_rows // B * n_heads_total
-    if tl.program_id(0) < n_queries:
-        prepare_kernel(
-            O, DO, LSE, ROWS, DQ, DQ,
-            stride_ob, stride_oh, stride_on, stride_dob, stride_doh, stride_don, H, Nq, n_rows,
-            d, BD, B, PERMUTED, PRECISION, False,
-        )  # fmt: skip
+@triton.jit
+def _weights(k, q, scale, lse, m0, offs_n, Nk, Bq: tl.constexpr, CAUSAL: tl.constexpr):
+    """The weights of a tile, transposed; scale has the units."""
+    pt = tl.math.exp2((terms.dot(k, q, True) * scale - lse[None, :]) * LOG2E)
+    if CAUSAL:
+        # Constants on one side: registers are short.
+        pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
     else:
-        n_tiles = tl.cdiv(Nk, B)
-        bh = ((tl.program_id(0) - n_queries) // n_tiles).to(tl.int64)
-        n0 = (tl.program_id(0) - n_queries) % n_tiles * B
-        zeros = tl.zeros([B, BD], tl.float32)
-        store_rows(DK + bh * Nk * d, zeros, n0, Nk, d, B, d, BD)
-        store_rows(DV + bh * Nk * d, zeros, n0, Nk, d, B, d, BD)
+        pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
+    return pt
 
 
-@triton.jit(do_not_specialize=["H", "H_kv", "n_heads_total", "Nq", "Nk"])
-def finish_chunks_kernel(
-    DQ_SUMS, DK_SUMS, DV_SUMS, DQ, DK, DV,
-    stride_dqb, stride_dqh, stride_dqn, stride_dkb, stride_dkh, stride_dkn,
-    stride_dvb, stride_dvh, stride_dvn,
-    scale, H, H_kv, n_heads_total, Nq, Nk,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr, EARLY: tl.constexpr,
+@triton.jit(do_not_specialize=[*SIZES, "chunk"])
+def backward_wide_kernel(
+    Q, K, V, DO, ROWS, DQ, DK, DV, stride_q, stride_k, stride_v, stride_do,
+    scale, H, n_heads_total, GROUP, Nq, Nk, chunk,
+    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """``finish_kernel`` of queries; then programs that write DK = scale * DK_SUMS and DV."""
-    if EARLY:
-        gdc_wait()
-    n_queries = tl.cdiv(Nq, B) * n_heads_total
-    if tl.program_id(0) < n_queries:
-        finish_kernel(
-            DQ_SUMS, DQ, stride_dqb, stride_dqh, stride_dqn, scale, H, Nq, d, BD, B, PERMUTED
-        )  # fmt: skip
+    """Do as ``backward_chunks_kernel`` does, with two programs per (key tile, chunk of
+    queries, query head), one for dK and dQ and one for dV, and Q, K, V and DO as
+    ``terms.split_rows`` leaves them."""
+    scale = float32(scale)
+    item = tl.program_id(0) // n_heads_total
+    bh = tl.program_id(0) % n_heads_total
+    tile, start, stop = _tile_and_queries(item // 2, Nq, Nk, chunk, Bq, Bk, CAUSAL)
+    n_rows = tl.cdiv(Nq, ROWS_TO) * ROWS_TO
+    b = (bh // H).to(tl.int64)
+    h = (bh % H).to(tl.int64)
+    n0 = tile * Bk
+    Q += b * stride_q[0] + h * stride_q[1]
+    K += b * stride_k[0] + (h // GROUP) * stride_k[1]
+    V += b * stride_v[0] + (h // GROUP) * stride_v[1]
+    DO += b * stride_do[0] + h * stride_do[1]
+    ROWS += (b * H + h) * 2 * n_rows
+    DQ += (b * H + h) * Nq * d
+    kv_row = (b * (H // GROUP) + h // GROUP) * Nk * d
+    offs_n = n0 + tl.arange(0, Bk)
+    # A key past Nk is later than every query. Its weight may be infinite, and dQ would have it.
+    offs_n = tl.where(offs_n < Nk, offs_n, 2**31 - 1)
+    k, k_unit = terms.load(K, n0, Nk, Bk, d, BD)
+    sums = tl.zeros([Bk, BD], tl.float32)
+    if item % 2 == 0:
+        v, v_unit = terms.load(V, n0, Nk, Bk, d, BD)
+        for at in tl.range(start, stop, num_stages=STAGES):
+            m0 = at * Bq
+            q, q_unit = terms.load(Q, m0, Nq, Bq, d, BD)
+            do, do_unit = terms.load(DO, m0, Nq, Bq, d, BD)
+            lse = tl.load(ROWS + m0 + tl.arange(0, Bq))
+            delta = tl.load(ROWS + n_rows + m0 + tl.arange(0, Bq))
+            pt = _weights(k, q, k_unit * q_unit * scale, lse, m0, offs_n, Nk, Bq, CAUSAL)
+            dpt = terms.dot(v, do, True) * (v_unit * do_unit)
+            dst, unit = terms.operand(pt * (dpt - delta[None, :]))
+            sums += terms.dot(dst, q) * (unit * q_unit)
+            # Transposed: a tile has fewer queries than the tensor cores' 64 rows.
+            dq = terms.dot((tl.trans(k[0]), tl.trans(k[1])), dst) * (unit * k_unit)
+            _add_rows(DQ, tl.trans(dq), m0, Nq, Bq, d, BD)
+        _add_rows(DK + kv_row, sums, n0, Nk, Bk, d, BD)
     else:
-        n_tiles = tl.cdiv(Nk, B)
-        bh = ((tl.program_id(0) - n_queries) // n_tiles).to(tl.int64)
-        n0 = (tl.program_id(0) - n_queries) % n_tiles * B
-        dk = load_rows(DK_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
-        dv = load_rows(DV_SUMS + bh * Nk * d, n0, Nk, d, B, d, BD, True)
-        DK += (bh // H_kv) * stride_dkb + (bh % H_kv) * stride_dkh
-        DV += (bh // H_kv) * stride_dvb + (bh % H_kv) * stride_dvh
-        store_rows(DK, dk * float32(scale), n0, Nk, stride_dkn, B, d, BD)
-        store_rows(DV, dv, n0, Nk, stride_dvn, B, d, BD)
+        for at in tl.range(start, stop, num_stages=STAGES):
+            m0 = at * Bq
+            q, q_unit = terms.load(Q, m0, Nq, Bq, d, BD)
+            do, do_unit = terms.load(DO, m0, Nq, Bq, d, BD)
+            lse = tl.load(ROWS + m0 + tl.arange(0, Bq))
+            pt = _weights(k, q, k_unit * q_unit * scale, lse, m0, offs_n, Nk, Bq, CAUSAL)
+            sums += terms.weigh(pt, do, do_unit)
+        _add_rows(DV + kv_row, sums, n0, Nk, Bk, d, BD)

@@ -45,14 +45,11 @@ KERNELS = {
     "backward_dk": ("kernels", "backward_dkdv_kernel"),
     "backward_dv": ("kernels", "backward_dkdv_kernel"),
     "backward_chunks": ("chunks", "backward_chunks_kernel"),
-    "backward_wide": ("wide", "backward_wide_kernel"),
-    "prepare_chunks": ("chunks", "prepare_chunks_kernel"),
-    "finish_chunks": ("chunks", "finish_chunks_kernel"),
+    "backward_wide": ("chunks", "backward_wide_kernel"),
     "hopper_backward": ("hopper_backward", "backward_kernel"),
     "prepare": ("kernels", "prepare_kernel"),
     "finish": ("kernels", "finish_kernel"),
-    "split": ("operands", "split_kernel"),
-    "split_wide": ("terms", "split_wide_kernel"),
+    "split": ("kernels", "split_kernel"),
 }
 
 
@@ -76,7 +73,6 @@ class Call(NamedTuple):
     hopper: bool = True
     fixed_order: bool = False
     tf32: bool = False
-    every_gradient: bool = True
 
     @property
     def n_heads(self) -> int:
@@ -108,19 +104,16 @@ def forward_form(call: Call) -> str:
 def backward_form(call: Call) -> str:
     """Return the form of a backward: the first whose condition holds.
 
-    But for two_terms and two_sweeps all want every gradient, and but for one_launch, one_sweep and
-    two_sweeps the order of additions is not fixed.
+    But for one_launch, one_sweep and two_sweeps the order of additions is not fixed.
     """
-    if call.every_gradient and in_one_launch(call) and "query_chunks" not in without:
+    if in_one_launch(call) and "query_chunks" not in without:
         return "one_launch"
     if precision_of(call) == "fp16x3":
         return "two_terms"
-    if not call.every_gradient:
-        return "two_sweeps"
     cut = in_chunks(call) and call.n_queries > 0 and call.n_kv_heads > 0
     if cut and not call.fixed_order and "query_chunks" not in without:
         return "hopper_chunks" if chunk_queries_of(call) else "query_chunks"
-    if _one_sweep_pays(call) and _can_use_hopper(call) and "one_sweep" not in without:
+    if in_one_sweep(call) and _can_use_hopper(call) and "one_sweep" not in without:
         return "one_sweep"
     return "two_sweeps"
 
@@ -133,6 +126,14 @@ def _can_use_hopper(call: Call) -> bool:
 def _has_hopper_kernels(call: Call) -> bool:
     """Return whether there are kernels for Hopper: heads of 40 to 128, by 8, in 16 bits."""
     return call.dtype != "fp32" and 32 < call.head_dim <= 128 and call.head_dim % 8 == 0
+
+
+def masks() -> str:
+    """Return which tiles of plain Triton are masked: the diagonal and the ends, but on the ladder
+    (``kernels.forward_kernel``)."""
+    if "to_diagonal" in without:
+        return "all"
+    return "diagonal" if "two_loops" in without else "edges"
 
 
 # The forward.
@@ -291,14 +292,9 @@ def in_one_sweep(call: Call) -> bool:
     """Return whether the backward on a Hopper GPU is one sweep over the tiles, in which many
     programs add to dQ, instead of two: if programs of 128 keys fill the GPU, or sequences are
     long."""
-    fills = -(-call.n_keys // 128) * call.n_kv_heads >= 264
-    return _has_hopper_kernels(call) and call.n_keys >= (128 if fills else 1024)
-
-
-def _one_sweep_pays(call):
-    if not in_one_sweep(call):
-        return False
     n_programs = -(-call.n_keys // 128) * call.n_kv_heads
+    if not _has_hopper_kernels(call) or call.n_keys < (128 if n_programs >= 264 else 1024):
+        return False
     if call.group > 1:  # in a fixed order two sweeps were as fast
         return not call.fixed_order and n_programs >= GROUPED_PROGRAMS
     return not call.fixed_order or n_programs >= ORDERED_PROGRAMS
@@ -343,11 +339,6 @@ def chunk_programs(tile: "Tile", chunk: int, call: Call) -> int:
     if not call.causal:
         return chunks * keys
     return sum(min(keys, chunk // tile.Bk * seen) for seen in range(1, chunks + 1))
-
-
-def chunk_loops(BD: int, dtype: str) -> int:
-    """Return the loops of a program of ``backward_chunks_kernel``: what the registers allow."""
-    return 1 if BD == 128 or dtype == "fp32" else 2
 
 
 # How many programs and heads run at a time on Hopper.

@@ -78,7 +78,6 @@ def flash_attention(
     if is_causal is not True and is_causal is not False:
         is_causal = check_is_causal(is_causal)
     if is_compiling() or operators.is_watched(q, k, v):
-        check_inputs(q, k, v)
         if not is_compiling():
             operators.check_transforms(q, k, v)
         return operators.flash_forward(q, k, v, is_causal, scale)[0]
@@ -140,10 +139,8 @@ def _without_gradient(q, k, v, is_causal, scale):
 def _forward(ctx, q, k, v, is_causal, scale):
     if is_compiling():
         check_distinct(q, k, v)
-        check_inputs(q, k, v)
         run = operators.flash_forward
     elif operators.is_watched(q, k, v):
-        check_inputs(q, k, v)
         run = operators.flash_forward
     elif q is k or q is v or k is v:
         # A compiled caller that was refused goes on in eager: the kernels are not traced there.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from a2lib.attention import dispatch
-from a2lib.attention.dispatch import Call, Tile, chunk_programs, columns_of, precision_of
+from a2lib.attention.dispatch import Call, Tile, chunk_programs
 from a2lib.errors import UnsupportedError
 
 ROWS = 128  # what the rows of prepare_kernel are rounded up to
@@ -66,36 +66,46 @@ class Pass:
         self.scratch: dict[str, Tensor] = {}
         self.steps: list[Step] = []
         self.early = launches_early(tensors["q"].device)
+        self.precision = dispatch.precision_of(call)
+        self.widths = {"d": call.head_dim, "BD": dispatch.columns_of(call.head_dim)}
+        self.sizes = (scale, call.heads, call.n_heads, call.group, call.n_queries, call.n_keys)
 
     def forward(self) -> list[Step]:
         """Fill o and lse."""
-        forms = {
-            "key_chunks": self._forward_key_chunks,
-            "hopper": self._forward_hopper,
-            "plain": self._forward_plain,
-        }
-        forms[dispatch.forward_form(self.call)]()
+        form = dispatch.forward_form(self.call)
+        if form == "key_chunks":
+            self._forward_key_chunks()
+        elif form == "hopper":
+            self._forward_hopper()
+        else:
+            self._forward_plain()
         return self.steps
 
     def backward(self) -> list[Step]:
         """Fill dq, dk and dv, each unless None."""
-        forms = {
-            "one_launch": self._backward_one_launch,
-            "two_terms": self._backward_chunks,
-            "hopper_chunks": self._backward_chunks,
-            "query_chunks": self._backward_chunks,
-            "one_sweep": self._backward_one_sweep,
-            "two_sweeps": self._backward_two_sweeps,
-        }
-        forms[dispatch.backward_form(self.call)]()
+        for name in ("dq", "dk", "dv"):
+            if self.tensors[name] is None:  # but the kernels make it
+                x = self.tensors[name[1]]
+                self._make(**{name: x.new_empty(x.shape)})
+        form = dispatch.backward_form(self.call)
+        if form == "one_launch":
+            self._backward_one_launch()
+        elif form == "two_sweeps":
+            self._backward_two_sweeps()
+        else:
+            self._backward_sums(form)
         return self.steps
 
     # The forward.
 
     def _forward_plain(self):
         self._split("k", "v")
-        programs = self._programs(self.call.n_queries, self.call.n_heads, over_queries=True)
-        self._tiled("forward", ("q", "k", "v", "o"), ("lse",), self._sizes(), programs)
+
+        def programs(tile):
+            return (-(-self.call.n_queries // tile.Bq) * self.call.n_heads,)
+
+        needs = {"MASKS": dispatch.masks()}
+        self._tiled("forward", ("q", "k", "v", "o"), ("lse",), self.sizes, programs, needs)
 
     def _forward_key_chunks(self):
         """Let each chunk of keys fill a part of ``parts`` and ``part_lse``; combine them."""
@@ -114,16 +124,13 @@ class Pass:
             n_tiles = -(-call.n_queries // tile.Bq)
             return (dispatch.n_chunk_programs(n_tiles, n_chunks, per_chunk) * call.n_heads,)
 
-        sizes = (*self._sizes(), n_chunks, chunk_keys)
-        tensors, parts = ("q", "k", "v"), ("parts", "part_lse")
-        needs = {"EARLY": self.early}
-        self._tiled("forward_chunk", tensors, parts, sizes, programs, needs, chunk_keys)
+        sizes = (*self.sizes, n_chunks, chunk_keys)
+        parts, needs = ("parts", "part_lse"), {"EARLY": self.early}
+        self._tiled("forward_chunk", ("q", "k", "v"), parts, sizes, programs, needs, chunk_keys)
 
-        BD = columns_of(call.head_dim)
         constants = {
-            "d": call.head_dim,
-            "BD": BD,
-            "B": min(128, COMBINED // BD),  # divides a chunk, of a multiple of 128
+            **self.widths,
+            "B": min(128, COMBINED // self.widths["BD"]),  # divides a chunk, of a multiple of 128
             "CHUNKS": 1 << (n_chunks - 1).bit_length(),
             "CAUSAL": call.causal,
             "EARLY": self.early,
@@ -138,7 +145,7 @@ class Pass:
         call = self.call
         consumers, stay = dispatch.forward_consumers(call)
         ping_pong = stay and consumers == 3
-        BD = self._hopper_columns()
+        BD = self.widths["BD"]
         Bk = 64 if consumers == 1 and BD == 128 else 128
         constants = {
             "BD": BD,
@@ -159,7 +166,7 @@ class Pass:
         if ping_pong and call.causal:
             together = call.n_heads  # the longest tiles of all heads first
         scale2 = self.scale * math.log2(math.e)
-        sizes = (scale2, *self._sizes()[1:], together)
+        sizes = (scale2, *self.sizes[1:], together)
         blocks = {"q": 64, "k": Bk, "v": Bk, "o": 64}
         options = {"maxnreg": 128} if consumers == 1 else {}
         self._add_hopper("hopper_forward", n_programs, blocks, ("lse",), sizes, constants, options)
@@ -175,63 +182,77 @@ class Pass:
             return (queries + -(-call.n_keys // tile.Bq) * call.n_kv_heads,)
 
         tensors = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
-        sizes = (*self._sizes(), call.kv_heads, call.n_kv_heads)
+        sizes = (*self.sizes, call.kv_heads, call.n_kv_heads)
         self._tiled("backward", tensors, ("lse", "delta"), sizes, programs)
 
     def _backward_two_sweeps(self):
-        call, rows = self.call, ("lse", "delta")
+        call, rows, masks = self.call, ("lse", "delta"), {"MASKS": dispatch.masks()}
         self._make(delta=torch.empty_like(self.tensors["lse"]))
-        dq, dk, dv = (self.tensors[name] is not None for name in ("dq", "dk", "dv"))
         self._split("k", "v")
         self._split("q", "do")
-        tensors = ("q", "k", "v", "o", "do", "dq" if dq else "q")
-        programs = self._programs(call.n_queries, call.n_heads, over_queries=True)
-        self._tiled("backward_dq", tensors, rows, self._sizes(), programs, {"NEEDS_DQ": dq})
 
-        tensors = ("q", "k", "v", "do", "dk" if dk else "k", "dv" if dv else "v")
-        programs = self._programs(call.n_keys, call.n_kv_heads, over_queries=False)
-        of_keys = (call.kv_heads, call.n_kv_heads, call.group, call.n_queries, call.n_keys)
-        wanted = {"backward_dkdv": (dk, dv)}
+        def programs_of_queries(tile):
+            return (-(-call.n_queries // tile.Bq) * call.n_heads,)
+
+        def programs_of_keys(tile):
+            return (-(-call.n_keys // tile.Bk) * call.n_kv_heads,)
+
+        tensors = ("q", "k", "v", "o", "do", "dq")
+        self._tiled("backward_dq", tensors, rows, self.sizes, programs_of_queries, masks)
+
+        tensors = ("q", "k", "v", "do", "dk", "dv")
+        sizes = (self.scale, call.kv_heads, call.n_kv_heads, *self.sizes[3:])
+        makes = {"backward_dkdv": (True, True)}
         if dispatch.key_of("backward_dkdv", call) not in dispatch.TILES:
-            wanted = {"backward_dk": (dk, False), "backward_dv": (False, dv)}
-        for kernel, (needs_dk, needs_dv) in wanted.items():
-            if needs_dk or needs_dv:
-                needs = {"NEEDS_DK": needs_dk, "NEEDS_DV": needs_dv}
-                self._tiled(kernel, tensors, rows, (self.scale, *of_keys), programs, needs)
+            makes = {"backward_dk": (True, False), "backward_dv": (False, True)}
+        for kernel, (dk, dv) in makes.items():
+            needs = {"NEEDS_DK": dk, "NEEDS_DV": dv, **masks}
+            self._tiled(kernel, tensors, rows, sizes, programs_of_keys, needs)
 
-    def _backward_chunks(self):
-        """Add all gradients up in fp32 sums; ``rows`` has two numbers of each query."""
+    def _backward_sums(self, form):
+        """Add dQ up in fp32 ``dq_sums``, and in chunks dK and dV too; ``rows`` has two numbers of
+        each query. In a fixed order ``turns`` says whose turn it is to add to each 64 rows of dQ,
+        and before that how many programs have begun."""
         call, k = self.call, self.tensors["k"]
-        form = dispatch.backward_form(call)
-        on_hopper, wide = form == "hopper_chunks", form == "two_terms"
-        dense = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+        chunks, wide = form != "one_sweep", form == "two_terms"
+        on_hopper = form in ("one_sweep", "hopper_chunks")
         permuted = on_hopper and call.head_dim > 64
-        rows, dq_sums = self._rows_and_sums(permuted)
-        self._make(rows=rows, dq_sums=dq_sums)
-        self._make(dk_sums=torch.empty_like(k, **dense), dv_sums=torch.empty_like(k, **dense))
-        sums, padded = ("dq_sums", "dk_sums", "dv_sums"), rows.shape[-1]
-        early = self.early and call.dtype != "fp32" and not on_hopper
-        early = early and call.n_keys <= dispatch.CHUNKS_EARLY[call.causal]
-        constants = {
-            "d": call.head_dim,
-            "BD": columns_of(call.head_dim),
-            "B": 2 * CHUNK_ROWS if permuted else CHUNK_ROWS,  # a whole tile
-            "PERMUTED": permuted,
-            "EARLY": early,
-        }
+        padded = -(-call.n_queries // ROWS) * ROWS
+        of_head = (padded, 128) if permuted else (call.n_queries, call.head_dim)
+        self._make(
+            rows=k.new_empty(call.n_heads, 2, padded, dtype=torch.float32),
+            dq_sums=k.new_empty(call.n_heads, *of_head, dtype=torch.float32),
+        )
+        sums, gradients, unused = ["dq_sums", "dk", "dv"], ("dq", "dk", "dv"), ["rows"]
+        B, n_warps, early = ROWS, 8, False
+        if chunks:
+            dense = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+            self._make(dk_sums=torch.empty_like(k, **dense), dv_sums=torch.empty_like(k, **dense))
+            sums = ["dq_sums", "dk_sums", "dv_sums"]
+            B, n_warps = 2 * CHUNK_ROWS if permuted else CHUNK_ROWS, 4  # a whole tile
+            early = self.early and call.dtype != "fp32" and not on_hopper
+            early = early and call.n_keys <= dispatch.CHUNKS_EARLY[call.causal]
+        elif call.fixed_order:
+            n_turns = 1 + call.n_heads * padded // 64
+            self._make(turns=k.new_empty(n_turns, dtype=torch.int32))
+            unused = ["turns"]
 
-        def around(kernel, n_rows, tensors, numbers, more):
-            B = constants["B"]
-            n_programs = -(-n_rows // B) * call.n_heads + -(-call.n_keys // B) * call.n_kv_heads
-            options = {"num_warps": 4, "launch_pdl": early and kernel == "finish_chunks"}
-            self._add(kernel, n_programs, tensors, numbers, constants | more, options)
+        def around(kernel, n_rows, tensors, numbers, more, launch_pdl=False):
+            n_programs = -(-n_rows // B) * call.n_heads
+            if chunks:
+                n_programs += -(-call.n_keys // B) * call.n_kv_heads
+            constants = {"B": B, "PERMUTED": permuted, "CHUNKS": chunks, "EARLY": early}
+            options = {"num_warps": n_warps, "launch_pdl": launch_pdl}
+            constants = {**self.widths, **constants, **more}
+            self._add(kernel, n_programs, tensors, numbers, constants, options)
 
         sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
         tensors, numbers = ("o", "do", "lse", "rows", *sums), (*self._strides("o", "do"), *sizes)
-        around("prepare_chunks", padded, tensors, numbers, {"PRECISION": precision_of(call)})
+        more = {"PRECISION": self.precision, "ORDERED": call.fixed_order}
+        around("prepare", padded, (*tensors, *unused), numbers, more)
 
         if on_hopper:
-            self._sweep(sums, dispatch.chunk_queries_of(call))
+            self._sweep(sums, dispatch.chunk_queries_of(call) if chunks else 0)
         else:
             self._split("k", "v")
             self._split("q", "do")
@@ -241,51 +262,27 @@ class Pass:
                 n = chunk_programs(tile, chunk, call) * call.n_heads
                 return n * (1 + wide), chunk
 
-            loops = dispatch.chunk_loops(columns_of(call.head_dim), call.dtype)
+            # What the registers allow.
+            loops = 1 if self.widths["BD"] == 128 or call.dtype == "fp32" else 2
             needs = {} if wide else {"LOOPS": loops, "EARLY": early}
             kernel = "backward_wide" if wide else "backward_chunks"
             tensors, rest = ("q", "k", "v", "do"), ("rows", *sums)
-            self._tiled(kernel, tensors, rest, self._sizes(), programs, needs, call.n_keys)
+            self._tiled(kernel, tensors, rest, self.sizes, programs, needs, call.n_keys)
 
-        # What is not wanted is finished where it was added up.
-        gradients = []
-        for name, added in zip(("dq", "dk", "dv"), sums, strict=True):
-            gradients.append(name if self.tensors[name] is not None else added)
         sizes = (self.scale, call.heads, call.kv_heads, call.n_heads, call.n_queries, call.n_keys)
-        tensors, numbers = (*sums, *gradients), (*self._strides(*gradients), *sizes)
-        around("finish_chunks", call.n_queries, tensors, numbers, {})
-
-    def _backward_one_sweep(self):
-        """Add dQ up in ``sums``; ``rows`` has two numbers of each query, both fp32. In a fixed
-        order ``turns`` says whose turn it is to add to each 64 rows of dQ, and before that how many
-        programs have begun."""
-        call, BD = self.call, self._hopper_columns()
-        rows, sums = self._rows_and_sums(BD == 128)
-        self._make(rows=rows, sums=sums)
-        n_heads, _, padded = rows.shape
-        if call.fixed_order:
-            self._make(turns=rows.new_empty(1 + n_heads * padded // 64, dtype=torch.int32))
-        n_programs, options = padded // ROWS * call.n_heads, {"num_warps": 8}
-        constants = {"d": call.head_dim, "BD": BD, "B": ROWS, "PERMUTED": BD == 128}
-        more = {"PRECISION": precision_of(call), "ORDERED": call.fixed_order}
-        tensors = ("o", "do", "lse", "rows", "sums", "turns" if call.fixed_order else "rows")
-        numbers = (*self._strides("o", "do"), call.heads, call.n_queries, padded)
-        self._add("prepare", n_programs, tensors, numbers, constants | more, options)
-        self._sweep(("sums", "dk", "dv"))
-        numbers = (*self._strides("dq"), self.scale, call.heads, call.n_queries)
-        self._add("finish", n_programs, ("sums", "dq"), numbers, constants, options)
+        numbers = (*self._strides(*gradients), *sizes)
+        around("finish", call.n_queries, (*sums, *gradients), numbers, {}, launch_pdl=early)
 
     def _sweep(self, gradients, chunk=0):
         """Add the kernel for Hopper: dQ is added up in the first of ``gradients``, dK times scale
         and dV are stored in the others; with chunk, queries of a program, they are added up too."""
-        call, BD = self.call, self._hopper_columns()
+        call, BD = self.call, self.widths["BD"]
         sums, *gradients = gradients
         n_heads = call.n_heads if chunk else call.n_kv_heads
         Bq, n_tiles = 128 if BD == 64 else 64, -(-call.n_keys // 128)
         stay = not chunk and not call.fixed_order and dispatch.hopper_backward_stays(call)
         constants = {
-            "d": call.head_dim,
-            "BD": BD,
+            **self.widths,
             "Bq": Bq,
             "STAGES": 2,
             "CAUSAL": call.causal,
@@ -319,54 +316,35 @@ class Pass:
         self.scratch |= tensors
         self.tensors |= tensors
 
-    def _rows_and_sums(self, permuted):
-        """Return ``rows`` and ``sums`` as ``prepare_kernel`` has them."""
-        call, q = self.call, self.tensors["q"]
-        padded = -(-call.n_queries // ROWS) * ROWS
-        rows = q.new_empty(call.n_heads, 2, padded, dtype=torch.float32)
-        of_head = (padded, 128) if permuted else (call.n_queries, call.head_dim)
-        return rows, q.new_empty(call.n_heads, *of_head, dtype=torch.float32)
-
-    def _sizes(self):
-        call = self.call
-        heads = call.heads, call.n_heads, call.group
-        return (self.scale, *heads, call.n_queries, call.n_keys)
-
     def _strides(self, *names):
-        strides = []
-        for name in names:
-            strides += self.tensors[name].stride()[:3]
-        return tuple(strides)
-
-    def _programs(self, length, n_heads, over_queries):
-        return lambda tile: (-(-length // (tile.Bq if over_queries else tile.Bk)) * n_heads,)
+        return tuple(tuple(self.tensors[name].stride()[:3]) for name in names)
 
     def _split(self, *names):
         """Make the terms of two tensors of one shape, which bf16x6 and fp16x3 multiply."""
         call = self.call
         x = self.tensors[names[0]]
-        if precision_of(call) not in SPLIT_ROWS or not x.numel():
+        if self.precision not in SPLIT_ROWS or not x.numel():
             return
-        kernel, dtype, options = "split", torch.bfloat16, {}
+        dtype, options = torch.bfloat16, {}
         n_rows, width = x.shape[2], 3 * call.head_dim
-        if precision_of(call) == "fp16x3":
-            kernel, dtype, options = "split_wide", torch.float16, {"num_warps": 8}
+        if self.precision == "fp16x3":
+            dtype, options = torch.float16, {"num_warps": 8}
             n_rows, width = dispatch.terms_shape(n_rows, call.head_dim)
         for name in names:
             terms = x.new_empty(*x.shape[:2], n_rows, width, dtype=dtype)
             self._make(**{f"{name}_terms": terms})
-        B = SPLIT_ROWS[precision_of(call)]
+        B = SPLIT_ROWS[self.precision]
         n_programs = 2 * -(-x.shape[2] // B) * math.prod(x.shape[:2])
-        constants = {"d": call.head_dim, "BD": columns_of(call.head_dim), "B": B}
+        constants = {**self.widths, "B": B, "PRECISION": self.precision}
         tensors = (*names, *(f"{name}_terms" for name in names))
         numbers = (*self._strides(*names), *x.shape[1:3])
-        self._add(kernel, n_programs, tensors, numbers, constants, options)
+        self._add("split", n_programs, tensors, numbers, constants, options)
 
     def _tiled(self, kernel, tensors, rest, sizes, programs, needs=None, keys=0):
         """Add a kernel with the best tile for ``keys`` that is not struck; ``programs(tile)``
         returns how many there are, and what more they are to know."""
         call = self.call
-        tensors = [self._terms_of(name) for name in tensors]
+        tensors = [f"{x}_terms" if f"{x}_terms" in self.scratch else x for x in tensors]
         key = dispatch.key_of(kernel, call)
         tiles = dispatch.tiles_of(kernel, call, lambda tile: programs(tile)[0], keys)
         tile = next((tile for tile in tiles if (key, tile) not in self.struck), None)
@@ -376,16 +354,15 @@ class Pass:
                 f" that fits the shared memory of {self.tensors['q'].device}"
             )
         constants = {
-            "d": call.head_dim,
-            "BD": columns_of(call.head_dim),
+            **self.widths,
             "Bq": tile.Bq,
             "Bk": tile.Bk,
             "CAUSAL": call.causal,
-            "PRECISION": precision_of(call),
+            "PRECISION": self.precision,
             "STAGES": tile.stages,
             **(needs or {}),
         }
-        options = dispatch.options_of(tile, precision_of(call))
+        options = dispatch.options_of(tile, self.precision)
         if kernel == "backward_chunks":
             options["launch_pdl"] = constants["EARLY"]
         n_programs, *more = programs(tile)
@@ -393,23 +370,18 @@ class Pass:
         names = (*tensors, *rest)
         self._add(kernel, n_programs, names, numbers, constants, options, tile=(key, tile))
 
-    def _terms_of(self, name):
-        return f"{name}_terms" if f"{name}_terms" in self.scratch else name
-
     def _add_hopper(self, kernel, n_programs, blocks, rest, sizes, constants, options):
         """Add a kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine
         moves or, for a tensor of three dimensions, its shape."""
-        BD = self._hopper_columns()
+        BD = self.widths["BD"]
         forms = tuple(form_of(self.tensors[name], block, BD) for name, block in blocks.items())
         self._add(kernel, n_programs, (*blocks, *rest), sizes, constants, options, forms)
 
     def _add(self, kernel, n_programs, tensors, numbers, constants, options, forms=(), tile=None):
         if n_programs:
-            step = Step(kernel, n_programs, tuple(tensors), numbers, constants, options, forms)
-            self.steps.append(step._replace(tile=tile))
-
-    def _hopper_columns(self):
-        return 64 if self.call.head_dim <= 64 else 128
+            names = tuple(tensors)
+            step = Step(kernel, n_programs, names, numbers, constants, options, forms, tile)
+            self.steps.append(step)
 
     def _is_ragged(self, Bk):
         """Return whether a block of Bk keys passes the last key where no causal mask hides it."""

@@ -22,13 +22,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from a2lib.attention.hopper_forward import (
     as_matrix,
     barriers,
+    load,
     load_tile,
     n_turns,
+    record,
     store_tile,
     tile_and_head,
 )
 
 KEYS = gl.constexpr(128)
+# What the roles of a program share: tensors and sizes, places in shared memory and their barriers,
+# constants.
+Backward = record(
+    "Q DO K V DQ ROWS DK DV TURNS scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
+    "q_s do_s k_s v_s rows_s ds_s dq_s q_full q_empty do_full do_empty kv_full kv_empty "
+    "ds_full dq_full dq_empty turn_come "
+    "d BD Bq STAGES CAUSAL RAGGED CHUNKS STAY GROUPED ORDERED FIRST scores sums"
+)
 
 
 @builtin
@@ -40,180 +50,160 @@ def _add_to_global(desc, coord, source, _semantic=None):
     _semantic.builder.create_async_tma_reduce(kind, desc.handle, coord, source.handle)
 
 
-# Triton 3.6 has it under no name.
+# Triton 3.6 has it under no name, and the other under an older one.
 _add = getattr(tma, "async_atomic_add", None) or _add_to_global
+_meet = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
-def _keys_and_blocks(
-    at, turn, Nq, Nk, n_heads, TOGETHER, chunk,
-    Bq: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
-):  # fmt: skip
+def _keys_and_blocks(ours, turn):
     """First key of the turn's tile, its head of keys, the first query that sees it, and how many
     query blocks follow. A causal tile has at least as many blocks as lie on the diagonal.
 
     With CHUNKS there are programs for each (tile, chunk of queries that sees it, query head): the
     chunks that most tiles see come first.
     """
-    n_tiles = (Nk + KEYS - 1) // KEYS
-    stop = Nq
-    if CHUNKS:
-        item = at // n_heads
-        bh = at % n_heads
-        which = (Nq + chunk - 1) // chunk - 1
+    n_tiles = (ours.Nk + KEYS - 1) // KEYS
+    stop = ours.Nq
+    if ours.CHUNKS:
+        item = ours.at // ours.n_heads
+        bh = ours.at % ours.n_heads
+        which = (ours.Nq + ours.chunk - 1) // ours.chunk - 1
         seen = n_tiles
-        if CAUSAL:
-            seen = gl.minimum(n_tiles, (which + 1) * (chunk // KEYS))
+        if ours.CAUSAL:
+            seen = gl.minimum(n_tiles, (which + 1) * (ours.chunk // KEYS))
         while item >= seen:
             item -= seen
             which -= 1
-            if CAUSAL:
-                seen = gl.minimum(n_tiles, (which + 1) * (chunk // KEYS))
+            if ours.CAUSAL:
+                seen = gl.minimum(n_tiles, (which + 1) * (ours.chunk // KEYS))
         n0 = item * KEYS
-        m0 = which * chunk
-        stop = gl.minimum(m0 + chunk, Nq)
-        if CAUSAL:
+        m0 = which * ours.chunk
+        stop = gl.minimum(m0 + ours.chunk, ours.Nq)
+        if ours.CAUSAL:
             m0 = gl.maximum(m0, n0)
     else:
-        tile, bh = tile_and_head(at, turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
+        tile, bh = tile_and_head(
+            ours.at, turn, n_tiles, ours.n_heads, ours.TOGETHER, ours.CAUSAL, ours.STAY
+        )
         n0 = tile * KEYS
         m0 = 0
-        if CAUSAL:
+        if ours.CAUSAL:
             m0 = n0
-    n_blocks = (stop - m0 + Bq - 1) // Bq
-    if CAUSAL:
-        n_blocks = gl.maximum(n_blocks, KEYS // Bq)
+    n_blocks = (stop - m0 + ours.Bq - 1) // ours.Bq
+    if ours.CAUSAL:
+        n_blocks = gl.maximum(n_blocks, KEYS // ours.Bq)
     return n0, bh, m0, n_blocks
 
 
 @gluon.jit
-def _load_backward(
-    Bq: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, CHUNKS: gl.constexpr,
-    STAY: gl.constexpr, GROUPED: gl.constexpr, ORDERED: gl.constexpr,
-    Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s,
-    q_full, q_empty, do_full, do_empty, kv_full, kv_empty,
-    at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
-):  # fmt: skip
+def _load_backward(ours):
     """Blocks of queries with what belongs to them, and after the first the tile's keys and values,
     whose place the tile before leaves last."""
     loaded = 0
     heads = 1
-    if GROUPED:
-        heads = GROUP
-    for turn in range(n_turns((Nk + KEYS - 1) // KEYS, n_heads, CAUSAL, STAY)):
-        n0, bh_kv, m0, n_blocks = _keys_and_blocks(
-            at, turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
-        )
+    if ours.GROUPED:
+        heads = ours.GROUP
+    for turn in range(n_turns((ours.Nk + KEYS - 1) // KEYS, ours.n_heads, ours.CAUSAL, ours.STAY)):
+        n0, bh_kv, m0, n_blocks = _keys_and_blocks(ours, turn)
         for i in range(n_blocks * heads):
             bh = bh_kv * heads + i // n_blocks
-            m = m0 + i % n_blocks * Bq
-            if ORDERED:
-                m = m0 + (n_blocks - 1 - i) * Bq
-            b = bh // H
-            h = bh % H
-            stage = loaded % STAGES
-            phase = (loaded // STAGES) & 1
-            mbarrier.wait(q_empty.index(stage), phase ^ 1)
-            mbarrier.expect(q_full.index(stage), Q.block_type.nbytes + ROWS.block_type.nbytes)
-            load_tile(Q, [b, h, m, 0], q_full.index(stage), q_s.index(stage))
-            load_tile(ROWS, [bh, 0, m], q_full.index(stage), rows_s.index(stage))
-            mbarrier.wait(do_empty.index(stage), phase ^ 1)
-            mbarrier.expect(do_full.index(stage), DO.block_type.nbytes)
-            load_tile(DO, [b, h, m, 0], do_full.index(stage), do_s.index(stage))
+            m = m0 + i % n_blocks * ours.Bq
+            if ours.ORDERED:
+                m = m0 + (n_blocks - 1 - i) * ours.Bq
+            b = bh // ours.H
+            h = bh % ours.H
+            stage = loaded % ours.STAGES
+            phase = (loaded // ours.STAGES) & 1
+            q_full = ours.q_full.index(stage)
+            mbarrier.wait(ours.q_empty.index(stage), phase ^ 1)
+            mbarrier.expect(q_full, ours.Q.block_type.nbytes + ours.ROWS.block_type.nbytes)
+            load_tile(ours.Q, [b, h, m, 0], q_full, ours.q_s.index(stage))
+            load_tile(ours.ROWS, [bh, 0, m], q_full, ours.rows_s.index(stage))
+            mbarrier.wait(ours.do_empty.index(stage), phase ^ 1)
+            load(ours.DO, [b, h, m, 0], ours.do_full, ours.do_s, stage)
             if i == 0:
-                mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
-                mbarrier.expect(kv_full.index(0), K.block_type.nbytes + V.block_type.nbytes)
-                load_tile(K, [b, h // GROUP, n0, 0], kv_full.index(0), k_s.index(0))
-                load_tile(V, [b, h // GROUP, n0, 0], kv_full.index(0), v_s.index(0))
+                kv_full = ours.kv_full.index(0)
+                mbarrier.wait(ours.kv_empty.index(0), (turn & 1) ^ 1)
+                mbarrier.expect(kv_full, ours.K.block_type.nbytes + ours.V.block_type.nbytes)
+                load_tile(ours.K, [b, h // ours.GROUP, n0, 0], kv_full, ours.k_s.index(0))
+                load_tile(ours.V, [b, h // ours.GROUP, n0, 0], kv_full, ours.v_s.index(0))
             loaded += 1
 
 
 @gluon.jit
-def _turn_of(TURNS, bh, m, Nq):
+def _turn_of(ours, bh, m):
     """Return where the number of tiles that have added to the 64 rows of dQ from m on stands."""
-    return TURNS + 1 + bh * ((Nq + 127) // 128 * 2) + m // 64
+    return ours.TURNS + 1 + bh * ((ours.Nq + 127) // 128 * 2) + m // 64
 
 
 @gluon.jit
-def _await_turns(
-    Bq: gl.constexpr, CAUSAL: gl.constexpr,
-    TURNS, dq_empty, turn_come, at, n_heads, Nq, Nk, TOGETHER,
-):  # fmt: skip
+def _await_turns(ours):
     """Tell ``_add_backward`` of each block that all lower tiles of the head have added to it.
 
     Those tiles began before, since tiles are given out in that order as programs begin
     (``backward_kernel``), and the first of all that are not done waits for nobody: whatever else
     the GPU runs, there is always one that goes on.
     """
-    n0, bh, m0, n_blocks = _keys_and_blocks(
-        at, 0, Nq, Nk, n_heads, TOGETHER, 0, Bq, CAUSAL, False, False
-    )
+    n0, bh, m0, n_blocks = _keys_and_blocks(ours, 0)
     for i in range(n_blocks):
-        m = m0 + (n_blocks - 1 - i) * Bq
-        mbarrier.wait(dq_empty.index(i % 2 * 2), (i // 2 & 1) ^ 1)
-        if m < Nq:
-            turn = _turn_of(TURNS, bh, m, Nq)
+        m = m0 + (n_blocks - 1 - i) * ours.Bq
+        mbarrier.wait(ours.dq_empty.index(i % 2 * 2), (i // 2 & 1) ^ 1)
+        if m < ours.Nq:
+            turn = _turn_of(ours, bh, m)
             while gl.atomic_add(turn, 0, sem="acquire", scope="gpu") < n0 // KEYS:
                 pass
-        mbarrier.arrive(turn_come.index(i % 2), count=1)
+        mbarrier.arrive(ours.turn_come.index(i % 2), count=1)
 
 
 @gluon.jit
-def _add_backward(
-    Bq: gl.constexpr, CAUSAL: gl.constexpr,
-    DQ, TURNS, dq_s, dq_full, dq_empty, turn_come, at, n_heads, Nq, Nk, TOGETHER,
-):  # fmt: skip
+def _add_backward(ours):
     """Both consumers' parts of dQ, block by block, in the order of the tiles: the first tile's
     stored, the others added."""
-    n0, bh, m0, n_blocks = _keys_and_blocks(
-        at, 0, Nq, Nk, n_heads, TOGETHER, 0, Bq, CAUSAL, False, False
-    )
+    n0, bh, m0, n_blocks = _keys_and_blocks(ours, 0)
     for i in range(n_blocks):
-        m = m0 + (n_blocks - 1 - i) * Bq
+        m = m0 + (n_blocks - 1 - i) * ours.Bq
         place = i % 2
-        mbarrier.wait(turn_come.index(place), i // 2 & 1)
+        mbarrier.wait(ours.turn_come.index(place), i // 2 & 1)
         gl.inline_asm_elementwise(
             "fence.proxy.async.global; mov.u32 $0, 0;", "=r,r", [m], gl.int32, False, 1
         )
         for c in gl.static_range(2):
-            mbarrier.wait(dq_full.index(place * 2 + c), i // 2 & 1)
-            row = m + c * 64 if Bq == 128 else m
-            column = 0 if Bq == 128 else c * 64
+            mbarrier.wait(ours.dq_full.index(place * 2 + c), i // 2 & 1)
+            row = m + c * 64 if ours.Bq == 128 else m
+            column = 0 if ours.Bq == 128 else c * 64
             if n0 == 0:
-                store_tile(DQ, [bh, row, column], dq_s.index(place * 2 + c))
+                store_tile(ours.DQ, [bh, row, column], ours.dq_s.index(place * 2 + c))
             else:
-                _add(DQ, [bh, row, column], dq_s.index(place * 2 + c))
+                _add(ours.DQ, [bh, row, column], ours.dq_s.index(place * 2 + c))
         tma.store_wait(0)
         for c in gl.static_range(2):
-            mbarrier.arrive(dq_empty.index(place * 2 + c), count=1)
+            mbarrier.arrive(ours.dq_empty.index(place * 2 + c), count=1)
         gl.inline_asm_elementwise(
             "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;",
             "=r,r", [m], gl.int32, False, 1,
         )  # fmt: skip
-        gl.thread_barrier()
-        if m < Nq:
-            gl.atomic_add(_turn_of(TURNS, bh, m, Nq), 1, sem="release", scope="gpu")
+        _meet()
+        if m < ours.Nq:
+            gl.atomic_add(_turn_of(ours, bh, m), 1, sem="release", scope="gpu")
 
 
 @gluon.jit
-def _dq_product(c: gl.constexpr, ds_s, buffer, k, Bq: gl.constexpr):
+def _dq_product(ours, c: gl.constexpr, k, buffer):
     """This consumer's (64, 64) part of dS K over the program's keys: 64 of 128 queries, or of a
     block of 64 queries 64 of the 128 columns."""
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     zero = gl.zeros([64, 64], gl.float32, sums)
-    if Bq == 128:
-        ds = ds_s.index(buffer * 2 + c)
+    if ours.Bq == 128:
+        ds = ours.ds_s.index(buffer * 2 + c)
     else:
-        ds = ds_s.index(buffer)
+        ds = ours.ds_s.index(buffer)
         k = k.slice(c * 64, 64, 1)
     return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _dq_add(
-    c: gl.constexpr, DQ, dq_s, dq_full, dq_empty, dq, some, i, bh, m0,
-    Bq: gl.constexpr, ORDERED: gl.constexpr,
-):  # fmt: skip
+def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0):
     """Add a part of dQ, if there is some: rows before the first are no place for the copy engine.
     ORDERED: in block i, leave it to ``_add_backward``.
 
@@ -223,33 +213,31 @@ def _dq_add(
     twofold in the 128-byte swizzle; and shared memory is busier than the tensor cores (by count).
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
-    if Bq == 64:
+    if ours.Bq == 64:
         dq = dq.reshape([4, 2, 8, 8, 4, 2])  # warp, upper or lower, row, columns by 8, pair, which
         dq = dq.permute((3, 0, 2, 4, 1, 5)).reshape([64, 64])
     place = c
-    if ORDERED:
+    if ours.ORDERED:
         post = gl.maximum(i - 1, 0)
         place += post % 2 * 2
-        mbarrier.wait(dq_empty.index(place), (post // 2 & 1) ^ 1)
+        mbarrier.wait(ours.dq_empty.index(place), (post // 2 & 1) ^ 1)
     else:
         tma.store_wait(0)
-    dq_s.index(place)._reinterpret(gl.float32, [64, 64], layout).store(dq)
+    ours.dq_s.index(place)._reinterpret(gl.float32, [64, 64], layout).store(dq)
     fence_async_shared()
     if some:  # a branch keeps ptxas from moving products up, for which there are no registers
-        if ORDERED:
-            mbarrier.arrive(dq_full.index(place), count=1)
-        elif Bq == 128:
-            _add(DQ, [bh, m0 + c * 64, 0], dq_s.index(c))
+        if ours.ORDERED:
+            mbarrier.arrive(ours.dq_full.index(place), count=1)
+        elif ours.Bq == 128:
+            _add(ours.DQ, [bh, m0 + c * 64, 0], ours.dq_s.index(c))
         else:
-            _add(DQ, [bh, m0, c * 64], dq_s.index(c))
+            _add(ours.DQ, [bh, m0, c * 64], ours.dq_s.index(c))
 
 
 @gluon.jit
 def _backward_block(
-    c: gl.constexpr, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-    q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv, i, left, bh, n0, m0, Nk,
-    scale2, Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASK: gl.constexpr, RAGGED: gl.constexpr, FIRST: gl.constexpr, ORDERED: gl.constexpr,
+    ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, i, left, bh, n0, m0,
+    MASK: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """One block of queries: this consumer's keys get their dK and dV, the block before its dQ.
 
@@ -260,70 +248,68 @@ def _backward_block(
     gone. Where none is ``left``, in a tile's first block, a product of what lies there is dropped.
     With FIRST none is made: a block apart, for which heads of 128 lack registers but in chunks.
     """
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    queries: gl.constexpr = gl.SliceLayout(0, scores)
-    keys: gl.constexpr = gl.SliceLayout(1, scores)
-    HALVES: gl.constexpr = Bq // 64
-    stage = i % STAGES
-    phase = (i // STAGES) & 1
+    operand: gl.constexpr = gl.DotOperandLayout(0, ours.sums, 2)
+    queries: gl.constexpr = gl.SliceLayout(0, ours.scores)
+    keys: gl.constexpr = gl.SliceLayout(1, ours.scores)
+    HALVES: gl.constexpr = ours.Bq // 64
+    stage = i % ours.STAGES
+    phase = (i // ours.STAGES) & 1
     buffer = i & 1
-    zero = gl.zeros([64, 64], gl.float32, scores)
-    rows = rows_s.index(stage)._reinterpret(
+    zero = gl.zeros([64, 64], gl.float32, ours.scores)
+    rows = ours.rows_s.index(stage)._reinterpret(
         gl.float32, [2 * HALVES, 64], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
     dk_token, dv_token = dk, dv
-    mbarrier.wait(q_full.index(stage), phase)
+    mbarrier.wait(ours.q_full.index(stage), phase)
     for half in gl.static_range(HALVES):
-        q = as_matrix(q_s.index(stage), Bq, BD).slice(half * 64, 64, 0)
-        do = as_matrix(do_s.index(stage), Bq, BD).slice(half * 64, 64, 0)
+        q = as_matrix(ours.q_s.index(stage), ours.Bq, ours.BD).slice(half * 64, 64, 0)
+        do = as_matrix(ours.do_s.index(stage), ours.Bq, ours.BD).slice(half * 64, 64, 0)
         s_token = warpgroup_mma(k_mine, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         lse = rows.index(half).load(queries)
         if HALVES == 2 or FIRST:
             if half == 0:
-                mbarrier.wait(do_full.index(stage), phase)
+                mbarrier.wait(ours.do_full.index(stage), phase)
             dp_token = warpgroup_mma(v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True)
         if half == 0 and not FIRST:
-            mbarrier.wait(ds_full.index(buffer ^ 1), ((i - 1) >> 1) & 1)
-            dq_token = _dq_product(c, ds_s, buffer ^ 1, k, Bq)
+            mbarrier.wait(ours.ds_full.index(buffer ^ 1), ((i - 1) >> 1) & 1)
+            dq_token = _dq_product(ours, c, k, buffer ^ 1)
             s = warpgroup_mma_wait(HALVES, deps=[s_token])  # dQ goes on, of two halves dP too
         elif half == 1:
             dv, dk, s = warpgroup_mma_wait(1, deps=[dv_token, dk_token, s_token])
         else:
             s = warpgroup_mma_wait(1, deps=[s_token])
-        p = gl.exp2(s * scale2 - lse[None, :])
-        if ORDERED and MASK and not RAGGED:
+        p = gl.exp2(s * ours.scale2 - lse[None, :])
+        if ours.ORDERED and MASK and not ours.RAGGED:
             if m0 < n0 + KEYS:
                 offs_n = n0 + c * 64 + gl.arange(0, 64, keys)
                 offs_m = m0 + half * 64 + gl.arange(0, 64, queries)
                 p = gl.where(offs_n[:, None] <= offs_m[None, :], p, 0.0)
-        elif MASK or RAGGED:
+        elif MASK or ours.RAGGED:
             offs_n = n0 + c * 64 + gl.arange(0, 64, keys)
-            visible = (offs_n < Nk)[:, None]
-            if CAUSAL and MASK:
+            visible = (offs_n < ours.Nk)[:, None]
+            if ours.CAUSAL and MASK:
                 offs_m = m0 + half * 64 + gl.arange(0, 64, queries)
                 visible = visible & (offs_n[:, None] <= offs_m[None, :])
             p = gl.where(visible, p, 0.0)
         weights = gl.convert_layout(p.to(q.dtype), operand)
-        if HALVES == 2 and not FIRST and (half == 0 or (CAUSAL and not ORDERED)):
+        if HALVES == 2 and not FIRST and (half == 0 or (ours.CAUSAL and not ours.ORDERED)):
             # Q came long ago. But ptxas moves the wait for a product up, above exponentials that
             # are to cover it, and seldom past a loop, as this one is in PTX. Without a mask, and
             # in a fixed order, the second half's was slower (measured on an H200).
-            mbarrier.wait(q_full.index(stage), phase)
+            mbarrier.wait(ours.q_full.index(stage), phase)
         if HALVES == 2 and half == 0 and not FIRST:
             dp = warpgroup_mma_wait(1, deps=[dp_token])
             delta = rows.index(HALVES + half).load(queries)
             ds = (p * (dp - delta[None, :])).to(q.dtype)
             dq = warpgroup_mma_wait(0, deps=[dq_token])
             dv_token = warpgroup_mma(weights, do, dv, is_async=True)
-            _dq_add(c, DQ, dq_s, dq_full, dq_empty, dq, left, i, bh, m0 - Bq, Bq, ORDERED)
+            _dq_add(ours, c, dq, left, i, bh, m0 - ours.Bq)
         else:
             if HALVES == 1 and not FIRST:
                 # Not before: past a wait ptxas seldom moves exponentials, which dQ would wait for.
-                mbarrier.wait(do_full.index(stage), phase)
+                mbarrier.wait(ours.do_full.index(stage), phase)
                 dq = warpgroup_mma_wait(0, deps=[dq_token])
-                _dq_add(c, DQ, dq_s, dq_full, dq_empty, dq, left, i, bh, m0 - Bq, Bq, ORDERED)
+                _dq_add(ours, c, dq, left, i, bh, m0 - ours.Bq)
                 dp_token = warpgroup_mma(
                     v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True
                 )
@@ -332,13 +318,13 @@ def _backward_block(
             delta = rows.index(HALVES + half).load(queries)
             ds = (p * (dp - delta[None, :])).to(q.dtype)
         dk_token = warpgroup_mma(gl.convert_layout(ds, operand), q, dk, is_async=True)
-        ds_s.index(buffer * HALVES + half).slice(c * 64, 64, 0).store(ds)
+        ours.ds_s.index(buffer * HALVES + half).slice(c * 64, 64, 0).store(ds)
     fence_async_shared()
-    mbarrier.arrive(ds_full.index(buffer), count=1)
+    mbarrier.arrive(ours.ds_full.index(buffer), count=1)
     dv = warpgroup_mma_wait(1, deps=[dv_token])
-    mbarrier.arrive(do_empty.index(stage), count=1)
+    mbarrier.arrive(ours.do_empty.index(stage), count=1)
     dk = warpgroup_mma_wait(0, deps=[dk_token])
-    mbarrier.arrive(q_empty.index(stage), count=1)
+    mbarrier.arrive(ours.q_empty.index(stage), count=1)
     return dk, dv
 
 
@@ -362,156 +348,102 @@ def _store_rows(desc, x, place, b, h, row, BD: gl.constexpr):
 
 
 @gluon.jit
-def _backward_head(
-    c: gl.constexpr, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-    q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
-    used, bh, n0, m0, n_blocks, Nk, scale2,
-    Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    RAGGED: gl.constexpr, FIRST: gl.constexpr,
-):  # fmt: skip
-    """The query blocks of one head, the masked ones first."""
-    N_MASKED: gl.constexpr = KEYS // Bq if CAUSAL else 0
-    if FIRST:
+def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks):
+    """The query blocks of one head, the masked ones first; ORDERED from the last one down."""
+    N_MASKED: gl.constexpr = KEYS // ours.Bq if ours.CAUSAL else 0
+    first = m0
+    if ours.ORDERED:
+        first = m0 + (n_blocks - 1) * ours.Bq
+    if ours.FIRST:
         dk, dv = _backward_block(
-            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
-            used, False, bh, n0, m0, Nk, scale2,
-            Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True, False,
-        )  # fmt: skip
-    for i in range(FIRST, N_MASKED):
-        dk, dv = _backward_block(
-            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
-            used + i, i > 0, bh, n0, m0 + i * Bq, Nk, scale2,
-            Bq, BD, STAGES, CAUSAL, True, RAGGED, False, False,
-        )  # fmt: skip
-    for i in range(N_MASKED if N_MASKED > FIRST else FIRST, n_blocks):
-        dk, dv = _backward_block(
-            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
-            used + i, i > 0, bh, n0, m0 + i * Bq, Nk, scale2,
-            Bq, BD, STAGES, CAUSAL, False, RAGGED, False, False,
-        )  # fmt: skip
-    last = used + n_blocks - 1
-    mbarrier.wait(ds_full.index(last & 1), (last >> 1) & 1)
-    token = _dq_product(c, ds_s, last & 1, k, Bq)
+            ours, c, k_mine, v_mine, k, dk, dv, used, False, bh, n0, first, ours.CAUSAL, True
+        )
+    if ours.ORDERED:
+        # One loop, which asks of each block whether it is masked: of two, with the masked one
+        # last, registers spill.
+        for i in range(ours.FIRST, n_blocks):
+            m = first - i * ours.Bq
+            dk, dv = _backward_block(
+                ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, ours.CAUSAL, False
+            )
+        last_m = m0
+    else:
+        for i in range(ours.FIRST, N_MASKED):
+            m = m0 + i * ours.Bq
+            dk, dv = _backward_block(
+                ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, True, False
+            )
+        for i in range(N_MASKED if N_MASKED > ours.FIRST else ours.FIRST, n_blocks):
+            m = m0 + i * ours.Bq
+            dk, dv = _backward_block(
+                ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, False, False
+            )
+        last_m = m0 + (n_blocks - 1) * ours.Bq
+    used += n_blocks
+    last = used - 1
+    mbarrier.wait(ours.ds_full.index(last & 1), (last >> 1) & 1)
+    token = _dq_product(ours, c, k, last & 1)
     dq = warpgroup_mma_wait(0, deps=[token])
-    end = m0 + (n_blocks - 1) * Bq
-    _dq_add(c, DQ, dq_s, dq_full, dq_empty, dq, True, 0, bh, end, Bq, False)
+    _dq_add(ours, c, dq, True, used, bh, last_m)
     return dk, dv
 
 
 @gluon.jit
-def _backward_tile(
-    turn, used, c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr,
-    STAY: gl.constexpr, GROUPED: gl.constexpr, ORDERED: gl.constexpr, FIRST: gl.constexpr,
-    DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-    q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
-    scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
-):  # fmt: skip
+def _backward_tile(ours, c: gl.constexpr, turn, used):
     """dK and dV of 64 keys over all queries that see them, of each head of the group; used counts
     the query blocks before, and those after are returned."""
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
-    n0, bh, m0, n_blocks = _keys_and_blocks(
-        at, turn, Nq, Nk, n_heads, TOGETHER, chunk, Bq, CAUSAL, CHUNKS, STAY
-    )
-    dk = gl.zeros([64, BD], gl.float32, sums)
-    dv = gl.zeros([64, BD], gl.float32, sums)
-    mbarrier.wait(kv_full.index(0), turn & 1)
-    k = as_matrix(k_s.index(0), KEYS, BD)
+    n0, bh, m0, n_blocks = _keys_and_blocks(ours, turn)
+    dk = gl.zeros([64, ours.BD], gl.float32, ours.sums)
+    dv = gl.zeros([64, ours.BD], gl.float32, ours.sums)
+    mbarrier.wait(ours.kv_full.index(0), turn & 1)
+    k = as_matrix(ours.k_s.index(0), KEYS, ours.BD)
     k_mine = k.slice(c * 64, 64, 0)
-    v_mine = as_matrix(v_s.index(0), KEYS, BD).slice(c * 64, 64, 0)
-    if BD == 64:
+    v_mine = as_matrix(ours.v_s.index(0), KEYS, ours.BD).slice(c * 64, 64, 0)
+    if ours.BD == 64:
         # From registers, since reads of shared memory are what binds products this small.
-        scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-        k_mine = k_mine.load(gl.DotOperandLayout(0, scores, 2))
-        v_mine = v_mine.load(gl.DotOperandLayout(0, scores, 2))
-    if ORDERED:
-        end = m0 + (n_blocks - 1) * Bq
-        if FIRST:
-            dk, dv = _backward_block(
-                c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-                q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
-                used, False, bh, n0, end, Nk, scale2,
-                Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, True, True,
-            )  # fmt: skip
-        # One loop, which asks of each block whether it is masked: of two, with the masked one
-        # last, registers spill.
-        for i in range(FIRST, n_blocks):
-            dk, dv = _backward_block(
-                c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-                q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
-                used + i, i > 0, bh, n0, end - i * Bq, Nk, scale2,
-                Bq, BD, STAGES, CAUSAL, CAUSAL, RAGGED, False, True,
-            )  # fmt: skip
-        used += n_blocks
-        mbarrier.wait(ds_full.index((used - 1) & 1), ((used - 1) >> 1) & 1)
-        token = _dq_product(c, ds_s, (used - 1) & 1, k, Bq)
-        dq = warpgroup_mma_wait(0, deps=[token])
-        _dq_add(c, DQ, dq_s, dq_full, dq_empty, dq, True, used, bh, m0, Bq, True)
-    elif GROUPED:
-        for g in range(GROUP):
+        k_mine = k_mine.load(gl.DotOperandLayout(0, ours.scores, 2))
+        v_mine = v_mine.load(gl.DotOperandLayout(0, ours.scores, 2))
+    if ours.GROUPED:
+        for g in range(ours.GROUP):
             dk, dv = _backward_head(
-                c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-                q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
-                used + g * n_blocks, bh * GROUP + g, n0, m0, n_blocks, Nk, scale2,
-                Bq, BD, STAGES, CAUSAL, RAGGED, FIRST,
+                ours, c, k_mine, v_mine, k, dk, dv,
+                used + g * n_blocks, bh * ours.GROUP + g, n0, m0, n_blocks,
             )  # fmt: skip
-        used += n_blocks * GROUP
+        used += n_blocks * ours.GROUP
     else:
-        dk, dv = _backward_head(
-            c, DQ, k_mine, v_mine, k, q_s, do_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, ds_full, dq_full, dq_empty, dk, dv,
-            used, bh, n0, m0, n_blocks, Nk, scale2, Bq, BD, STAGES, CAUSAL, RAGGED, FIRST,
-        )  # fmt: skip
+        dk, dv = _backward_head(ours, c, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks)
         used += n_blocks
-    mbarrier.arrive(kv_empty.index(0), count=1)
+    mbarrier.arrive(ours.kv_empty.index(0), count=1)
     row = n0 + c * 64
-    if CHUNKS:
-        bh_kv = bh // H * (H // GROUP) + bh % H // GROUP
-        first = (bh_kv.to(gl.int64) * Nk + row) * d
-        _add_rows(DK + first, dk * scale, Nk - row, d)
-        _add_rows(DV + first, dv, Nk - row, d)
+    if ours.CHUNKS:
+        bh_kv = bh // ours.H * (ours.H // ours.GROUP) + bh % ours.H // ours.GROUP
+        first = (bh_kv.to(gl.int64) * ours.Nk + row) * ours.d
+        _add_rows(ours.DK + first, dk * ours.scale, ours.Nk - row, ours.d)
+        _add_rows(ours.DV + first, dv, ours.Nk - row, ours.d)
     else:
         place = c
-        if ORDERED:
-            mbarrier.wait(dq_empty.index(c + used % 2 * 2), (used // 2 & 1) ^ 1)
+        if ours.ORDERED:
+            mbarrier.wait(ours.dq_empty.index(c + used % 2 * 2), (used // 2 & 1) ^ 1)
             place += used % 2 * 2
-        kv_heads = H
-        if GROUPED:
-            kv_heads = H // GROUP
-        _store_rows(DV, dv, dq_s.index(place), bh // kv_heads, bh % kv_heads, row, BD)
-        _store_rows(DK, dk * scale, dq_s.index(place), bh // kv_heads, bh % kv_heads, row, BD)
+        kv_heads = ours.H
+        if ours.GROUPED:
+            kv_heads = ours.H // ours.GROUP
+        place = ours.dq_s.index(place)
+        _store_rows(ours.DV, dv, place, bh // kv_heads, bh % kv_heads, row, ours.BD)
+        _store_rows(ours.DK, dk * ours.scale, place, bh // kv_heads, bh % kv_heads, row, ours.BD)
     return used
 
 
 @gluon.jit
-def _backward_rows(
-    c: gl.constexpr, d: gl.constexpr, Bq: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
-    GROUPED: gl.constexpr, ORDERED: gl.constexpr, FIRST: gl.constexpr,
-    DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-    q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
-    scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
-):  # fmt: skip
+def _backward_rows(ours, c: gl.constexpr):
     """Consumer c: its 64 keys of each of the program's tiles."""
     used = 0
-    if STAY:
-        for turn in range(n_turns((Nk + KEYS - 1) // KEYS, n_heads, CAUSAL, True)):
-            used = _backward_tile(
-                turn, used, c, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, True, GROUPED,
-                ORDERED, FIRST, DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-                q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
-                scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
-            )  # fmt: skip
+    if ours.STAY:
+        n_tiles = (ours.Nk + KEYS - 1) // KEYS
+        for turn in range(n_turns(n_tiles, ours.n_heads, ours.CAUSAL, True)):
+            used = _backward_tile(ours, c, turn, used)
     else:  # a loop would cost registers
-        _backward_tile(
-            0, 0, c, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, False, GROUPED,
-            ORDERED, FIRST, DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
-            scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
-        )  # fmt: skip
+        _backward_tile(ours, c, 0, 0)
     tma.store_wait(0)
 
 
@@ -572,32 +504,23 @@ def backward_kernel(
     at = gl.program_id(0)
     if ORDERED:
         at = gl.atomic_add(TURNS, 1, sem="relaxed", scope="gpu")
-    ours = (DQ, DK, DV, q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s,
-            q_full, q_empty, do_full, do_empty, kv_full, kv_empty, ds_full, dq_full, dq_empty,
-            scale, scale2, at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
-    loads = (Q, DO, K, V, ROWS, q_s, do_s, k_s, v_s, rows_s,
-             q_full, q_empty, do_full, do_empty, kv_full, kv_empty,
-             at, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk)  # fmt: skip
-    adds = (DQ, TURNS, dq_s, dq_full, dq_empty, turn_come,
-            at, n_heads, Nq, Nk, TOGETHER)  # fmt: skip
-    waits = (TURNS, dq_empty, turn_come, at, n_heads, Nq, Nk, TOGETHER)
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    ours = Backward(
+        Q, DO, K, V, DQ, ROWS, DK, DV, TURNS,
+        scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk, at,
+        q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, q_full, q_empty, do_full, do_empty, kv_full,
+        kv_empty, ds_full, dq_full, dq_empty, turn_come,
+        d, BD, Bq, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, ORDERED, FIRST, scores, sums,
+    )  # fmt: skip
     if ORDERED:
         gl.warp_specialize(
-            [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, False, False, True,
-                               FIRST) + ours),
-             (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, False, False, True,
-                               FIRST) + ours),
-             (_load_backward, (Bq, STAGES, CAUSAL, False, False, False, True) + loads),
-             (_add_backward, (Bq, CAUSAL) + adds),
-             (_await_turns, (Bq, CAUSAL) + waits)],
+            [(_backward_rows, (ours, 0)), (_backward_rows, (ours, 1)), (_load_backward, (ours,)),
+             (_add_backward, (ours,)), (_await_turns, (ours,))],
             [4, 1, 1, 1], [240, 24, 24, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(_backward_rows, (0, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, False,
-                               FIRST) + ours),
-             (_backward_rows, (1, d, Bq, BD, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, False,
-                               FIRST) + ours),
-             (_load_backward, (Bq, STAGES, CAUSAL, CHUNKS, STAY, GROUPED, False) + loads)],
+            [(_backward_rows, (ours, 0)), (_backward_rows, (ours, 1)), (_load_backward, (ours,))],
             [4, 1], [240, 24],
         )  # fmt: skip

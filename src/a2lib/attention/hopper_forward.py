@@ -25,11 +25,38 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+# Gluon has no public name for it: Triton's own examples take it from here.
+from triton.language.core import _aggregate
+
 LN2 = gl.constexpr(0.6931471805599453)
 
 # Triton 3.6 has these under other names than later versions.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+def record(names: str):
+    """Return a class whose instances hold values by these names, constants among them, for Gluon's
+    functions to hand on whole."""
+    names = names.split()
+
+    def __init__(self, *values):
+        for name, x in zip(names, values, strict=True):
+            setattr(self, name, x)
+
+    fields = {"__init__": __init__, "__annotations__": dict.fromkeys(names, object)}
+    kind = _aggregate(type("Record", (), fields))
+    kind.hash_attrs = []  # its functions that Triton would read, for its cache: none is Triton's
+    return kind
+
+
+# What the roles of a program of the forward share: tensors and sizes, places in shared memory and
+# their barriers, constants.
+Forward = record(
+    "Q K V O LSE scale2 H n_heads GROUP Nq Nk TOGETHER "
+    "q_s k_s v_s q_full q_empty k_full k_empty v_full v_empty "
+    "BD CONSUMERS Bq Bk STAGES CAUSAL RAGGED STAY PING_PONG scores sums operand"
+)
 
 
 @gluon.jit
@@ -111,56 +138,56 @@ def _n_forward_turns(
 
 
 @gluon.jit
-def _queries_and_blocks(
-    turn, n_tiles, n_heads, Nk, TOGETHER, Bq: gl.constexpr, Bk: gl.constexpr,
-    CAUSAL: gl.constexpr, STAY: gl.constexpr, PING_PONG: gl.constexpr,
-):  # fmt: skip
-    """First query of the turn's tile, its head, and how many key blocks any query of it sees."""
-    if PING_PONG:
-        at = _there_and_back(turn)
-        tile, bh = tile_and_head(at, 0, n_tiles, n_heads, TOGETHER, CAUSAL, False)
-    else:
-        tile, bh = tile_and_head(gl.program_id(0), turn, n_tiles, n_heads, TOGETHER, CAUSAL, STAY)
-    stop = Nk
-    if CAUSAL:
-        tile = n_tiles - 1 - tile
-        stop = gl.minimum((tile + 1) * Bq, Nk)
-    return tile * Bq, bh, (stop + Bk - 1) // Bk
+def _turns(ours):
+    """Return how many tiles this program does."""
+    n_tiles = (ours.Nq + ours.Bq - 1) // ours.Bq
+    return _n_forward_turns(n_tiles, ours.n_heads, ours.CAUSAL, ours.STAY, ours.PING_PONG)
 
 
 @gluon.jit
-def _load_forward(
-    CONSUMERS: gl.constexpr, Bk: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    STAY: gl.constexpr, Q, K, V, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    H, n_heads, GROUP, Nq, Nk, TOGETHER,
-):  # fmt: skip
+def _queries_and_blocks(ours, turn):
+    """First query of the turn's tile, its head, and how many key blocks any query of it sees."""
+    n_tiles = (ours.Nq + ours.Bq - 1) // ours.Bq
+    at = gl.program_id(0)
+    STAY: gl.constexpr = ours.STAY and not ours.PING_PONG
+    if ours.PING_PONG:
+        at = _there_and_back(turn)
+    tile, bh = tile_and_head(at, turn, n_tiles, ours.n_heads, ours.TOGETHER, ours.CAUSAL, STAY)
+    stop = ours.Nk
+    if ours.CAUSAL:
+        tile = n_tiles - 1 - tile
+        stop = gl.minimum((tile + 1) * ours.Bq, ours.Nk)
+    return tile * ours.Bq, bh, (stop + ours.Bk - 1) // ours.Bk
+
+
+@gluon.jit
+def load(desc, coord, full, place, stage):
+    """Ask the copy engine for a tile; ``full`` tells when it has come."""
+    mbarrier.expect(full.index(stage), desc.block_type.nbytes)
+    load_tile(desc, coord, full.index(stage), place.index(stage))
+
+
+@gluon.jit
+def _load_forward(ours):
     """The queries of each of the program's tiles, then key and value blocks from the last down."""
-    Bq: gl.constexpr = CONSUMERS * 64
-    PING_PONG: gl.constexpr = CONSUMERS == 3 and STAY
-    n_tiles = (Nq + Bq - 1) // Bq
     loaded = 0
-    for turn in range(_n_forward_turns(n_tiles, n_heads, CAUSAL, STAY, PING_PONG)):
-        m0, bh, n_blocks = _queries_and_blocks(
-            turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY, PING_PONG
-        )
-        b = bh // H
-        h = bh % H
-        place = turn % 2 * CONSUMERS if STAY else 0
-        for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_empty.index(place + c), (turn // 2 & 1) ^ 1)
-            mbarrier.expect(q_full.index(place + c), Q.block_type.nbytes)
-            load_tile(Q, [b, h, m0 + c * 64, 0], q_full.index(place + c), q_s.index(place + c))
-        n0 = (n_blocks - 1) * Bk
+    for turn in range(_turns(ours)):
+        m0, bh, n_blocks = _queries_and_blocks(ours, turn)
+        b = bh // ours.H
+        h = bh % ours.H
+        place = turn % 2 * ours.CONSUMERS if ours.STAY else 0
+        for c in gl.static_range(ours.CONSUMERS):
+            mbarrier.wait(ours.q_empty.index(place + c), (turn // 2 & 1) ^ 1)
+            load(ours.Q, [b, h, m0 + c * 64, 0], ours.q_full, ours.q_s, place + c)
+        n0 = (n_blocks - 1) * ours.Bk
         for _ in range(n_blocks):
-            stage = loaded % STAGES
-            phase = (loaded // STAGES) & 1
-            mbarrier.wait(k_empty.index(stage), phase ^ 1)
-            mbarrier.expect(k_full.index(stage), K.block_type.nbytes)
-            load_tile(K, [b, h // GROUP, n0, 0], k_full.index(stage), k_s.index(stage))
-            mbarrier.wait(v_empty.index(stage), phase ^ 1)
-            mbarrier.expect(v_full.index(stage), V.block_type.nbytes)
-            load_tile(V, [b, h // GROUP, n0, 0], v_full.index(stage), v_s.index(stage))
-            n0 -= Bk
+            stage = loaded % ours.STAGES
+            phase = (loaded // ours.STAGES) & 1
+            mbarrier.wait(ours.k_empty.index(stage), phase ^ 1)
+            load(ours.K, [b, h // ours.GROUP, n0, 0], ours.k_full, ours.k_s, stage)
+            mbarrier.wait(ours.v_empty.index(stage), phase ^ 1)
+            load(ours.V, [b, h // ours.GROUP, n0, 0], ours.v_full, ours.v_s, stage)
+            n0 -= ours.Bk
             loaded += 1
 
 
@@ -228,13 +255,10 @@ def _sums_of_threads(weights):
 
 @gluon.constexpr_function
 def _rescale_assembly(n):
-    """Return inline assembly that multiplies n registers by n more, unless no lane of the warp has
-    to, and its constraints."""
+    """Return inline assembly that multiplies n registers by n others unless the latter are 1 in all
+    lanes of the warp. A thread has two rows, and the registers 0 and 2 are of one each."""
     lines = ["{", ".reg .pred p, q;"]
-    lines += [
-        f"setp.neu.f32 p, ${2 * n}, 0f3F800000;",
-        f"setp.neu.f32 q, ${2 * n + 2}, 0f3F800000;",
-    ]
+    lines += [f"setp.neu.f32 p, ${2 * n}, 1.0;", f"setp.neu.f32 q, ${2 * n + 2}, 1.0;"]
     lines += ["or.pred p, p, q;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra DONE;"]
     lines += [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     lines += ["DONE:", "}"]
@@ -243,28 +267,28 @@ def _rescale_assembly(n):
 
 @gluon.constexpr_function
 def _rescale_constraints(n):
+    """Return the constraints of it: n results in the registers of the first n operands."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
-def _rescaled(acc, alpha):
-    """Rows of acc times alpha. A warp whose rows all have 1 there branches past it."""
-    N: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
-    ASM: gl.constexpr = _rescale_assembly(N)
-    CONSTRAINTS: gl.constexpr = _rescale_constraints(N)
-    wide, acc = gl.broadcast(alpha[:, None], acc)
-    return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [acc, wide], gl.float32, True, N)
+def _rescaled(acc, factors):
+    """Rows of acc times their factors. A warp whose rows all have a factor of 1 skips it."""
+    n: gl.constexpr = acc.shape[0] * acc.shape[1] // 128  # numbers of a thread
+    assembly: gl.constexpr = _rescale_assembly(n)
+    constraints: gl.constexpr = _rescale_constraints(n)
+    factors, acc = gl.broadcast(factors[:, None], acc)
+    return gl.inline_asm_elementwise(assembly, constraints, [acc, factors], gl.float32, True, n)
 
 
-# Scores in base 2 may pass the largest so far by this much before sums are rescaled.
+# A row's largest score, in base 2, is the one so far until another passes it by this much: weights
+# reach 2 ** 8, which loses nothing in 16 bits of floating point, and sums are seldom rescaled.
 SLACK = gl.constexpr(8.0)
 
 
 @gluon.jit
 def _forward_block(
-    q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, i, m0, n0, Nk, scale2,
-    c: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, MASK: gl.constexpr, RAGGED: gl.constexpr, PING_PONG: gl.constexpr,
+    ours, c: gl.constexpr, q, p, acc, m_i, l_i, i, m0, n0, MASK: gl.constexpr
 ):  # fmt: skip
     """Scores of block i while the weights p of the block before are multiplied with its values.
 
@@ -272,162 +296,125 @@ def _forward_block(
     PING_PONG consumers ask for their products one after the other, so that one's exponentials and
     another's products are at the same time; p is in pairs, and l_i in the sums of threads.
     """
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
-    stage = i % STAGES
-    before = (i - 1) % STAGES
-    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    mbarrier.wait(k_full.index(stage), (i // STAGES) & 1)
-    k = as_matrix(k_s.index(stage), Bk, BD)
-    zero = gl.zeros([64, Bk], gl.float32, scores)
-    if PING_PONG:
-        p = _of_pairs(p, q.dtype, operand)
-        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+    stage = i % ours.STAGES
+    before = (i - 1) % ours.STAGES
+    mbarrier.wait(ours.k_full.index(stage), (i // ours.STAGES) & 1)
+    k = as_matrix(ours.k_s.index(stage), ours.Bk, ours.BD)
+    zero = gl.zeros([64, ours.Bk], gl.float32, ours.scores)
+    if ours.PING_PONG:
+        p = _of_pairs(p, q.dtype, ours.operand)
+        mbarrier.wait(ours.v_full.index(before), ((i - 1) // ours.STAGES) & 1)
         _take_baton(c, i)
     s_token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    if not PING_PONG:
-        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
-    v = as_matrix(v_s.index(before), Bk, BD)
+    if not ours.PING_PONG:
+        mbarrier.wait(ours.v_full.index(before), ((i - 1) // ours.STAGES) & 1)
+    v = as_matrix(ours.v_s.index(before), ours.Bk, ours.BD)
     acc_token = warpgroup_mma(p, v, acc, is_async=True)
-    if PING_PONG:
+    if ours.PING_PONG:
         _pass_baton(c, i)
     s = warpgroup_mma_wait(1, deps=[s_token])
-    mbarrier.arrive(k_empty.index(stage), count=1)
+    mbarrier.arrive(ours.k_empty.index(stage), count=1)
     if MASK:
-        s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL, RAGGED)
-    m_new = gl.max(s, 1) * scale2
+        s = _hidden_to_minus_inf(s, m0, n0, ours.Nk, ours.CAUSAL, ours.RAGGED)
+    m_new = gl.max(s, 1) * ours.scale2
     m_new = gl.where(m_new > m_i + SLACK, m_new, m_i)
-    weights = gl.exp2(s * scale2 - m_new[:, None])
+    weights = gl.exp2(s * ours.scale2 - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
-    if PING_PONG:
+    if ours.PING_PONG:
         parts: gl.constexpr = l_i.type.layout
         l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, parts))[:, None]
         l_i += _sums_of_threads(weights)
         # V came long ago. But ptxas moves the wait for a product up, above exponentials that are to
         # cover it, and seldom past a loop, as this one is in PTX.
-        mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+        mbarrier.wait(ours.v_full.index(before), ((i - 1) // ours.STAGES) & 1)
     else:
         l_i = l_i * alpha + gl.sum(weights, 1)
     acc = warpgroup_mma_wait(0, deps=[acc_token])
-    mbarrier.arrive(v_empty.index(before), count=1)
-    if PING_PONG:
+    mbarrier.arrive(ours.v_empty.index(before), count=1)
+    if ours.PING_PONG:
         p = _in_pairs(weights, q.dtype)
     else:
-        p = gl.convert_layout(weights.to(q.dtype), operand)
-    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, sums))
-    acc = _rescaled(acc, alpha)
+        p = gl.convert_layout(weights.to(q.dtype), ours.operand)
+    acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, ours.sums)))
     return p, acc, m_new, l_i
 
 
 @gluon.jit
-def _forward_tile(
-    turn, used, c: gl.constexpr, CONSUMERS: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, STAY: gl.constexpr,
-    O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    scale2, H, n_heads, Nq, Nk, TOGETHER,
-):  # fmt: skip
+def _forward_tile(ours, c: gl.constexpr, turn, used):
     """64 queries against all keys that they see, masked blocks first; used counts the key blocks
     before, and those after are returned."""
-    Bq: gl.constexpr = CONSUMERS * 64
-    N_MASKED: gl.constexpr = (Bq + Bk - 1) // Bk if CAUSAL else 1
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    PING_PONG: gl.constexpr = CONSUMERS == 3 and STAY
-    n_tiles = (Nq + Bq - 1) // Bq
-    m0, bh, n_blocks = _queries_and_blocks(
-        turn, n_tiles, n_heads, Nk, TOGETHER, Bq, Bk, CAUSAL, STAY, PING_PONG
-    )
+    N_MASKED: gl.constexpr = (ours.Bq + ours.Bk - 1) // ours.Bk if ours.CAUSAL else 1
+    m0, bh, n_blocks = _queries_and_blocks(ours, turn)
     m0 += c * 64
-    n0 = (n_blocks - 1) * Bk
+    n0 = (n_blocks - 1) * ours.Bk
 
-    place = c + turn % 2 * CONSUMERS if STAY else c
-    q = as_matrix(q_s.index(place), 64, BD)
-    mbarrier.wait(q_full.index(place), turn // 2 & 1)
-    stage = used % STAGES
-    mbarrier.wait(k_full.index(stage), (used // STAGES) & 1)
-    zero = gl.zeros([64, Bk], gl.float32, scores)
-    k = as_matrix(k_s.index(stage), Bk, BD)
+    place = c + turn % 2 * ours.CONSUMERS if ours.STAY else c
+    q = as_matrix(ours.q_s.index(place), 64, ours.BD)
+    mbarrier.wait(ours.q_full.index(place), turn // 2 & 1)
+    stage = used % ours.STAGES
+    mbarrier.wait(ours.k_full.index(stage), (used // ours.STAGES) & 1)
+    zero = gl.zeros([64, ours.Bk], gl.float32, ours.scores)
+    k = as_matrix(ours.k_s.index(stage), ours.Bk, ours.BD)
     token = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    if STAY:
+    if ours.STAY:
         if turn > 0:  # the output of the tile before has left its place by now, and Q may come
             tma.store_wait(0)
-            mbarrier.arrive(q_empty.index(c + (turn - 1) % 2 * CONSUMERS), count=1)
+            mbarrier.arrive(ours.q_empty.index(c + (turn - 1) % 2 * ours.CONSUMERS), count=1)
     s = warpgroup_mma_wait(0, deps=[token])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    s = _hidden_to_minus_inf(s, m0, n0, Nk, CAUSAL, RAGGED)
+    mbarrier.arrive(ours.k_empty.index(stage), count=1)
+    s = _hidden_to_minus_inf(s, m0, n0, ours.Nk, ours.CAUSAL, ours.RAGGED)
     # Finite: a row may see no key of its first block, and -inf - -inf would be NaN.
-    m_i = gl.maximum(gl.max(s, 1) * scale2, -1e30)
-    weights = gl.exp2(s * scale2 - m_i[:, None])
-    if PING_PONG:
+    m_i = gl.maximum(gl.max(s, 1) * ours.scale2, -1e30)
+    weights = gl.exp2(s * ours.scale2 - m_i[:, None])
+    if ours.PING_PONG:
         l_i = _sums_of_threads(weights)
         p = _in_pairs(weights, q.dtype)
     else:
         l_i = gl.sum(weights, 1)
-        p = gl.convert_layout(weights.to(q.dtype), operand)
-    acc = gl.zeros([64, BD], gl.float32, sums)
+        p = gl.convert_layout(weights.to(q.dtype), ours.operand)
+    acc = gl.zeros([64, ours.BD], gl.float32, ours.sums)
     masked = gl.minimum(n_blocks, N_MASKED)
     for i in range(1, masked):
-        n0 -= Bk
-        p, acc, m_i, l_i = _forward_block(
-            q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
-            m0, n0, Nk, scale2, c, Bk, BD, STAGES, CAUSAL, True, RAGGED, PING_PONG,
-        )  # fmt: skip
+        n0 -= ours.Bk
+        p, acc, m_i, l_i = _forward_block(ours, c, q, p, acc, m_i, l_i, used + i, m0, n0, True)
     for i in range(masked, n_blocks):
-        n0 -= Bk
-        p, acc, m_i, l_i = _forward_block(
-            q, k_s, v_s, k_full, k_empty, v_full, v_empty, p, acc, m_i, l_i, used + i,
-            m0, n0, Nk, scale2, c, Bk, BD, STAGES, CAUSAL, False, RAGGED, PING_PONG,
-        )  # fmt: skip
+        n0 -= ours.Bk
+        p, acc, m_i, l_i = _forward_block(ours, c, q, p, acc, m_i, l_i, used + i, m0, n0, False)
     used += n_blocks
-    last = (used - 1) % STAGES
-    mbarrier.wait(v_full.index(last), ((used - 1) // STAGES) & 1)
-    if PING_PONG:
-        p = _of_pairs(p, q.dtype, operand)
+    last = (used - 1) % ours.STAGES
+    mbarrier.wait(ours.v_full.index(last), ((used - 1) // ours.STAGES) & 1)
+    if ours.PING_PONG:
+        p = _of_pairs(p, q.dtype, ours.operand)
         l_i = gl.convert_layout(gl.sum(l_i, 1), m_i.type.layout)
-    token = warpgroup_mma(p, as_matrix(v_s.index(last), Bk, BD), acc, is_async=True)
+    v = as_matrix(ours.v_s.index(last), ours.Bk, ours.BD)
+    token = warpgroup_mma(p, v, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[token])
-    mbarrier.arrive(v_empty.index(last), count=1)
+    mbarrier.arrive(ours.v_empty.index(last), count=1)
 
-    offs_m = m0 + gl.arange(0, 64, gl.SliceLayout(1, scores))
+    offs_m = m0 + gl.arange(0, 64, gl.SliceLayout(1, ours.scores))
     # A row whose scores are all -inf has l = 0: its output is 0 and its log-sum-exp -inf.
     lse = gl.where(l_i == 0, -float("inf"), (m_i + gl.log2(l_i)) * LN2)
     share = 1.0 / gl.where(l_i == 0, 1.0, l_i)
-    gl.store(LSE + bh.to(gl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
+    gl.store(ours.LSE + bh.to(gl.int64) * ours.Nq + offs_m, lse, mask=offs_m < ours.Nq)
     # The output leaves by the place of the queries, which nobody else reads.
-    q.store((acc * gl.convert_layout(share, gl.SliceLayout(1, sums))[:, None]).to(q.dtype))
+    q.store((acc * gl.convert_layout(share, gl.SliceLayout(1, ours.sums))[:, None]).to(q.dtype))
     fence_async_shared()
-    store_tile(O, [bh // H, bh % H, m0, 0], q_s.index(place))
+    store_tile(ours.O, [bh // ours.H, bh % ours.H, m0, 0], ours.q_s.index(place))
     return used
 
 
 @gluon.jit
-def _forward_rows(
-    c: gl.constexpr, CONSUMERS: gl.constexpr, Bk: gl.constexpr, BD: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, STAY: gl.constexpr,
-    O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    scale2, H, n_heads, Nq, Nk, TOGETHER,
-):  # fmt: skip
+def _forward_rows(ours, c: gl.constexpr):
     """Consumer c: its 64 queries of each of the program's tiles."""
-    Bq: gl.constexpr = CONSUMERS * 64
-    PING_PONG: gl.constexpr = CONSUMERS == 3 and STAY
     used = 0
-    if PING_PONG and c == 2:
+    if ours.PING_PONG and c == 2:
         _pass_baton(c, used)
-    if STAY:
-        for turn in range(_n_forward_turns((Nq + Bq - 1) // Bq, n_heads, CAUSAL, True, PING_PONG)):
-            used = _forward_tile(
-                turn, used, c, CONSUMERS, Bk, BD, STAGES, CAUSAL, RAGGED, True,
-                O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                scale2, H, n_heads, Nq, Nk, TOGETHER,
-            )  # fmt: skip
+    if ours.STAY:
+        for turn in range(_turns(ours)):
+            used = _forward_tile(ours, c, turn, used)
     else:  # a loop would cost registers
-        _forward_tile(
-            0, 0, c, CONSUMERS, Bk, BD, STAGES, CAUSAL, RAGGED, False,
-            O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            scale2, H, n_heads, Nq, Nk, TOGETHER,
-        )  # fmt: skip
-    if PING_PONG and c == 0:
+        _forward_tile(ours, c, 0, 0)
+    if ours.PING_PONG and c == 0:
         _take_baton(c, used)  # no barrier is left with half of its arrivals
     tma.store_wait(0)
 
@@ -463,30 +450,28 @@ def forward_kernel(
     v_full = barriers(STAGES, 1)
     v_empty = barriers(STAGES, CONSUMERS)
     fence_async_shared()
-    ours = (O, LSE, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            scale2, H, n_heads, Nq, Nk, TOGETHER)  # fmt: skip
-    loads = (Q, K, V, q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-             H, n_heads, GROUP, Nq, Nk, TOGETHER)  # fmt: skip
+    PING_PONG: gl.constexpr = CONSUMERS == 3 and STAY
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Bk, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    ours = Forward(
+        Q, K, V, O, LSE, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER,
+        q_s, k_s, v_s, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        BD, CONSUMERS, 64 * CONSUMERS, Bk, STAGES, CAUSAL, RAGGED, STAY, PING_PONG,
+        scores, sums, operand,
+    )  # fmt: skip
     # Written out, since a list or a tuple in a variable loses its constants. Registers are those of
     # a worker's threads.
     if CONSUMERS == 1:
-        gl.warp_specialize(
-            [(_forward_rows, (0, 1, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
-             (_load_forward, (1, Bk, STAGES, CAUSAL, STAY) + loads)],
-            [1], [24],
-        )  # fmt: skip
+        gl.warp_specialize([(_forward_rows, (ours, 0)), (_load_forward, (ours,))], [1], [24])
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(_forward_rows, (0, 2, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
-             (_forward_rows, (1, 2, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
-             (_load_forward, (2, Bk, STAGES, CAUSAL, STAY) + loads)],
+            [(_forward_rows, (ours, 0)), (_forward_rows, (ours, 1)), (_load_forward, (ours,))],
             [4, 1], [240, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(_forward_rows, (0, 3, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
-             (_forward_rows, (1, 3, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
-             (_forward_rows, (2, 3, Bk, BD, STAGES, CAUSAL, RAGGED, STAY) + ours),
-             (_load_forward, (3, Bk, STAGES, CAUSAL, STAY) + loads)],
+            [(_forward_rows, (ours, 0)), (_forward_rows, (ours, 1)), (_forward_rows, (ours, 2)),
+             (_load_forward, (ours,))],
             [4, 4, 1], [160, 160, 24],
         )  # fmt: skip

@@ -5,8 +5,7 @@ output and log-sum-exp that its queries would have if there were no other keys. 
 weighs them: with ``lse = log(sum(exp(lse_c)))`` over the chunks c, ``o = sum(exp(lse_c - lse) *
 o_c)``. It adds in the order of the chunks, so that outputs are the same bits every run.
 
-Where ``EARLY`` (``griddepcontrol``, from compute capability 9.0 on) the second kernel is launched
-while the first runs, and waits within for what it reads. Source: Flash-Decoding (Dao et al., 2023).
+Source: Flash-Decoding (Dao et al., 2023).
 """
 
 import triton
@@ -37,9 +36,7 @@ def _tile_and_chunk(item, n_tiles, n_chunks, tiles_per_chunk):
 
 @triton.jit(do_not_specialize=[*SIZES, "n_chunks", "chunk_keys"])
 def chunk_kernel(
-    Q, K, V, PARTS, LSE,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn,
+    Q, K, V, PARTS, LSE, stride_q, stride_k, stride_v,
     scale, H, n_heads_total, GROUP, Nq, Nk, n_chunks, chunk_keys,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
@@ -62,23 +59,23 @@ def chunk_kernel(
         b = (bh // H).to(tl.int64)
         h = (bh % H).to(tl.int64)
         row = (tl.cast(chunk, tl.int64) * n_heads_total + bh) * Nq
-        Q += b * stride_qb + h * stride_qh
-        K += b * stride_kb + (h // GROUP) * stride_kh
-        V += b * stride_vb + (h // GROUP) * stride_vh
+        Q += b * stride_q[0] + h * stride_q[1]
+        K += b * stride_k[0] + (h // GROUP) * stride_k[1]
+        V += b * stride_v[0] + (h // GROUP) * stride_v[1]
         first = chunk * chunk_keys
-        whole, stop = visible_keys(tile * Bq, Nk, Bq, Bk, CAUSAL)
+        whole, stop = visible_keys(tile * Bq, Nk, Bq, Bk, CAUSAL, "edges")
         whole = tl.maximum(tl.minimum(whole, first + chunk_keys), first)
         stop = tl.minimum(stop, first + chunk_keys)
         forward_rows(
-            Q, K, V, PARTS + row * d, LSE + row, stride_qn, stride_kn, stride_vn, d, tile * Bq,
-            first, whole, stop, Nq, Nk, float32(scale), Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
+            Q, K, V, PARTS + row * d, LSE + row, stride_q[2], stride_k[2], stride_v[2], d,
+            tile * Bq, first, whole, stop, Nq, Nk, float32(scale),
+            Bq, Bk, d, BD, CAUSAL, PRECISION, STAGES,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["H", "n_heads_total", "Nq", "n_chunks", "chunk_keys"])
 def combine_kernel(
-    PARTS, LSES, O, LSE, stride_ob, stride_oh, stride_on,
-    H, n_heads_total, Nq, n_chunks, chunk_keys,
+    PARTS, LSES, O, LSE, stride_o, H, n_heads_total, Nq, n_chunks, chunk_keys,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
     CAUSAL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -111,6 +108,6 @@ def combine_kernel(
         part = load_rows(PARTS + row * d, m0, n_rows, d, B, d, BD, True)
         lse_c = tl.load(LSES + row + offs_m, mask=offs_m < n_rows, other=float("-inf"))
         acc += part * tl.math.exp2((lse_c - lse) * LOG2E)[:, None]
-    O += (bh // H) * stride_ob + (bh % H) * stride_oh
-    store_rows(O, acc, m0, Nq, stride_on, B, d, BD)
+    O += (bh // H) * stride_o[0] + (bh % H) * stride_o[1]
+    store_rows(O, acc, m0, Nq, stride_o[2], B, d, BD)
     tl.store(LSE + bh * Nq + offs_m, tl.where(l == 0.0, float("-inf"), lse), mask=offs_m < Nq)

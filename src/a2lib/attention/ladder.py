@@ -4,8 +4,8 @@
         o = flash_attention(q, k, v, is_causal=True)
 
 A rung is the library with the techniques of the rungs after it taken away, by a switch of its table
-(``dispatch.without``): no kernel is another than the library's, but for the masks of the lowest two
-(``naive_masks``).
+(``dispatch.without``): no kernel is another than the library's. On the lowest two it masks every
+tile (``dispatch.masks``).
 """
 
 from typing import Self

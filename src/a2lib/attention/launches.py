@@ -54,13 +54,12 @@ def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     results = _replay(key, inputs)
     if results is not None:
         return results
-    results = [
+    dq, dk, dv = (
         empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)
-    ]
-    names = ("do", "q", "k", "v", "o", "lse")
-    by_name = dict(zip(("dq", "dk", "dv"), results, strict=True))
-    _run(key, dict(zip(names, inputs, strict=True)), by_name, is_causal, scale)
-    return results
+    )
+    tensors = dict(do=do, q=q, k=k, v=v, o=o, lse=lse)
+    _run(key, tensors, dict(dq=dq, dk=dk, dv=dv), is_causal, scale)
+    return [dq, dk, dv]
 
 
 def check_kind(q: Tensor) -> None:
@@ -122,15 +121,12 @@ def _allow_tf32() -> bool:
 
 
 class _Launch(NamedTuple):
-    """A compiled kernel bound to its grid: ``run(*chosen, *rest)`` with what ``choose`` takes of a
-    pass's addresses, the first of them made descriptors by ``describe``.
-
-    ``unheard`` and ``head`` are the same launch as PyTorch's compiler makes it, without Triton's
-    hooks: ``unheard(stream, *head, *chosen, *rest)``.
+    """A compiled kernel bound to its grid, as PyTorch's compiler launches it, without Triton's
+    hooks: ``run(stream, *head, *chosen, *rest)`` with what ``choose`` takes of a pass's addresses,
+    the first of them made descriptors by ``describe``.
     """
 
     run: Callable
-    unheard: Callable
     head: tuple
     choose: Callable
     describe: tuple[Callable, ...]
@@ -175,10 +171,13 @@ def _key_of(switches: tuple, inputs: Sequence[Tensor]) -> tuple | None:
 
 
 def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] | None:
-    """Run a kept pass of this key and return what it makes; None where none was kept, or the inputs
-    are not aligned as its were."""
+    """Run a kept pass of this key and return what it makes; None where none was kept, the inputs
+    are not aligned as its were, or a profiler of Triton's is to hear of each launch."""
     kept = _kept.get(key)
     if kept is None:
+        return None
+    hooks = _hooks()
+    if _is_set(hooks.launch_enter_hook) or _is_set(hooks.launch_exit_hook):
         return None
     launches, results, scratch, block, offsets, gpu, several = kept
     addresses = [x.data_ptr() for x in inputs]
@@ -203,17 +202,12 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
         for x in held:
             addresses.append(x.data_ptr())
     stream = None if gpu is None else _stream_of()(gpu)
-    hooks = _hooks()
-    is_heard = _is_set(hooks.launch_enter_hook) or _is_set(hooks.launch_exit_hook)
-    for run, unheard, head, choose, describe, rest in launches:
+    for run, head, choose, describe, rest in launches:
         chosen = choose(addresses)
         if describe:
             pairs = zip(describe, chosen, strict=False)
             chosen = *[make(x) for make, x in pairs], *chosen[len(describe) :]
-        if is_heard:
-            run(*chosen, *rest, stream=stream)
-        else:
-            unheard(stream, *head, *chosen, *rest)
+        run(stream, *head, *chosen, *rest)
     return filled
 
 
@@ -259,10 +253,12 @@ def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None)
         return
     if any(tensors[name].data_ptr() != x.data_ptr() for name, x in inputs.items()):
         return  # the kernels were given copies
-    names = [*inputs, *results, *pass_.scratch]
-    launches = _bound(names, steps, launched)
     if len(_kept) >= CAPACITY:
         _kept.clear()
+    # A gradient that is not wanted is twice among the names, the last time made as scratch.
+    names = [*inputs, *results, *pass_.scratch]
+    places = {name: place for place, name in enumerate(names)}
+    launches = tuple(_bound(places, *pair) for pair in zip(steps, launched, strict=True))
     _kept[key] = _kept_pass(launches, results.values(), list(pass_.scratch.values()), device)
 
 
@@ -271,7 +267,6 @@ def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call
     q, k = tensors["q"], tensors["k"]
     batch, heads, n_queries, head_dim = q.shape
     moved = [tensors[name] for name in ("q", "k", "v", "do" if "do" in tensors else "o")]
-    gradients = [tensors.get(name) is not None for name in ("dq", "dk", "dv")]
     tf32, _ = _settings(q) or (False, False)
     return dispatch.Call(
         dtype=DTYPES[q.dtype],
@@ -286,7 +281,6 @@ def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call
         hopper=is_hopper(q.device) and all(map(is_addressable, moved)),
         fixed_order=torch.are_deterministic_algorithms_enabled(),
         tf32=tf32,
-        every_gradient=all(gradients),
     )
 
 
@@ -321,21 +315,15 @@ def _compile_and_run(kernel, n_programs, tensors, numbers, constants, options, f
     return compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
 
 
-def _bound(names: list[str], steps: list[Step], launched: list[tuple]) -> tuple[_Launch, ...]:
-    launches = []
-    for step, (compiled, values) in zip(steps, launched, strict=True):
-        places = [names.index(name) for name in step.tensors]
-        grid = step.n_programs, 1, 1
-        launch = _Launch(
-            run=compiled[grid],
-            unheard=functools.partial(compiled.run, *grid),
-            head=(compiled.function, compiled.packed_metadata, None, None, None),
-            choose=operator.itemgetter(*places),
-            describe=tuple(_descriptor_of(form) for form in step.forms),
-            rest=(*step.numbers, *values),
-        )
-        launches.append(launch)
-    return tuple(launches)
+def _bound(places: dict[str, int], step: Step, launched: tuple) -> _Launch:
+    compiled, values = launched
+    return _Launch(
+        run=functools.partial(compiled.run, step.n_programs, 1, 1),
+        head=(compiled.function, compiled.packed_metadata, None, None, None),
+        choose=operator.itemgetter(*(places[name] for name in step.tensors)),
+        describe=tuple(_descriptor_of(form) for form in step.forms),
+        rest=(*step.numbers, *values),
+    )
 
 
 def _kept_pass(launches, results, scratch, device) -> _Kept:
@@ -358,18 +346,10 @@ def _form(x):
     return tuple(x.shape), x.stride(), x.dtype
 
 
-# What naive_masks has copies of.
-_MASKED = ("forward_kernel", "backward_dq_kernel", "backward_dkdv_kernel")
-
-
 def kernel_of(name: str):
-    """Return the Triton function that ``dispatch.KERNELS`` names, or the ladder's instead."""
+    """Return the Triton function that ``dispatch.KERNELS`` names."""
     # Triton is imported when a kernel is wanted: the rest of a2lib.attention works without it.
     module, function = dispatch.KERNELS[name]
-    if function in _MASKED and "two_loops" in dispatch.without:
-        from a2lib.attention.naive_masks import kernel
-
-        return kernel(function, "to_diagonal" in dispatch.without)
     return getattr(importlib.import_module(f"a2lib.attention.{module}"), function)
 
 

@@ -2,7 +2,8 @@
 
 An operand is a tuple of tiles whose sum it is. One tile, but for fp32 as ``PRECISION`` bf16x6 has
 it: three terms of bf16, high, middle and low, of which six products are as exact as fp32's. They
-are split once, by ``split_kernel``: split in each kernel's loop, they took longer than products.
+are split once, by ``kernels.split_kernel``: split in each kernel's loop, they took longer than
+products.
 """
 
 import triton
@@ -141,32 +142,17 @@ def in_order(x, B: tl.constexpr):
 
 
 @triton.jit
-def _split_rows(
-    X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
+def split_rows(
+    X, Y, stride_x, tile, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
+    """Y: the three terms of each row, one behind the other, as ``kernels.split_kernel`` has it."""
     n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)
     m0 = tile % n_tiles * B
-    X += (bh // H) * stride_xb + (bh % H) * stride_xh
-    x = operand(load_rows(X, m0, N, stride_xn, B, d, BD, True), tl.bfloat16, "bf16x6")
+    X += (bh // H) * stride_x[0] + (bh % H) * stride_x[1]
+    x = operand(load_rows(X, m0, N, stride_x[2], B, d, BD, True), tl.bfloat16, "bf16x6")
     Y += bh * N * 3 * d
     store_rows(Y, x[0], m0, N, 3 * d, B, d, BD)
     store_rows(Y + d, x[1], m0, N, 3 * d, B, d, BD)
     store_rows(Y + 2 * d, x[2], m0, N, 3 * d, B, d, BD)
-
-
-@triton.jit(do_not_specialize=["H", "N"])
-def split_kernel(
-    X, Z, X_TERMS, Z_TERMS,
-    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """X_TERMS and Z_TERMS: (B, H, N, 3 d) contiguous bf16, the three terms of each row of X and of
-    Z, both (B, H, N, d) fp32. Two at once, each by half of the programs: to launch takes longer
-    than to split a short sequence."""
-    tile, half = tl.program_id(0), tl.num_programs(0) // 2
-    if tile < half:
-        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
-    else:
-        _split_rows(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)

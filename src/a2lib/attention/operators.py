@@ -92,6 +92,7 @@ def _flops_of_a_matmul(q_shape, k_shape):
 
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None):
     """Return o, and lse, which has no gradient of its own, by the operator."""
+    check_inputs(q, k, v)  # whose own refusals PyTorch wraps
     return _called(torch.ops.a2lib.flash_forward.default, (q, k, v), is_causal, scale)
 
 

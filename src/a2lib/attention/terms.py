@@ -4,7 +4,7 @@
 The second term is 2**11 times as large as it counts. fp16 has few exponents: terms are those of
 rows divided by a power of two, the ``unit`` of their block, with which its largest finite element
 is near fp16's largest. An element keeps fp32's digits down to 2**-28 of that, and has some down to
-2**-52. q, k, v and do are split once, by ``split_wide_kernel``.
+2**-52. q, k, v and do are split once, by ``kernels.split_kernel``.
 """
 
 import triton
@@ -65,8 +65,8 @@ def operand(x):
 
 @triton.jit
 def load(ptr, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
-    """``operand`` of rows ``row0 .. row0 + B`` of n_rows; at ptr, they lie as ``split_wide_kernel``
-    leaves them."""
+    """``operand`` of rows ``row0 .. row0 + B`` of n_rows; at ptr, they lie as ``split_rows`` leaves
+    them."""
     W: tl.constexpr = (d + 7) // 8 * 8
     padded = tl.cdiv(n_rows, SPLIT_ROWS) * SPLIT_ROWS
     high = load_rows(ptr, row0, padded, 2 * W, B, W, BD, False)
@@ -76,37 +76,23 @@ def load(ptr, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def _split_rows(
-    X, Y, stride_xb, stride_xh, stride_xn, tile, H, N,
+def split_rows(
+    X, Y, stride_x, tile, H, N,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
+    """Y: (B, H, rows, 2 W), the two terms of each row. Each has zeros up to W, a multiple of 8, and
+    a head up to a multiple of B rows, which is SPLIT_ROWS; behind those are the exponents of the
+    units of its blocks of B (``dispatch.terms_shape``)."""
     W: tl.constexpr = (d + 7) // 8 * 8
     n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)
     block = tile % n_tiles
-    X += (bh // H) * stride_xb + (bh % H) * stride_xh
+    X += (bh // H) * stride_x[0] + (bh % H) * stride_x[1]
     Y += bh * (n_tiles * B + tl.cdiv(n_tiles, 2 * W)) * 2 * W
-    x = load_rows(X, block * B, N, stride_xn, B, d, BD, True)
+    x = load_rows(X, block * B, N, stride_x[2], B, d, BD, True)
     e = _exponent_of(x)
     high, low = split(x * _power_of_2(-e))
     padded = n_tiles * B
     store_rows(Y, high, block * B, padded, 2 * W, B, W, BD)
     store_rows(Y + W, low, block * B, padded, 2 * W, B, W, BD)
     tl.store(Y + int64(padded) * 2 * W + block, e.to(tl.float16))
-
-
-@triton.jit(do_not_specialize=["H", "N"])
-def split_wide_kernel(
-    X, Z, X_TERMS, Z_TERMS,
-    stride_xb, stride_xh, stride_xn, stride_zb, stride_zh, stride_zn, H, N,
-    d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """X_TERMS and Z_TERMS: (B, H, rows, 2 W) contiguous fp16, the two terms of each row of X and
-    of Z, both (B, H, N, d) fp32. Each term has zeros up to W, a multiple of 8, and a head up to a
-    multiple of B rows, which is SPLIT_ROWS; behind those are the exponents of the units of its
-    blocks of B (``dispatch.terms_shape``). Two at once, as ``operands.split_kernel``."""
-    tile, half = tl.program_id(0), tl.num_programs(0) // 2
-    if tile < half:
-        _split_rows(X, X_TERMS, stride_xb, stride_xh, stride_xn, tile, H, N, d, BD, B)
-    else:
-        _split_rows(Z, Z_TERMS, stride_zb, stride_zh, stride_zn, tile - half, H, N, d, BD, B)

@@ -9,24 +9,14 @@ JSON which run measured it and what of, then a table in CSV. It is replaced whol
 and small enough to commit.
 """
 
+import csv
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.lab.csv_file import (
-    StoreError,
-    broken,
-    clean,
-    lines_of,
-    locked,
-    measured,
-    named,
-    to_csv,
-    write,
-)
-from a2lib.lab.runs import runs_table, scrub
+from a2lib.lab.csv_file import StoreError, broken, clean, locked, measured, named, to_csv, write
+from a2lib.lab.runs import scrub
 from a2lib.lab.sections import BULK
 
 MOST_ROWS = 2000
@@ -68,53 +58,46 @@ def put(
     """Write a picture in place of the one of its name, on disk when this returns; its path.
 
     Floats keep six digits. Raises StoreError, in one line, for an unknown table, no row or more
-    than ``MOST_ROWS``, other columns or kinds, a run that is not in runs.csv, or a disk that
-    refuses.
+    than ``MOST_ROWS``, other columns, or a disk that refuses.
     """
-    path, columns = _place(table, device, picture, data), TABLES[table]
-    rows = list(rows)
-    if not 1 <= len(rows) <= MOST_ROWS:
-        raise StoreError(f"{path}: {len(rows)} rows; allowed are 1 to {MOST_ROWS}")
-    if runs_table(data).find((run,)) is None:
-        raise StoreError(f"{path}: run {run!r} is not in runs.csv; take it from start_run")
-    lines: list[Iterable[str]] = [columns]
-    for number, row in enumerate(rows, start=1):
-        try:
-            if set(row) != set(columns):
-                raise ValueError(f"has {', '.join(row)}; the columns are {', '.join(columns)}")
-            lines.append([_text(c, row[c], kind) for c, kind in columns.items()])
-        except ValueError as error:
-            raise StoreError(f"{path}: row {number}: {error}") from None
+    path = _place(table, device, picture, data)
+    columns = TABLES[table]
+    lines: list[list[str]] = []
+    for row in rows:
+        if set(row) != set(columns):
+            raise StoreError(f"{path}: a row of {', '.join(row)}; columns are {', '.join(columns)}")
+        lines.append([_text(row[column], kind) for column, kind in columns.items()])
+    if not 1 <= len(lines) <= MOST_ROWS:
+        raise StoreError(f"{path}: {len(lines)} rows; allowed are 1 to {MOST_ROWS}")
     head = scrub(json.dumps({"run": run, "about": dict(about)}, sort_keys=True))
     with locked(path):
-        write(path, f"# {head}\n{to_csv(lines)}")
+        write(path, f"# {head}\n{to_csv([columns, *lines])}")
     return path
 
 
 def read(table: str, device: str, picture: str, data: Path | None = None) -> Picture:
     """The picture of that name.
 
-    Raises StoreError, naming file and line, where there is none or it is broken.
+    Raises StoreError, naming the file, where there is none or it is broken.
     """
-    path, columns = _place(table, device, picture, data), TABLES[table]
+    path = _place(table, device, picture, data)
+    columns = TABLES[table]
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in path.parent.glob("[!.]*.csv"))) or "none"
-        raise StoreError(f"{path}: no such picture; there are {there}")
-    with named(path), open(path, encoding="utf-8") as file:
-        head = file.readline()
+        there = [name for of_device, name in pictures(table, data) if of_device == device]
+        raise StoreError(f"{path}: no such picture; there are {', '.join(there) or 'none'}")
     rows = []
-    number = 1
-    try:
-        said = json.loads(head.removeprefix("# "))
-        run, about = str(said["run"]), dict(said["about"])
-        for number, fields in lines_of(path, skip=1):
-            if number > 2:
+    with named(path), open(path, encoding="utf-8", newline="") as file:
+        lines = csv.reader(file, strict=True)
+        try:
+            head = json.loads(file.readline().removeprefix("# "))
+            run, about = head["run"], head["about"]
+            if next(lines, None) != list(columns):
+                raise ValueError(f"the columns are {', '.join(columns)}")
+            for fields in lines:
                 cells = zip(columns.items(), fields, strict=True)
                 rows.append({column: kind(field) for (column, kind), field in cells})
-            elif fields != list(columns):
-                raise ValueError(f"the columns are {', '.join(columns)}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise broken(path, number, error) from None
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise broken(path, 1 + lines.line_num, error) from None
     return Picture(run, about, rows)
 
 
@@ -133,9 +116,7 @@ def _place(table: str, device: str, picture: str, data: Path | None) -> Path:
     return _folder(table, data) / device / f"{picture}.csv"
 
 
-def _text(column: str, value: object, kind: type) -> str:
+def _text(value: object, kind: type) -> str:
     if kind is str:
         return clean(scrub(str(value)))
-    if not isinstance(value, int | float) or not math.isfinite(value) or kind(value) != value:
-        raise ValueError(f"{column} is {value!r}, no {'whole' if kind is int else 'finite'} number")
     return str(int(value)) if kind is int else f"{float(value):.6g}"

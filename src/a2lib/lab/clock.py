@@ -32,11 +32,6 @@ class Mark:
             self._event.record()
         self._ns = time.perf_counter_ns()
 
-    def wait(self) -> None:
-        """Until it has come."""
-        if self._event is not None:
-            self._event.synchronize()
-
     def ms_until(self, later: Self) -> float:
         """Milliseconds; on a GPU both must have come."""
         if self._event is not None:
@@ -69,42 +64,21 @@ class Clock:
             self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
             self._sensors = Sensors()
 
-    def begin(self) -> None:
-        """Wait until the device is idle, and count the time of ``finish`` from here."""
-        synchronize(self._device)
-        self._start = Mark(self._device)
-
-    def queue(self, fn: Callable[[], object], n: int) -> list[tuple[Mark, Mark]]:
-        """Queue ``n`` calls; what ``finish`` takes."""
+    def samples(self, fn: Callable[[], object], n: int) -> list[float]:
+        """The milliseconds of each of ``n`` calls, all of them finished on return."""
         # Made before, since what the host does between two marks may be in the time.
-        batch = [(Mark(self._device, now=False), Mark(self._device, now=False)) for _ in range(n)]
-        for start, end in batch:
+        marks = [(Mark(self._device, now=False), Mark(self._device, now=False)) for _ in range(n)]
+        for start, end in marks:
             if self._flush is not None:
                 self._flush.zero_()
             start.come()
             fn()
             end.come()
-        return batch
-
-    def finish(self, batch: list[tuple[Mark, Mark]]) -> list[tuple[float, float]]:
-        """Wait for a batch: when each of its calls began, and how long it took, in milliseconds."""
-        batch[-1][1].wait()
-        return [(self._start.ms_until(start), start.ms_until(end)) for start, end in batch]
-
-    def readings(self) -> tuple[int | None, float | None]:
-        """The clock in MHz and the power in W at this moment."""
-        if self._sensors is None:
-            return None, None
-        return self._sensors.sm_mhz(), self._sensors.power_w()
-
-    def samples(self, fn: Callable[[], object], n: int) -> list[float]:
-        """The milliseconds of each of ``n`` calls, all of them finished on return."""
-        batch = self.queue(fn, n)
         if self._sensors is not None:
             # Read while the queue is still being worked off: an idle GPU may have lowered it.
             self.sm_mhz = self._sensors.sm_mhz()
         synchronize(self._device)
-        return [start.ms_until(end) for start, end in batch]
+        return [start.ms_until(end) for start, end in marks]
 
     def host(self, fn: Callable[[], object], n: int) -> float | None:
         """The host's milliseconds per call to issue ``n`` calls; None where it does the work."""

@@ -8,17 +8,13 @@ two writers take turns. A file that is not a valid table is refused, never repai
 import contextlib
 import csv
 import fcntl
-import functools
 import io
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from a2lib import paths
 from a2lib.errors import OneLine
-
-NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 
 Row = dict[str, str]
 Key = tuple[str, ...]
@@ -52,19 +48,15 @@ class CsvFile:
         """Raise ValueError, saying what is allowed, unless `row` is a valid one."""
 
     def rows(self) -> list[Row]:
-        """Return all rows in the order of the file, which `put` sorts by key.
+        """Return all rows in the order of the file.
 
         Raises StoreError naming file and line where the file is not a valid table.
         """
         return [dict(row) for row in self._load().values()]
 
-    def find(self, key: Key) -> Row | None:
-        """Return the row of `key`, as text, or None. Raises as `rows`."""
-        row = self._load().get(key)
-        return None if row is None else dict(row)
-
     def put(self, *rows: Mapping[str, object]) -> None:
-        """Write each of `rows` in place of the one with its key, on disk when this returns.
+        """Write each of `rows` in place of the one with its key, else behind the last, on disk when
+        this returns.
 
         If one is not valid or they cannot be written, raises StoreError with that or the last row
         in its message, and the file stays as it was.
@@ -79,7 +71,6 @@ class CsvFile:
                 texts[self._key(text)] = text
             with locked(self.path):
                 stored = {**self._load(), **texts}
-                stored = dict(sorted(stored.items(), key=lambda item: _places(item[0])))
                 write(self.path, to_csv([self.columns, *map(dict.values, stored.values())]))
                 self._cached = self._signature(), stored
         except (ValueError, StoreError) as error:
@@ -102,43 +93,30 @@ class CsvFile:
         return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
     def _parse(self) -> dict[Key, Row]:
-        lines = lines_of(self.path)
-        _, header = next(lines)
-        in_order = [column for column in self.columns if column in header]
-        if header != in_order or not {*self.key} <= {*header}:
-            raise broken(self.path, 1, f"the header is not that of {','.join(self.columns)}")
-        blank, rows = dict.fromkeys(self.columns, ""), {}
-        for number, fields in lines:
+        blank = dict.fromkeys(self.columns, "")
+        rows: dict[Key, Row] = {}
+        with open(self.path, encoding="utf-8", newline="") as file:
+            lines = csv.reader(file, strict=True)
             try:
-                if len(fields) != len(header):
-                    raise ValueError(f"{len(fields)} fields, not {len(header)}")
-                row = blank | dict(zip(header, fields, strict=True))
-                self.check(row)
-                if rows.setdefault(self._key(row), row) is not row:
-                    raise ValueError("the same key as a line before")
-            except ValueError as error:
-                raise broken(self.path, number, error) from None
+                header = next(lines, [])
+                known = [column for column in self.columns if column in header]
+                if header != known or not {*self.key} <= {*header}:
+                    raise ValueError(f"the header is not that of {','.join(self.columns)}")
+                for fields in lines:
+                    if len(fields) != len(header):
+                        raise ValueError(f"{len(fields)} fields, not {len(header)}")
+                    row = {**blank, **dict(zip(header, fields, strict=True))}
+                    self.check(row)
+                    key = self._key(row)
+                    if key in rows:
+                        raise ValueError("the same key as a line before")
+                    rows[key] = row
+            except (ValueError, csv.Error) as error:
+                raise broken(self.path, max(1, lines.line_num), error) from None
         return rows
 
     def _key(self, row: Row) -> Key:
         return tuple(row[column] for column in self.key)
-
-
-def lines_of(path: Path, skip: int = 0) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and fields of each line of a CSV file but the first `skip`. Raises StoreError
-    where the file cannot be read, was cut short, or a line is no CSV."""
-    with named(path):
-        text = path.read_bytes().decode("utf-8", errors="surrogateescape")
-    if not text.endswith("\n"):
-        raise broken(path, text.count("\n") + 1, "cut short: the line has no end")
-    reader = csv.reader(text.splitlines(keepends=True)[skip:], strict=True)
-    try:
-        for fields in reader:
-            if not all(map(str.isprintable, fields)):
-                raise csv.Error("unprintable characters, or not UTF-8 text")
-            yield reader.line_num + skip, fields
-    except csv.Error as error:
-        raise broken(path, reader.line_num + skip, error) from None
 
 
 def broken(path: Path, line: int, reason: object) -> StoreError:
@@ -203,14 +181,3 @@ def to_csv(rows: Iterable[Iterable[object]]) -> str:
 def clean(text: str) -> str:
     """Return `text` on one line: line breaks, tabs and control characters become single spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-# A table is sorted at each put, and most of its rows are as they were.
-@functools.lru_cache(maxsize=65_536)
-def _places(key: Key) -> tuple[tuple, ...]:
-    """Return where the values of a key stand: numbers first, by their size."""
-    places = []
-    for text in key:
-        number = float(text) if NUMBER.fullmatch(text) else None
-        places.append((1, 0.0, text) if number is None else (0, number, text))
-    return tuple(places)

@@ -24,7 +24,7 @@ def has_driver() -> bool:
 def _may_have_cuda() -> bool:
     """Return whether torch is worth asking for a device: it takes seconds to load, and has none
     without a driver."""
-    return "torch" in sys.modules or has_driver()
+    return bool(sys.modules.get("torch")) or has_driver()
 
 
 def device_kind() -> str:
@@ -76,40 +76,38 @@ def synchronize(device: str) -> None:
 class Sensors:
     """Clock, power and energy of the current CUDA device, as its driver tells them through NVML.
 
-    A reading is None where it does not: no NVML, no permission, a device it has no name for.
+    A reading is None where it does not: no NVML, no permission, a part of a GPU (MIG), a device it
+    has no name for.
     """
 
     def __init__(self) -> None:
         self._nvml = self._handle = None
-        self._whole = True
         with contextlib.suppress(Exception):
-            self._nvml, self._handle, self._whole = _open_nvml()
+            self._nvml, self._handle = _open_nvml()
 
     def sm_mhz(self) -> int | None:
         """The present clock of the multiprocessors in MHz."""
         return self._read("ClockInfo", 1)  # NVML_CLOCK_SM
 
     def power_w(self) -> float | None:
-        """The power in watts, which the driver averages over about a second; None for a part of a
-        GPU (MIG), since only the whole is known."""
-        return self._of_whole("PowerUsage")
+        """The power in watts, which the driver averages over about a second."""
+        return self._read_thousandths("PowerUsage")
 
     def energy_j(self) -> float | None:
-        """The energy in joules since the driver was loaded; None as for the power."""
-        return self._of_whole("TotalEnergyConsumption")
+        """The energy in joules since the driver was loaded."""
+        return self._read_thousandths("TotalEnergyConsumption")
 
     def power_limit_w(self) -> float | None:
-        """The power in watts that the driver keeps the device to; None as for the power."""
-        return self._of_whole("EnforcedPowerLimit")
+        """The power in watts that the driver keeps the device to."""
+        return self._read_thousandths("EnforcedPowerLimit")
 
     def capped(self) -> bool | None:
         """Return whether the clock is lower now than it could be, to keep that limit."""
         reasons = self._read("CurrentClocksThrottleReasons")
         return None if reasons is None else bool(reasons & 4)  # ...ThrottleReasonSwPowerCap
 
-    def _of_whole(self, what: str) -> float | None:
-        """A reading in thousandths of the unit."""
-        thousandths = self._read(what) if self._whole else None
+    def _read_thousandths(self, what: str) -> float | None:
+        thousandths = self._read(what)
         return None if thousandths is None else thousandths / 1000
 
     def _read(self, what: str, *arguments: int) -> int | None:
@@ -155,28 +153,24 @@ class Watch:
         while not self._over.wait(READ_EVERY_S):
             self.mhz.append(self._sensors.sm_mhz())
             watts, capped = self._sensors.power_w(), self._sensors.capped()
-            self._watts += [] if watts is None else [watts]
-            self._capped += [] if capped is None else [capped]
+            if watts is not None:
+                self._watts.append(watts)
+            if capped is not None:
+                self._capped.append(capped)
 
 
 def _open_nvml() -> tuple:
-    """pynvml, its handle of the GPU that torch uses now, and whether that is the whole of it.
-
-    Found by its UUID: NVML counts all devices, whatever CUDA_VISIBLE_DEVICES leaves.
-    """
+    """pynvml, and its handle of the GPU that torch uses now; found by its UUID, since NVML counts
+    all devices, whatever CUDA_VISIBLE_DEVICES leaves."""
     import pynvml
     import torch
 
     # Before NVML, which works in processes that must not touch the device.
     if not torch.cuda.is_available():
         raise RuntimeError("no CUDA device")
-    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     pynvml.nvmlInit()
-    try:
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"), True
-    except pynvml.NVMLError:
-        part = pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
-        return pynvml, pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part), False
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
 
 def slugify(name: str) -> str:

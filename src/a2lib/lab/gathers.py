@@ -71,39 +71,34 @@ def gather_rows(moments: Sequence[Moment]) -> list[dict[str, object]]:
 
     What is kept from the forward has none in backward.
     """
-    gathers: dict[tuple[str, str], float] = {}
-    rows = []
-    for place, moment in enumerate(moments):
-        if moment.name in ("gather begins", "gather ends"):
-            gathers[moment.name, moment.unit] = moment.ms
-        elif moment.name == "turn":
-            turn = place
-        elif moment.name == "computes" and ("gather ends", moment.unit) in gathers:
-            start_ms = gathers.pop(("gather begins", moment.unit))
-            end_ms = gathers.pop(("gather ends", moment.unit))
-            turn_ms = moments[turn].ms
+    begun: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    rows: list[dict[str, object]] = []
+    for moment in moments:
+        if moment.name == "gather begins":
+            begun[moment.unit] = moment.ms
+        elif moment.name == "gather ends":
+            ended[moment.unit] = moment.ms
+        elif moment.name in ("turn", "ends"):
+            turn_ms = moment.ms
+            if rows and rows[-1]["compute_end_ms"] is None:
+                rows[-1]["compute_end_ms"] = moment.ms
+        elif moment.name == "computes" and moment.unit in ended:
+            end_ms = ended.pop(moment.unit)
             rows.append(
                 {
                     "unit": moment.unit,
                     "pass": moment.phase,
-                    "gather_start_ms": start_ms,
+                    "gather_start_ms": begun.pop(moment.unit),
                     "gather_end_ms": end_ms,
                     "turn_ms": turn_ms,
                     "compute_start_ms": moment.ms,
-                    "compute_end_ms": _next_turn(moments, turn).ms,
+                    "compute_end_ms": None,
                     "slack_ms": turn_ms - end_ms,
                     "waited_ms": moment.ms - turn_ms,
                 }
             )
     return rows
-
-
-def _next_turn(moments: Sequence[Moment], place: int) -> Moment:
-    """Return the turn, or the end of the phase, that comes behind the turn at `place`."""
-    for moment in moments[place + 1 :]:
-        if moment.name in ("turn", "ends") and moment.phase == moments[place].phase:
-            return moment
-    raise ValueError(f"the {moments[place].phase} has no end")
 
 
 def steps_with_marks(training: Training, capture: bool) -> tuple[list[Moment], float]:
@@ -124,7 +119,9 @@ def steps_with_marks(training: Training, capture: bool) -> tuple[list[Moment], f
             step()
             synchronize(device)
             every.append(recorder.moments())
-    waited = [sum(row["waited_ms"] for row in gather_rows(moments)) for moments in every]
+    waited = []
+    for moments in every:
+        waited.append(sum(row["waited_ms"] for row in gather_rows(moments)))
     most = max(everyone(statistics.median(waited)))
     every.sort(key=lambda moments: moments[-1].ms)
     return every[len(every) // 2], most

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from a2lib.lab.clock import Clock
 from a2lib.lab.failures import LostContext, classify, failed, is_lost, note, trial
@@ -29,15 +28,11 @@ Call = Callable[[], object]
 Make = Callable[[bool], Call]
 
 
-class Unusable(RuntimeError):
-    """After a failed capture plain work on the device fails too, or a new capture does."""
-
-
 class MendedGraphs(CudaGraphs):
     """CUDA graphs captured one after the other, whatever has failed before."""
 
     def mend(self) -> None:
-        """Make the process fit for further work after a failure; Unusable where it is not.
+        """Make the process fit for further work after a failure; LostContext where it is not.
 
         A trivial capture also ends what the failed one left open in the random generator.
         """
@@ -54,27 +49,16 @@ class MendedGraphs(CudaGraphs):
             torch.rand(1, device="cuda")
             right = counted.item() == 2  # run once, replayed once
         except Exception as error:
-            raise Unusable(str(error)) from error
+            raise LostContext(f"after a failed CUDA graph: {error}") from error
         if not right:
-            raise Unusable("a captured addition gives a wrong sum")
+            raise LostContext("after a failed CUDA graph a captured addition gives a wrong sum")
 
 
-@dataclass(frozen=True)
-class Replays:
-    """Each name's Timing, or the exception that its capture or replay raised.
-
-    Where a failure left the device not ``usable``, names whose time was still to come are missing.
-    """
-
-    results: dict[str, Timing | Exception]
-    usable: bool = True
-
-    def row(self, name: str) -> dict[str, object]:
-        """Return the column ``ms_graph`` of a call, or the ``note`` that says why it has none."""
-        result = self.results[name]
-        if isinstance(result, Exception):
-            return {"note": note(f"no graph: {classify(result)[1]}")}
-        return {"ms_graph": result.ms}
+def graph_columns(result: Timing | Exception) -> dict[str, object]:
+    """Return the column ``ms_graph`` of a replay, or the ``note`` that says why there is none."""
+    if isinstance(result, Exception):
+        return {"note": note(f"no graph: {classify(result)[1]}")}
+    return {"ms_graph": result.ms}
 
 
 def time_replays(
@@ -84,14 +68,16 @@ def time_replays(
     max_n: int = MAX_N,
     graphs: MendedGraphs | None = None,
     clock: Clock | None = None,
-) -> Replays:
-    """Time each call of ``makers`` replayed from a CUDA graph, in turns.
+) -> dict[str, Timing | Exception]:
+    """Time each call of ``makers`` replayed from a CUDA graph, in turns; return each name's Timing,
+    or the exception that its capture or replay raised.
 
     ``makers[name]()`` returns the call, or a call that holds what it should not time (a graph of
     autograd): it is made anew, on the stream it is captured on. Its inputs must be leaves of its
     own. ``expected_ms`` is about what a call takes; ``max_n`` as in ``timing.time_many``.
 
-    The exceptions returned are without the frames that hold tensors.
+    The exceptions returned are without the frames that hold tensors. Raises LostContext where one
+    left the device of no use.
     """
     graphs, clock = graphs or MendedGraphs(), clock or Clock("cuda")
     captured: dict[str, CapturedGraph] = {}
@@ -119,16 +105,14 @@ def time_replays(
     try:
         for name in makers:
             attempt(capture, name)
-        due = {n: sample_count(REP_MS, expected_ms[n], MIN_N, max_n) for n in samples}
+        due = {}
+        for name in samples:
+            due[name] = sample_count(REP_MS, expected_ms[name], MIN_N, max_n)
         for name, n in in_turns(due):
             attempt(sample, name, n)
-    except Unusable:
-        return Replays(attempt.failed, usable=False)
     finally:
         give_back(*captured)
-    return Replays(
-        {name: attempt.failed.get(name) or Timing.from_samples(samples[name]) for name in makers}
-    )
+    return attempt.results(makers, lambda name: Timing.from_samples(samples[name]))
 
 
 def time_in_turns(
@@ -141,8 +125,8 @@ def time_in_turns(
     the stream that first used it, and a capture sees one stream. ``timing`` as in ``time_many``.
 
     A call that fails has a status and a note; one that cannot be captured has its times, and says
-    why in its note. Raises LostContext where the device has to be reset: those that have no row yet
-    are to be measured in another process, each alone, so that no row blames the wrong one.
+    why in its note. Raises LostContext where the device is of no use any more: those that have no
+    row yet are to be measured in another process, each alone, so that no row blames the wrong one.
     """
     calls = {}
     for name, make in makers.items():
@@ -166,7 +150,5 @@ def time_in_turns(
         return
     captured = {name: functools.partial(makers[name], True) for name in times}
     replays = time_replays(captured, {name: time.ms for name, time in times.items()})
-    for name in replays.results:
-        yield name, {**times[name].row(section), **replays.row(name)}
-    if not replays.usable:
-        raise LostContext("a failed CUDA graph")
+    for name, result in replays.items():
+        yield name, {**times[name].row(section), **graph_columns(result)}

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "A2LIB_SWEEP"
@@ -51,22 +52,25 @@ def kill_marked(mark: str) -> None:
 def marked(mark: str) -> list[int]:
     """Return the living processes with the mark in their environment, without the caller."""
     entry = f"{VARIABLE}={mark}".encode()
-    if Path("/proc/self/environ").exists():
-        return [pid for pid in _pids() if entry in _environment(pid) and pid != os.getpid()]
-    listed = subprocess.run(["ps", "-axEwwo", "pid=,command="], capture_output=True).stdout
-    lines = [line.split() for line in listed.splitlines()]
-    return [int(words[0]) for words in lines if entry in words and int(words[0]) != os.getpid()]
+    pids = []
+    for pid, words in _environments():
+        if entry in words and pid != os.getpid():
+            pids.append(pid)
+    return pids
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _environment(pid: int) -> list[bytes]:
-    # It reads empty for a process that has ended and waits for its parent.
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
+def _environments() -> Iterator[tuple[int, list[bytes]]]:
+    """Yield each process and the words of its environment; on macOS those of its command too."""
+    if not Path("/proc/self/environ").exists():
+        listed = subprocess.run(["ps", "-axEwwo", "pid=,command="], capture_output=True).stdout
+        for line in listed.splitlines():
+            pid, *words = line.split()
+            yield int(pid), words
+        return
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        # It reads empty for a process that has ended and waits for its parent.
+        with contextlib.suppress(OSError):
+            yield int(name), Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
 
 
 def main(mark: str, folder: str) -> None:

@@ -1,62 +1,21 @@
-"""Watch Inductor while something is compiled: its graphs, its kernels, its caches.
+"""Set up torch.compile for what is timed: its switches, its caches, its first compilation.
 
 with caches_in(folder):                # empty at first: what compiles now is compiled cold
-    with watching() as graphs:
-        ...                            # first calls
+    ...                                # first calls
     forget()                           # what compiles now finds the folder full: warm
     ...
-graphs[0].calls
 """
 
 import contextlib
 import functools
 import os
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
 from a2lib.lab.device import synchronize
 from a2lib.paths import cache_dir
-
-# Lines of the generated code that launch: a kernel of its own (Triton's on a GPU, C++'s on the
-# CPU), a matrix product of a library, another operator of PyTorch.
-_OWN = re.compile(r"^\s+(triton_\w+(?=\.run\()|cpp_\w+(?=\())", re.M)
-_LIBRARY = re.compile(r"^\s+(?:\w+ = )?((?:extern_kernels|torch\.ops)\.[\w.]+)\(", re.M)
-_BACKWARD = re.compile(r"^# AOT ID: \['\d+_backward'\]", re.M)
-# Of an operator's results taking memory; they launch nothing.
-_NO_KERNEL = ("torch.ops.aten.view", "torch.ops.aten.reshape", "torch.ops.aten.as_strided")
-
-
-@dataclass(frozen=True)
-class Graph:
-    """One graph that was compiled, forward or ``backward``: how many kernels Inductor ``written``,
-    how often they are ``called``, how many calls go to a ``library``, how many of those are an
-    attention that it recognised, and the bytes that all of them read and write by Inductor's own
-    count, each operand of a kernel once; None where this version of PyTorch tells none."""
-
-    backward: bool
-    written: int
-    called: int
-    library: int
-    attentions: int
-    bytes: int | None = None
-
-
-def read(code: str, moved: int | None = None) -> Graph:
-    """Return what the generated ``code`` of one graph launches in a call."""
-    kernels = _OWN.findall(code)
-    library = [name for name in _LIBRARY.findall(code) if not name.startswith(_NO_KERNEL)]
-    return Graph(
-        bool(_BACKWARD.search(code)),
-        len(set(kernels)),
-        len(kernels),
-        len(library),
-        sum("scaled_dot_product" in name for name in library),
-        moved,
-    )
 
 
 def configure(*, in_several_ways: bool = False) -> None:
@@ -78,43 +37,6 @@ def configure(*, in_several_ways: bool = False) -> None:
     torch._dynamo.config.error_on_recompile = not in_several_ways
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch.set_float32_matmul_precision("highest")
-
-
-def counts(graphs: Sequence[Graph], times: int = 1) -> dict[str, int | None]:
-    """Return what Inductor made of these graphs, each called `times` times, as columns of a row;
-    {} where there is none."""
-    if not graphs:
-        return {}
-    moved = [graph.bytes for graph in graphs]
-    return {
-        "kernels_written": sum(graph.written for graph in graphs),
-        "kernels_called": times * sum(graph.called for graph in graphs),
-        "library_calls": times * sum(graph.library for graph in graphs),
-        "attentions": times * sum(graph.attentions for graph in graphs),
-        "moved_bytes": None if None in moved else times * sum(moved),
-    }
-
-
-@contextlib.contextmanager
-def watching() -> Iterator[list[Graph]]:
-    """A list that gets every graph compiled meanwhile, in order."""
-    from torch._inductor.graph import GraphLowering
-
-    graphs: list[Graph] = []
-    codes: list[str] = []
-    compile_ = GraphLowering.compile_to_module
-
-    def compiled(graph, *args, **kwargs):
-        codes.clear()
-        module = compile_(graph, *args, **kwargs)
-        graphs.extend(read(code, _bytes(graph)) for code in codes[-1:])
-        return module
-
-    with (
-        mock.patch.object(GraphLowering, "save_output_code", staticmethod(codes.append)),
-        mock.patch.object(GraphLowering, "compile_to_module", compiled),
-    ):
-        yield graphs
 
 
 @contextlib.contextmanager
@@ -156,24 +78,3 @@ def prime(device: str) -> None:
     torch.compile(lambda x: (x @ x).softmax(-1), dynamic=False)(x).sum().backward()
     synchronize(device)
     torch._dynamo.reset()
-
-
-def launches(call) -> int:
-    """Kernels that the GPU runs in one ``call()``, by PyTorch's profiler; copies do not count."""
-    import torch
-    from torch.autograd import DeviceType
-
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        synchronize("cuda")
-    return sum(
-        event.device_type == DeviceType.CUDA and not event.name.startswith("Mem")
-        for event in profile.events()
-    )
-
-
-def _bytes(graph) -> int | None:
-    try:
-        return int(graph.count_bytes()[0])
-    except Exception:  # an estimate of PyTorch's own, whose failure is no failure of the shape
-        return None

@@ -33,7 +33,7 @@ RULES = (
         r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|^(?!triton_(poi|per|red)_).*attention|"
         r"compute_dot_do_o|convert_dq_to_16bits|"
         r"^(forward|backward|backward_dq|backward_dkdv|prepare|finish|split|chunk|combine)_kernel$|"
-        r"^(prepare|backward|finish)_chunks_kernel$|^(split|backward)_wide_kernel$",
+        r"^backward_(chunks|wide)_kernel$",
     ),
     (LOSS, r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
     (SOFTMAX, r"softmax|SoftMax"),

@@ -9,7 +9,6 @@ names another folder; whoever sets it to one of their own measures beside others
 """
 
 import contextlib
-import fcntl
 import os
 import sys
 import tempfile
@@ -33,23 +32,25 @@ def device_lock(device: str, what: str) -> Iterator[None]:
     Where no lock can be taken (a file of another user that may not be written, a file system
     without locks) a line on standard error says so, and nothing is refused.
     """
+    from filelock import FileLock, Timeout  # comes with torch
+
     name, path = _of_device(device)
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(os.fdopen(_open(path), "r+"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            file.truncate()
-            file.write(f"process {os.getpid()}, {what}, since {since}")
-            file.flush()
-        except BlockingIOError:
-            raise DeviceBusy(
-                f"{name} is measured by {file.read() or 'another process'} already, and two at"
-                " once would both be slower; wait for its end or end it, then run again"
-            ) from None
-        except OSError as error:
-            print(f"{name} is not locked against others: {error.strerror}", file=sys.stderr)
+    lock = FileLock(path, timeout=0, mode=0o666)  # for other users too, whatever the umask
+    try:
+        lock.acquire()
+        since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        path.write_text(f"process {os.getpid()}, {what}, since {since}")
+    except Timeout:
+        raise DeviceBusy(
+            f"{name} is measured by {path.read_text() or 'another process'} already, and two at"
+            " once would both be slower; wait for its end or end it, then run again"
+        ) from None
+    except OSError as error:
+        print(f"{name} is not locked against others: {error.strerror}", file=sys.stderr)
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _of_device(device: str) -> tuple[str, Path]:
@@ -61,15 +62,3 @@ def _of_device(device: str) -> tuple[str, Path]:
 
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     return f"{gpu.name} ({gpu.uuid})", folder / f"a2lib-{slugify(f'gpu {gpu.uuid}')}.lock"
-
-
-def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        # Without O_CREAT first: Linux refuses to open with it what another user made in a folder
-        # such as /tmp, whatever the file's mode (fs.protected_regular).
-        return os.open(path, flags)
-    except FileNotFoundError:
-        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
-        os.fchmod(descriptor, 0o666)  # for others, whatever the umask
-        return descriptor

@@ -138,18 +138,6 @@ def free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-def too_little(device: str, needed: int, so_much: str) -> str:
-    """Why a step that takes ``so_much`` ("at least", "some") as ``needed`` bytes will not fit, in
-    words; "" where it may."""
-    free = free_bytes(device)
-    if needed <= free:
-        return ""
-    return (
-        f"a step takes {so_much} {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are "
-        "left here; allowed is what fits: a smaller model, batch or context"
-    )
-
-
 def _free_on_host() -> int:
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():

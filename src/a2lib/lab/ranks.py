@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from a2lib.lab.device import gpu_count
 from a2lib.lab.parameters import ParameterError, choice, whole
-from a2lib.lab.timing import Timing, from_rest, in_turns, sample_count, slowest
+from a2lib.lab.timing import RankTimes, from_rest, in_turns, sample_count
 
 MOST_RANKS = 1024
 DEVICES = {"gloo": "cpu", "nccl": "cuda"}
@@ -26,7 +26,7 @@ SWITCHES = (
     "NCCL_CUMEM_ENABLE",
     "NCCL_GRAPH_REGISTER",
 )
-WARMUP = 2
+WARMUP = 3
 
 
 def backend_of(world_size: int, backend: str = "auto") -> tuple[str, str]:
@@ -77,12 +77,11 @@ def time_together(
     budget_ms: float,
     min_n: int = 5,
     max_n: int = 30,
-) -> dict[str, Timing]:
+) -> dict[str, RankTimes]:
     """Time what all ranks do together, each call from where all of them are idle; collective.
 
-    Of each call the slowest rank's time counts. The calls come in turns, so that a drift of the
-    clocks reaches all of them alike; together they take about `budget_ms`, each is sampled at least
-    `min_n` and at most `max_n` times.
+    The calls come in turns, so that a drift of the clocks reaches all of them alike; together they
+    take about `budget_ms`, each is sampled at least `min_n` and at most `max_n` times.
     """
     from a2lib.parallel.group import everyone
 
@@ -94,10 +93,7 @@ def time_together(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name, count in in_turns(dict.fromkeys(calls, n)):
         samples[name] += [from_rest(calls[name], device) for _ in range(count)]
-    timings = {}
-    for name in calls:
-        timings[name] = slowest(everyone(samples[name]))
-    return timings
+    return {name: RankTimes(everyone(samples[name])) for name in calls}
 
 
 def _processor() -> str:

@@ -6,12 +6,10 @@ here identifies the machine: no column holds a host name, and local paths are sh
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import re
-import runpy
 import secrets
 import subprocess
 from collections.abc import Mapping
@@ -45,9 +43,6 @@ def start_run(
     ``source`` a hash of the code that measures. Driver, versions and commit are read here; what
     this machine does not have is blank. Raises StoreError if the row cannot be written.
     """
-    text = json.dumps(parameters, default=str, ensure_ascii=False, sort_keys=True)
-    # What a reader of the table refuses is in JSON's text alone, where it can be escaped.
-    text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in scrub(text))
     now = datetime.now(UTC)
     run = f"{now:%Y%m%dT%H%M%SZ}-{device}-{secrets.token_hex(3)}"
     row = {
@@ -56,7 +51,7 @@ def start_run(
         "device": device,
         "n_devices": n_devices,
         "command": clean(scrub(command)),
-        "parameters": text,
+        "parameters": scrub(json.dumps(parameters, default=str, sort_keys=True)),
         "source": source,
         **versions(),
     }
@@ -109,20 +104,13 @@ def scrub(text: str) -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Python, the commit, torch, triton and what drives a GPU."""
     texts = {"python": platform.python_version(), "git": git_version()}
-    try:
-        spec = importlib.util.find_spec("torch")
-    except ImportError:
-        spec = None
-    if spec is None:
-        return texts
-    # Of what torch reads itself, without loading it: its metadata may leave out the "+cu130".
-    written = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    texts["torch"] = written["__version__"]
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        texts["triton"] = importlib.metadata.version("triton")
+    for package in ("torch", "triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            texts[package] = importlib.metadata.version(package)
     if device_kind() == "cuda":
         import torch
 
+        texts["torch"] = torch.__version__  # with a "+cu130", which its metadata may leave out
         driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         texts["driver"] = clean(driver.split("\n")[0])
         texts["cuda"] = str(torch.version.cuda or "")

@@ -10,7 +10,7 @@ storage and counts once, in full, even where a view of it is kept; the first mod
 order owns it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -95,25 +95,42 @@ def saved_rows(saved: Iterable[Saved]) -> list[dict[str, object]]:
 
 
 def _name_operations(output, storages: dict[int, Saved]) -> None:
+    """Give each storage the operations in the graph of `output` that keep it."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    seen, nodes = set(), [result.grad_fn for result in results]
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [following for following, _ in node.next_functions]
     # From the first operation of the forward on, as autograd numbers them.
-    for node in sorted(seen, key=lambda node: node._sequence_nr()):
-        named = [(a.removeprefix("_saved_"), a) for a in dir(node) if a.startswith("_saved_")]
-        kept = [(name, getattr(node, attribute)) for name, attribute in named]
-        if hasattr(node, "saved_tensors"):  # a Function of Python
-            kept += [(str(i), t) for i, t in enumerate(node.saved_tensors)]
-        for name, value in kept:
+    for node in sorted(_nodes(output), key=lambda node: node._sequence_nr()):
+        for name, value in _kept(node):
             for tensor in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(tensor, torch.Tensor):
                     storage = storages.get(tensor.untyped_storage().data_ptr())
                     if storage is not None:
                         storage.operations.append(f"{node.name()}.{name}")
+
+
+def _nodes(output) -> set:
+    """Return the nodes of the graph that made `output`, tensors in tuples, lists and the like."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    seen = set()
+    waiting = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            waiting.append(leaf.grad_fn)
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return seen
+
+
+def _kept(node) -> Iterator[tuple[str, object]]:
+    """Yield name and value of all that a node keeps for its backward."""
+    for attribute in dir(node):
+        if attribute.startswith("_saved_"):
+            yield attribute.removeprefix("_saved_"), getattr(node, attribute)
+    if hasattr(node, "saved_tensors"):  # a Function of Python
+        for number, tensor in enumerate(node.saved_tensors):
+            yield str(number), tensor

@@ -5,7 +5,6 @@ data/README.md and the tests over all notebooks and pages are held against this.
 """
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,8 @@ class Section:
     """One table: ``key`` identifies a row, ``values`` are section-specific results.
 
     ``columns`` is the header of its files, in order. Where it is not ``timed``, an ``ok`` row needs
-    no ``ms``, but one of its values. ``notebook`` is the name of the notebook that measures it.
+    no ``ms``, but one of its values. ``notebook`` is the name of the notebook that measures it,
+    blank where none does any more.
     """
 
     name: str
@@ -35,17 +35,14 @@ class Section:
         return self.key + self.values + COMMON
 
 
-def section_of(
-    name: str, key: str | Sequence[str], values: str | Sequence[str], **others: object
-) -> Section:
-    """A section of the file, or one whose ``asdict`` came through JSON."""
-    columns = (tuple(c.split() if isinstance(c, str) else c) for c in (key, values))
-    return Section(name, *columns, **others)
+def section_of(name: str, key: str, values: str, **others: object) -> Section:
+    """A section as the file has it, columns as words with spaces between them."""
+    return Section(name, tuple(key.split()), tuple(values.split()), **others)
 
 
 _FILE = tomllib.loads(Path(__file__).with_name("sections.toml").read_text(encoding="utf-8"))
 SECTIONS = {name: section_of(name, **table) for name, table in _FILE["sections"].items()}
 BULK: dict[str, str] = _FILE["bulk"]
-INTEGERS, RESULTS, FLAGS = (
-    frozenset(_FILE["columns"][kind].split()) for kind in ("whole", "number", "truth")
-)
+INTEGERS = frozenset(_FILE["columns"]["whole"].split())
+RESULTS = frozenset(_FILE["columns"]["number"].split())
+FLAGS = frozenset(_FILE["columns"]["truth"].split())

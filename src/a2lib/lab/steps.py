@@ -22,8 +22,6 @@ the steps that count come after some of warm-up, and what studies first steps ta
 
 import contextlib
 import dataclasses
-import functools
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +34,7 @@ from a2lib.errors import UnsupportedError
 from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
 from a2lib.lab.failures import LostContext
+from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory import roofline
 from a2lib.theory.roofline import NARROW
@@ -271,28 +270,19 @@ def timed(step, around: Phase = nullcontext) -> StepTimes:
     return StepTimes(ms, host, value if math.isfinite(value) else None)
 
 
+def _graphs(config: StepConfig) -> CudaGraphs:
+    # An update beside the backward has priority 0: the backward's kernels stand before its.
+    return CudaGraphs(priority=-1 if config.mode == "overlapped-step" else 0)
+
+
 def graph_stream(config: StepConfig) -> AbstractContextManager:
     """Return the context in which a step that is captured is made and run; else one that does
     nothing.
 
     Autograd hands a gradient over on the stream that first used its leaf, so leaves, warm-up and
-    capture have one stream. Its kernels stand before updates beside them, whose priority is 0.
+    capture have one stream.
     """
-    if not config.capture:
-        return nullcontext()
-    import torch
-
-    stream = _side_stream(-1 if config.mode == "overlapped-step" else 0)
-    stream.wait_stream(torch.cuda.current_stream())
-    return torch.cuda.stream(stream)
-
-
-@functools.cache
-def _side_stream(priority: int):
-    """Return the one stream of this priority: cuBLAS keeps a workspace for each it has seen."""
-    import torch
-
-    return torch.cuda.Stream(priority=priority)
+    return _graphs(config).on_stream() if config.capture else nullcontext()
 
 
 class CapturedStep:
@@ -300,7 +290,7 @@ class CapturedStep:
     the host. Inputs are static, gradients live in the graph's memory, and `output` is the tensor
     that each replay writes, the loss or the logits."""
 
-    def __init__(self, step: TrainingStep, graph, output) -> None:
+    def __init__(self, step: TrainingStep, graph: CapturedGraph, output) -> None:
         self.config, self.device, self.drop_gradients = step.config, "cuda", step.drop_gradients
         self._step, self._graph, self.output = step, graph, output
 
@@ -325,32 +315,26 @@ def captured(step: TrainingStep) -> CapturedStep:
     # What the allocator keeps from the steps before is not in the peak of the captured one.
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    written: list = []
+    outputs: list = []
 
-    def phase(name: str) -> AbstractContextManager:
-        if name == "optimizer":  # whose end drops the gradients
-            written.extend(step.gradients())
-        return nullcontext()
+    def work() -> list:
+        written: list = []
 
-    graph = torch.cuda.CUDAGraph()
-    gc.collect()
-    gc.disable()  # a cycle collected in mid-capture may free what other streams have used
+        def phase(name: str) -> AbstractContextManager:
+            if name == "optimizer":  # whose end drops the gradients
+                written.extend(step.gradients())
+            return nullcontext()
+
+        outputs.append(step(phase).detach())
+        written += [*outputs, *step.gradients()]
+        step.drop_gradients()
+        return written
+
     try:
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            output = step(phase).detach()
-            written += [output, *step.gradients()]
-            step.drop_gradients()
-        for tensor in written:
-            tensor.fill_(math.nan)
-        graph.replay()
-        synchronize("cuda")
-        if not all(tensor.isfinite().all().item() for tensor in written):
-            raise RuntimeError("its replay does not write the loss and every gradient")
+        graph = _graphs(step.config).capture(lambda: work, calls=0)
     except torch.OutOfMemoryError as error:
         raise LostContext(f"in the capture: {error}") from error
     except RuntimeError as error:
         reason = UnsupportedError(f"no CUDA graph of this step: {error}")
         raise LostContext(str(reason)) from reason
-    finally:
-        gc.enable()
-    return CapturedStep(step, graph, output)
+    return CapturedStep(step, graph, outputs[-1])

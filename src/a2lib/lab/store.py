@@ -22,7 +22,7 @@ from a2lib import paths
 from a2lib.errors import none_of
 from a2lib.lab.csv_file import CsvFile, Row, StoreError, clean, measured
 from a2lib.lab.device import device_slug
-from a2lib.lab.runs import read_runs, runs_table, scrub
+from a2lib.lab.runs import read_runs, scrub
 from a2lib.lab.sections import (
     FLAGS,
     INTEGERS,
@@ -86,7 +86,6 @@ class Table(CsvFile):
         self.data = folder.parent
         path = folder / self.section.name / f"{device}.csv"
         super().__init__(path, self.section.columns, self.section.key)
-        self._runs = runs_table(self.data)
 
     def __reduce__(self):
         """Return what makes the same table in a worker's process, which reads the file itself."""
@@ -107,11 +106,12 @@ class Table(CsvFile):
         order, where keys are given."""
         import pandas as pd
 
-        rows = {self.identify(row): row for row in self.rows()}
+        rows = self.rows()
         if keys is not None:
-            wanted = dict.fromkeys(self.identify(key) for key in keys)
-            rows = {key: rows[key] for key in wanted if key in rows}
-        frame = pd.DataFrame(rows.values(), columns=list(self.columns))
+            stored = {self.identify(row): row for row in rows}
+            wanted = dict.fromkeys(map(self.identify, keys))
+            rows = [stored[key] for key in wanted if key in stored]
+        frame = pd.DataFrame(rows, columns=list(self.columns))
         for column in frame:
             frame[column] = _typed(column, frame[column])
         return frame
@@ -137,16 +137,13 @@ class Table(CsvFile):
 
     def to_text(self, row: Mapping[str, object]) -> Row:
         """Values are text, numbers, booleans or None (stored blank). Columns left out are blank,
-        but the key, ``status`` and ``run``, which is to be in runs.csv, are required."""
+        but the key, ``status`` and ``run`` are required."""
         columns, required = self.section.columns, (*self.section.key, "status", "run")
         wrong = [f"unknown column {name}" for name in row if name not in columns]
         wrong += [f"column {name} is missing" for name in required if name not in row]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}; the columns are {', '.join(columns)}")
-        text = {c: format_value(c, row.get(c)) for c in columns}
-        if text["run"] and self._runs.find((text["run"],)) is None:
-            raise ValueError(f"run {text['run']!r} is not in runs.csv; take it from start_run")
-        return text
+        return {column: format_value(column, row.get(column)) for column in columns}
 
     def check(self, row: Row) -> None:
         section = self.section

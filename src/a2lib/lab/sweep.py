@@ -11,7 +11,6 @@ exception, a process that dies, one that is silent for too long.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -23,12 +22,12 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from a2lib.errors import OneLine
 from a2lib.lab import guard
 from a2lib.lab.failures import note as one_line
-from a2lib.lab.forecast import forecast, say_if_busy
 from a2lib.lab.lock import device_lock
 from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
@@ -48,6 +47,7 @@ POLL_S = 0.05
 LARGEST_JOB = 2**20
 # How the note begins of an error that says nothing about its configuration. It is measured again.
 FROM_OUTSIDE = "ended from outside"
+NO_ROW = "measure yielded no row for this key"
 # What a process does not do to itself.
 OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What a rank says when another one is gone.
@@ -103,20 +103,25 @@ def sweep(
     total = sum(map(len, waiting))
     if not total:
         return 0
-    say_if_busy(device)
-    forecast(waiting, device)
     with (
         device_lock(device, f"run of {run.notebook}"),
         _folder() as (folder, mark),
         contextlib.closing(Progress(total, table.section.name)) as bar,
     ):
         run_id = run.record(table, ranks if device == "cuda" else 1, measure)
-        job = {"measure": measure, "table": table, "run": run_id, "until": run.until}
-        job |= {"device": device, "whole": whole}
+        job = {
+            "measure": measure,
+            "table": table,
+            "run": run_id,
+            "until": run.until,
+            "device": device,
+            "whole": whole,
+        }
         (folder / "job").write_bytes(_pickled(job))
-        group = _Group(folder, mark, ranks, bar, table, silence_s or SILENCE_S[device])
+        silence_s = silence_s or SILENCE_S[device]
+        group = _Group(folder, mark, ranks, bar, table, run_id, silence_s)
         try:
-            left = _measure(group, waiting, table, run, run_id, whole, fresh)
+            left = _measure(group, waiting, run.until, whole, fresh)
         except KeyboardInterrupt:
             raise Interrupted(
                 "every row measured so far is stored; to go on, run this cell again or start the"
@@ -152,85 +157,79 @@ def _pending(table: Table, tasks: Iterable[Sequence[Key]], remeasure: bool) -> l
 
 
 def _measure(
-    group: _Group,
-    waiting: deque[list[Key]],
-    table: Table,
-    run: Run,
-    run_id: str,
-    whole: bool,
-    fresh: bool,
+    group: _Group, waiting: deque[list[Key]], until: float, whole: bool, fresh: bool
 ) -> int:
     """Have processes do what is waiting, until the time limit; return how many rows are left."""
     ended_before: set[tuple[str, ...]] = set()  # by somebody, when these were next
-    while waiting and time.time() < run.until:
+    while waiting and time.time() < until:
         end = group.work([waiting[0]] if fresh else list(waiting))
         for _ in range(end.reached):
-            _blame_missing(group, table, waiting.popleft(), end.stored, run_id)
+            group.fail(end.missing(waiting.popleft()), "error", NO_ROW)
         if end.is_orderly:
             continue
-        left = []
-        if waiting:
-            left = [key for key in waiting.popleft() if table.identify(key) not in end.stored]
+        left = end.missing(waiting.popleft()) if waiting else []
         if not left:  # a process may die behind its last row, which is no row's fault
             print(f"behind its last row: {end.note}")
             continue
-        first = table.identify(left[0])
+        first = group.table.identify(left[0])
         if end.from_outside and first not in ended_before:
             ended_before.add(first)
             waiting.appendleft(left)
         elif len(left) > 1 and not whole:
             waiting.extendleft([key] for key in reversed(left))
+        elif end.from_outside:
+            group.fail(left, end.status, one_line(f"{FROM_OUTSIDE}, twice: {end.note}"))
         else:
-            note = end.note
-            if end.from_outside:
-                note = one_line(f"{FROM_OUTSIDE}, twice: {note}")
-            table.put(*({**key, "status": end.status, "note": note, "run": run_id} for key in left))
-            group.bar.advance(len(left), end.status)
+            group.fail(left, end.status, end.note)
     return sum(map(len, waiting))
 
 
-def _blame_missing(group: _Group, table: Table, task: list[Key], stored: set, run_id: str) -> None:
-    """Store an error for each key of a finished task that `measure` yielded no row for."""
-    missing = [key for key in task if table.identify(key) not in stored]
-    note = "measure yielded no row for this key"
-    table.put(*({**key, "status": "error", "note": note, "run": run_id} for key in missing))
-    group.bar.advance(len(missing), "error")
-
-
 class _End:
-    """The end of a sweep's processes: what they stored, and of the task at which they died the
-    status and the note."""
+    """The end of a sweep's processes: how many tasks they did and what they stored, and of the task
+    at which they died the status and the note."""
 
-    def __init__(self, reached: int, stored: set[tuple[str, ...]]) -> None:
-        self.reached, self.stored = reached, stored
+    def __init__(self, reached: int, stored: set[tuple[str, ...]], table: Table) -> None:
+        self.reached, self._stored, self._table = reached, stored, table
         self.status, self.note, self.from_outside = "", "", False
 
     @property
     def is_orderly(self) -> bool:
         return not self.status
 
+    def missing(self, task: list[Key]) -> list[Key]:
+        """Return the keys of a task that have no row."""
+        return [key for key in task if self._table.identify(key) not in self._stored]
+
     def blame(self, status: str, note: str, from_outside: bool = False) -> _End:
         self.status, self.note, self.from_outside = status, one_line(note), from_outside
         return self
 
 
+@dataclass
 class _Group:
     """The processes that work for a sweep, one or several ranks; a new one after each that died."""
 
-    def __init__(
-        self, folder: Path, mark: str, ranks: int, bar: Progress, table: Table, silence_s: float
-    ) -> None:
-        self.folder, self.mark, self.ranks = folder, mark, ranks
-        self.bar, self.table, self.silence_s = bar, table, silence_s
-        self.stored: set[tuple[str, ...]] = set()
+    folder: Path
+    mark: str
+    ranks: int
+    bar: Progress
+    table: Table
+    run_id: str
+    silence_s: float
+
+    def fail(self, keys: list[Key], status: str, note: str) -> None:
+        """Store a row that says why for each of these keys."""
+        rows = [{**key, "status": status, "note": note, "run": self.run_id} for key in keys]
+        self.table.put(*rows)
+        self.bar.advance(len(rows), status)
 
     def work(self, tasks: list[list[Key]]) -> _End:
         """Start processes, wait until they have done `tasks` or ended, and say how."""
         for path in self.folder.iterdir():
             if path.name != "job":
                 path.unlink()
-        keys = list(itertools.chain(*tasks))
-        self.tasks, self.asked = tasks, set(map(self.table.identify, keys))
+        self.tasks = tasks
+        self.asked = {self.table.identify(key) for task in tasks for key in task}
         (self.folder / "tasks.json").write_text(json.dumps(tasks))
         _drop_half_compiled()
         with open(self.folder / "log", "w") as log:
@@ -248,7 +247,7 @@ class _Group:
                 self._end(process)
         if process.returncode in (0, 1):  # no signal ended it in mid-compilation
             _compiler_mark().unlink(missing_ok=True)
-        end = _End(self._reached(), set(self._rows()))
+        end = _End(self._reached(), set(self._rows()), self.table)
         if silent:
             return end.blame("error", silent)
         return end if process.returncode == 0 else self._explain(end, process.returncode)
@@ -287,6 +286,7 @@ class _Group:
             if task is not said:
                 self.bar.say(_describe(task))
                 said = task
+            self.bar.show()
             time.sleep(POLL_S)
             new = self._asked_rows() - counted
             if new:
@@ -357,17 +357,23 @@ class _Group:
     def _asked_rows(self) -> Counter[str]:
         """Return how many of the rows asked for are stored, by status; others may come with
         them."""
-        rows = self._rows()
-        return Counter(rows[key] for key in rows.keys() & self.asked)
+        statuses = Counter()
+        for key, status in self._rows().items():
+            if key in self.asked:
+                statuses[status] += 1
+        return statuses
 
     def _rows(self) -> dict[tuple[str, ...], str]:
         """Return the status of each row that these processes have stored."""
         path = self.folder / "rows.jsonl"
         if not path.exists():
             return {}
-        whole = path.read_text().rpartition("\n")[0]
-        lines = [json.loads(line) for line in whole.splitlines()]
-        return {tuple(key): status for *key, status in lines}
+        whole, _, _ = path.read_text().rpartition("\n")
+        rows = {}
+        for line in whole.splitlines():
+            *key, status = json.loads(line)
+            rows[tuple(key)] = status
+        return rows
 
 
 def _signals(code: int, log: str, ranks: int) -> list[tuple[str, int]]:
@@ -375,8 +381,10 @@ def _signals(code: int, log: str, ranks: int) -> list[tuple[str, int]]:
     if ranks == 1:
         return [("its process", -code)] if code < 0 else []
     # torchrun tells it of each rank in its report.
-    report = re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", log)
-    ended = [(f"rank {rank} of {ranks}", -int(end)) for rank, end in report if int(end) < 0]
+    ended = []
+    for rank, end in re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", log):
+        if int(end) < 0:
+            ended.append((f"rank {rank} of {ranks}", -int(end)))
     if ended:
         return sorted(ended, key=lambda entry: entry[1] in OUTSIDE_SIGNALS)
     if code < 0:
@@ -439,8 +447,9 @@ def _compiler_mark() -> Path:
 
 def _describe(task: list[Key]) -> str:
     """Return what all keys of a task have in common, in words."""
-    first, *others = task
-    shared = first.items()
-    for key in others:
-        shared = [item for item in shared if item in key.items()]
-    return " ".join(str(value) for _, value in shared if value not in ("", None, False))[:60]
+    words = []
+    for column, value in task[0].items():
+        is_shared = all(key[column] == value for key in task)
+        if is_shared and value not in ("", None, False):
+            words.append(str(value))
+    return " ".join(words)[:60]

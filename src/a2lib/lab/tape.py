@@ -12,11 +12,12 @@ nothing. The tensors may be real as well. What an operator makes and drops insid
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Tape(TorchDispatchMode):
@@ -27,9 +28,11 @@ class Tape(TorchDispatchMode):
         self.now = self.peak = 0
         self._alive: dict[int, weakref.ref] = {}
 
-    def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Count what these tensors hold, which were made before."""
+    def hold(self, tensors: Iterable[object]) -> None:
+        """Count what the tensors among these hold, which were made before."""
         for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                continue
             storage = tensor.untyped_storage()
             key, size = id(storage), storage.nbytes()  # its Python object lives as long as it
             if key not in self._alive:
@@ -44,22 +47,11 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, operator: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        self.hold(tensors_in((args, kwargs or {})))
+        self.hold(tree_leaves((args, kwargs)))
         result = operator(*args, **(kwargs or {}))
-        self.hold(tensors_in(result))
+        self.hold(tree_leaves(result))
         return result
 
     def _drop(self, key: int, size: int) -> None:
         self.now -= size
         del self._alive[key]
-
-
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested tuples, lists and dictionaries."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        yield from tensors_in(list(tree.values()))
-    elif isinstance(tree, tuple | list):
-        for branch in tree:
-            yield from tensors_in(branch)

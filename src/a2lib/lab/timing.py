@@ -18,7 +18,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -32,11 +32,10 @@ LONG_MS = 1000.0
 # The samples of each implementation are spread over this many turns.
 TURNS = 10
 # The host's time is that of a few calls in a row from an idle GPU, so few that their launches fit
-# the queue (about a thousand): where it is full the host waits for the GPU.
-HOST_CALLS = 5
-HOST_BATCH_MS = 10.0
-HOST_MS = 60.0
-HOST_REPETITIONS = (3, 9)
+# the queue (about a thousand): where it is full the host waits for the GPU. Calls in a row, and how
+# often, of short calls and of others.
+HOST_SHORT_MS = 5.0
+HOST_SHORT, HOST_OTHERS = (5, 9), (1, 3)
 
 
 @dataclass(frozen=True)
@@ -69,21 +68,30 @@ class Timing:
         ``host`` are samples of the host's time, ``mhz`` readings of the clock, None where one
         failed.
         """
-        ordered = sorted(samples)
-        several = ordered if len(ordered) > 1 else 2 * ordered  # one alone has no quantiles
-        p20, _, _, p80 = statistics.quantiles(several, n=5, method="inclusive")
-        median = statistics.median(ordered)
-        # Interpolated between two that are equal, a quantile can be a rounding beside them.
-        p20 = max(ordered[0], min(p20, median))
-        p80 = min(ordered[-1], max(p80, median))
-        ms_host = statistics.median(host) if host else None
-        spread = (statistics.stdev(ordered) if len(ordered) > 1 else 0) or None
-        whole = {"ms_mean": statistics.fmean(ordered), "ms_std": spread, "ms_min": ordered[0]}
-        return cls(median, p20, p80, len(ordered), ms_host, median_reading(mhz), **whole)
+        import numpy as np
+
+        p20, median, p80 = np.quantile(samples, (0.2, 0.5, 0.8)).tolist()
+        deviation = statistics.stdev(samples) if len(samples) > 1 else 0.0
+        return cls(
+            ms=median,
+            ms_p20=p20,
+            ms_p80=p80,
+            n=len(samples),
+            ms_host=statistics.median(host) if host else None,
+            sm_mhz=median_reading(mhz),
+            ms_mean=statistics.fmean(samples),
+            ms_std=deviation or None,
+            ms_min=min(samples),
+        )
 
     def row(self, section: Section) -> dict[str, object]:
         """The fields that ``section`` has a column for."""
-        return {c: v for c, v in dataclasses.asdict(self).items() if c in section.columns}
+        fields = dataclasses.asdict(self)
+        return {name: fields[name] for name in section.columns if name in fields}
+
+    def named(self, name: str) -> dict[str, float]:
+        """The median and its quantiles as columns of another name than ``ms``."""
+        return {name: self.ms, f"{name}_p20": self.ms_p20, f"{name}_p80": self.ms_p80}
 
 
 def time_call(fn: Callable[[], object], **options: object) -> Timing:
@@ -113,6 +121,15 @@ class Attempts:
             except Exception as error:
                 self.failed[name] = detached(error)
                 self._after(name)
+
+    def results(
+        self, names: Iterable[str], timing_of: Callable[[str], Timing]
+    ) -> dict[str, Timing | Exception]:
+        """Return the Timing of each name, or the exception that ended it."""
+        results: dict[str, Timing | Exception] = {}
+        for name in names:
+            results[name] = self.failed[name] if name in self.failed else timing_of(name)
+        return results
 
 
 def time_many(
@@ -173,22 +190,28 @@ def time_many(
 
     def time_host(name: str, calls: int) -> None:
         taken = clock.host(functions[name], calls)
-        hosts[name] += [] if taken is None else [taken]
+        if taken is not None:
+            hosts[name].append(taken)
 
     attempt = Attempts(give_back)
     for name in functions:
         attempt(warm_up, name)
     for name, n in in_turns(due):
         attempt(sample, name, n)
-    plans = {n: host_plan(statistics.median(samples[n])) for n in due if n not in attempt.failed}
-    for turn in range(HOST_REPETITIONS[1]):
+    plans = {}
+    for name in due:
+        if name not in attempt.failed:
+            is_short = statistics.median(samples[name]) < HOST_SHORT_MS
+            plans[name] = HOST_SHORT if is_short else HOST_OTHERS
+    for turn in range(max(HOST_SHORT[1], HOST_OTHERS[1])):
         for name, (calls, repetitions) in plans.items():
             if turn < repetitions:
                 attempt(time_host, name, calls)
-    return {
-        name: attempt.failed.get(name) or Timing.from_samples(samples[name], hosts[name], mhz[name])
-        for name in functions
-    }
+
+    def timing_of(name: str) -> Timing:
+        return Timing.from_samples(samples[name], hosts[name], mhz[name])
+
+    return attempt.results(functions, timing_of)
 
 
 def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -211,15 +234,6 @@ def sample_count(rep_ms: float, estimate_ms: float, min_n: int, max_n: int) -> i
     """Return the calls of ``estimate_ms`` that fill ``rep_ms``, from ``min_n`` to ``max_n``."""
     wanted = max_n if estimate_ms <= 0 else math.ceil(min(rep_ms / estimate_ms, max_n))
     return max(wanted, min_n)
-
-
-def host_plan(ms: float) -> tuple[int, int]:
-    """Calls in a row and repetitions to measure the host's time of a call that takes ``ms``."""
-    fewest, most = HOST_REPETITIONS
-    if ms >= LONG_MS:
-        return 1, 1
-    calls = HOST_CALLS if ms <= 0 else max(1, min(HOST_CALLS, int(HOST_BATCH_MS / ms)))
-    return calls, most if ms <= 0 else max(fewest, min(most, int(HOST_MS / (calls * ms))))
 
 
 def median_reading(readings: Sequence[float | None]) -> int | None:
@@ -247,17 +261,28 @@ def from_rest(run: Callable[[], object], device: str) -> float:
     return (time.perf_counter_ns() - start) / 1e6
 
 
-def slowest(by_rank: Sequence[Sequence[float]]) -> Timing:
-    """Return each call's longest time, of those that the ranks took."""
-    return Timing.from_samples([max(times) for times in zip(*by_rank, strict=True)])
+@dataclass(frozen=True)
+class RankTimes:
+    """Milliseconds of each call that the ranks took together, a list for each rank; and what the
+    host takes to issue one, of the slowest rank, None where it does the work."""
 
+    by_rank: list[list[float]]
+    ms_host: float | None = None
 
-def each_rank(by_rank: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The columns of what the ranks took by themselves: of their medians the least, the median and
-    the most."""
-    medians = [statistics.median(times) for times in by_rank]
-    return {
-        "ms_rank_min": min(medians),
-        "ms_rank_median": statistics.median(medians),
-        "ms_rank_max": max(medians),
-    }
+    @property
+    def slowest(self) -> Timing:
+        """Of each call the longest time that a rank took."""
+        return Timing.from_samples([max(times) for times in zip(*self.by_rank, strict=True)])
+
+    def row(self, section: Section) -> dict[str, object]:
+        """The columns that ``section`` has: the slowest rank's times, the host's, and of what the
+        ranks took by themselves, of their medians, the least, the median and the most."""
+        medians = [statistics.median(times) for times in self.by_rank]
+        columns = {
+            **self.slowest.row(section),
+            "ms_host": self.ms_host,
+            "ms_rank_min": min(medians),
+            "ms_rank_median": statistics.median(medians),
+            "ms_rank_max": max(medians),
+        }
+        return {name: columns[name] for name in section.columns if name in columns}

@@ -14,12 +14,11 @@ that call no other stand in the place of kernels, each its own launch.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import sqlite3
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -52,6 +51,7 @@ NO_WORK = frozenset(
 NSYS_NAMES = {"KERNEL": "demangledName", "MEMCPY": "copyKind", "MEMSET": "'Memset'"}
 COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 PUSHED = 59
+LOST = "text like '%lost%' or text like '%dropped%'"
 # Correlation ids are numbers of one process, whose id is all but 24 bits of a thread's.
 PROCESS = "globalTid >> 24"
 LEAST_SHARE = 0.001  # of all time: a kernel below it is filed under "rest"
@@ -75,6 +75,10 @@ class Span:
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
+
+    def is_in(self, around: Span) -> bool:
+        """Return whether it begins within another."""
+        return around.start_ns <= self.start_ns < around.end_ns
 
 
 @dataclass
@@ -140,14 +144,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Trace:
-    """`kernels` in order of start, `ranges`, and `waits`, the host's calls that wait for a device.
-    `source` is "nsys", "torch" or "torch, cpu"; `notes` is what the profiler had to say."""
+    """`kernels` in order of start, and `ranges`. `source` is "nsys", "torch" or "torch, cpu"."""
 
     source: str
     kernels: list[Kernel]
     ranges: list[Span]
-    waits: list[Span]
-    notes: Sequence[str] = ()
 
     def steps(self) -> dict[str, list[Kernel]]:
         """Return the kernels of each step, in order."""
@@ -185,12 +186,12 @@ def from_profiler(profiler) -> Trace:
         launch = calls.get(event.id)
         kernels.append(Kernel(ran.name, stream, ran.start_ns, ran.end_ns, launch))
     if kernels:
-        return _complete("torch", kernels, ranges, calls.values())
+        return _complete("torch", kernels, ranges)
     for event in operators:
         if _computes_itself(event):
             ran = _span(event)
             kernels.append(Kernel(ran.name, str(event.thread), ran.start_ns, ran.end_ns, ran))
-    return _complete("torch, cpu", kernels, ranges, calls.values())
+    return _complete("torch, cpu", kernels, ranges)
 
 
 def _span(event) -> Span:
@@ -210,10 +211,13 @@ def from_nsys(path: Path | str) -> Trace:
 
     `nsys stats` gives kernels by range too, but only by the range of their own thread, in which no
     kernel of a backward is. Tables as in the "SQLite Schema Reference" of Nsight Systems 2025; one
-    that would be empty is not there. Raises TraceError where no kernel was traced.
+    that would be empty is not there. Raises TraceError where no kernel was
+    traced, or events were lost.
     """
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as base:
+        for (text,) in _select(base, "DIAGNOSTIC_EVENT", "text", LOST):
+            raise TraceError(f"the trace is not whole: {text}")
         words = dict(_select(base, "StringIds", "id, value"))
         calls: dict[tuple[int, int], Span] = {}
         for process, correlation, name, start, end in _select(
@@ -241,10 +245,7 @@ def from_nsys(path: Path | str) -> Trace:
             f"eventType = {PUSHED} and end not null",
         ):
             ranges.append(Span(text or words.get(text_id, ""), start, end))
-        notes = []
-        for (text,) in _select(base, "DIAGNOSTIC_EVENT", "text", "text not null"):
-            notes.append(str(text))
-    return _complete("nsys", kernels, ranges, calls.values(), notes)
+    return _complete("nsys", kernels, ranges)
 
 
 def _select(
@@ -256,21 +257,14 @@ def _select(
     return base.execute(f"select {columns} from {table} where {condition}").fetchall()
 
 
-def _complete(
-    source: str,
-    kernels: list[Kernel],
-    ranges: list[Span],
-    calls: Iterable[Span],
-    notes: Sequence[str] = (),
-) -> Trace:
+def _complete(source: str, kernels: list[Kernel], ranges: list[Span]) -> Trace:
     """Return the trace with its kernels in order, each with the path of its launch. Raises
     TraceError where there is none."""
     if not kernels:
         raise TraceError("no kernel and no operator was traced")
     kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
     _file_under_ranges(kernels, ranges)
-    waits = [call for call in calls if "Synchronize" in call.name]
-    return Trace(source, kernels, ranges, waits, notes)
+    return Trace(source, kernels, ranges)
 
 
 def _file_under_ranges(kernels: Iterable[Kernel], ranges: Iterable[Span]) -> None:
@@ -326,18 +320,15 @@ class PhaseTimes:
 
     A phase's kernels run after its range, since the host is ahead of the GPU: `ms` is the GPU's
     time, from the first kernel's start to the last one's end, `ms_busy` that with a kernel running;
-    `ms_range` is the range's length on the host, of which it spent `ms_launching` in the calls that
-    launch and `ms_waiting` in those that wait for the device. `us_queued` is the median time from
-    the end of a launch to its kernel's start. The last three are 0 on a CPU.
+    `ms_range` is the range's length on the host. `us_queued` is the median time from the end of a
+    launch to its kernel's start, 0 on a CPU.
     """
 
     launches: int
     ms: float
     ms_busy: float
     ms_range: float
-    ms_launching: float = 0.0
-    ms_waiting: float = 0.0
-    us_queued: float = 0.0
+    us_queued: float
 
 
 def phase_times(trace: Trace) -> dict[str, dict[str, PhaseTimes]]:
@@ -345,43 +336,25 @@ def phase_times(trace: Trace) -> dict[str, dict[str, PhaseTimes]]:
     times = {}
     for step, kernels in trace.steps().items():
         around = next(span for span in trace.ranges if span.name == step)
-        inside = [span for span in trace.ranges if _begins_in(span, [around])]
-        times[step] = {STEP: _times(trace, kernels, [around])}
+        times[step] = {STEP: _times(kernels, [around])}
         for phase in PHASES:
-            ranges = [span for span in inside if span.name == phase]
+            ranges = [span for span in trace.ranges if span.name == phase and span.is_in(around)]
             of_phase = [kernel for kernel in kernels if kernel.phase == phase]
             if ranges and of_phase:
-                times[step][phase] = _times(trace, of_phase, ranges)
+                times[step][phase] = _times(of_phase, ranges)
     return times
 
 
-def _begins_in(span: Span, ranges: Iterable[Span]) -> bool:
-    return any(around.start_ns <= span.start_ns < around.end_ns for around in ranges)
-
-
-def _total_ms(spans: Iterable[Span]) -> float:
-    return sum(span.duration_ns for span in spans) / 1e6
-
-
-def _times(trace: Trace, kernels: list[Kernel], ranges: list[Span]) -> PhaseTimes:
-    on_device = PhaseTimes(
-        launches=len(kernels),
-        ms=span_ns(kernels) / 1e6,
-        ms_busy=busy_ns(kernels) / 1e6,
-        ms_range=_total_ms(ranges),
-    )
-    if trace.source.endswith("cpu"):
-        return on_device
-    launches = set()  # a replayed graph is one launch of many kernels
+def _times(kernels: list[Kernel], ranges: list[Span]) -> PhaseTimes:
     queued_ns = []
     for kernel in kernels:
         if kernel.launch is not None:
-            launches.add(kernel.launch)
             queued_ns.append(max(0, kernel.start_ns - kernel.launch.end_ns))
-    return dataclasses.replace(
-        on_device,
-        ms_launching=_total_ms(launches),
-        ms_waiting=_total_ms(wait for wait in trace.waits if _begins_in(wait, ranges)),
+    return PhaseTimes(
+        launches=len(kernels),
+        ms=span_ns(kernels) / 1e6,
+        ms_busy=busy_ns(kernels) / 1e6,
+        ms_range=sum(span.duration_ns for span in ranges) / 1e6,
         us_queued=statistics.median(queued_ns) / 1e3 if queued_ns else 0.0,
     )
 
@@ -413,48 +386,30 @@ def kernel_rows(kernels: Sequence[Kernel]) -> list[dict[str, object]]:
     A kernel below `LEAST_SHARE` of all time is filed under "rest" of its phase, part and kind, so
     that the sums stay exact.
     """
-    ns_by_name: Counter[str] = Counter()
-    for kernel in kernels:
-        ns_by_name[kernel.name] += kernel.duration_ns
-    total_ns = ns_by_name.total() or 1
-    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for kernel in kernels:
-        is_rest = ns_by_name[kernel.name] / total_ns < LEAST_SHARE
-        name = "rest" if is_rest else shorten(kernel.name)
-        groups[kernel.phase, kernel.part, kernel.kind, name].append(kernel.duration_ns)
-    rows = []
-    for (phase, part, kind, name), durations_ns in groups.items():
-        rows.append(
-            {
-                "phase": phase,
-                "part": part,
-                "kind": kind,
-                "kernel": name,
-                "calls": len(durations_ns),
-                "ms": sum(durations_ns) / 1e6,
-                "median_us": statistics.median(durations_ns) / 1e3,
-                "share": sum(durations_ns) / total_ns,
-            }
-        )
-    return sorted(rows, key=lambda row: -row["ms"])
+    import pandas as pd
+
+    group = ["phase", "part", "kind", "kernel"]
+    cells = [(k.phase, k.part, k.kind, k.name, k.duration_ns) for k in kernels]
+    frame = pd.DataFrame(cells, columns=[*group, "ns"])
+    total_ns = frame["ns"].sum() or 1
+    is_rest = frame.groupby("kernel")["ns"].transform("sum") / total_ns < LEAST_SHARE
+    frame["kernel"] = frame["kernel"].map(shorten).mask(is_rest, "rest")
+    rows = frame.groupby(group, sort=False)["ns"].agg(["size", "sum", "median"]).reset_index()
+    rows = rows.rename(columns={"size": "calls"}).sort_values("sum", ascending=False, kind="stable")
+    rows["ms"] = rows.pop("sum") / 1e6
+    rows["median_us"] = rows.pop("median") / 1e3
+    rows["share"] = rows["ms"] * 1e6 / total_ns
+    return rows.to_dict("records")
 
 
 @dataclass
 class _Piece:
-    """A kernel or a copy of a stream, as a strip has it."""
+    """A stretch of one kind of `work` on a stream, as a strip has it: kind, phase and part."""
 
     start_ns: int
     end_ns: int
     stream: str
-    kind: str
-    phase: str
-    part: str
-
-    def is_followed_by(self, later: _Piece) -> bool:
-        """Return whether a piece of the same stream is more of the same, right behind."""
-        work = self.kind, self.phase, self.part
-        is_same = work == (later.kind, later.phase, later.part)
-        return is_same and later.start_ns - self.end_ns <= NEIGHBOURS_NS
+    work: tuple[str, str, str]
 
 
 def strip_rows(
@@ -468,36 +423,31 @@ def strip_rows(
     """
     intervals = []
     for kernel in kernels:
-        intervals.append((kernel.start_ns, kernel.end_ns, kernel.stream, kernel))
+        work = kernel.kind, kernel.phase, kernel.part
+        intervals.append((kernel.start_ns, kernel.end_ns, kernel.stream, work))
         launch = kernel.launch
         if launch is not None and launch.start_ns != kernel.start_ns:  # as an operator's is
-            intervals.append((launch.start_ns, launch.end_ns, HOST, kernel))
+            intervals.append((launch.start_ns, launch.end_ns, HOST, work))
     pieces: list[_Piece] = []
     last: dict[str, _Piece] = {}  # of each stream, the only piece that may grow
-    for start, end, stream, kernel in sorted(intervals, key=lambda interval: interval[:3]):
+    for start, end, stream, work in sorted(intervals, key=lambda interval: interval[:3]):
         start = max(start, start_ns)
         end = min(end, start_ns + length_ns)
         if start >= end:
             continue
-        piece = _Piece(start, end, stream, kernel.kind, kernel.phase, kernel.part)
         before = last.get(stream)
-        if before is not None and before.is_followed_by(piece):
+        if before and before.work == work and start - before.end_ns <= NEIGHBOURS_NS:
             before.end_ns = max(before.end_ns, end)
         else:
-            last[stream] = piece
-            pieces.append(piece)
+            last[stream] = _Piece(start, end, stream, work)
+            pieces.append(last[stream])
     rows = []
     for piece in pieces[:most]:
-        rows.append(
-            {
-                "start_us": (piece.start_ns - start_ns) / 1e3,
-                "duration_us": (piece.end_ns - piece.start_ns) / 1e3,
-                "stream": piece.stream,
-                "kind": piece.kind,
-                "phase": piece.phase,
-                "part": piece.part,
-            }
-        )
+        row = {"start_us": (piece.start_ns - start_ns) / 1e3}
+        row["duration_us"] = (piece.end_ns - piece.start_ns) / 1e3
+        row["stream"] = piece.stream
+        row["kind"], row["phase"], row["part"] = piece.work
+        rows.append(row)
     return rows
 
 

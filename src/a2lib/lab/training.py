@@ -6,7 +6,7 @@
         with training.wrapped(BucketedDDP(training.model, 25)):
             training.error(means)                    # of the gradients that the wrapper leaves
             times = time_in_turns({"sent": training}, device)
-            slowest(times["sent"].by_rank).ms        # of each step the slowest rank, the median
+            times["sent"].slowest.ms                 # of each step the slowest rank, the median
 
 With a learning rate of 0 the weights stay what they are, at the work of any other step: all
 wrappers average the same gradients. Everything is on one stream that is not the default one, since
@@ -20,14 +20,14 @@ import itertools
 import re
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
 
 from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
 from a2lib.lab.steps import Phase, StepConfig, TrainingStep
-from a2lib.lab.timing import in_turns, meet
+from a2lib.lab.timing import RankTimes, in_turns, meet
 from a2lib.parallel.graphs import CudaGraphs
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
@@ -194,9 +194,11 @@ def state_bytes(optimizer) -> dict[str, int]:
                 held["gradient_bytes"] += local(p.grad).nbytes
     inner = getattr(optimizer, "optim", optimizer)  # PyTorch's that shards has one within
     for values in inner.state.values():
-        if "exp_avg" in values:  # else an entry that was asked for, and never filled
-            tensors = [value for value in values.values() if hasattr(value, "nbytes")]
-            held["optimizer_bytes"] += sum(local(tensor).nbytes for tensor in tensors)
+        if "exp_avg" not in values:  # an entry that was asked for, and never filled
+            continue
+        for value in values.values():
+            if hasattr(value, "nbytes"):
+                held["optimizer_bytes"] += local(value).nbytes
     return held
 
 
@@ -229,15 +231,6 @@ def replayed(step: Callable, capture: bool, held: ExitStack) -> Callable:
     return held.enter_context(capture_step(step)).replay if capture else step
 
 
-@dataclass(frozen=True)
-class RankTimes:
-    """Milliseconds of each step, a list for each rank; and what the host takes to issue one, of the
-    slowest rank, None on the CPU."""
-
-    by_rank: list[list[float]]
-    ms_host: float | None
-
-
 def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankTimes]:
     """Time each of `steps`, in turns whose order changes, and return what every rank took.
 
@@ -245,10 +238,12 @@ def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankT
     """
     from a2lib.parallel.group import everyone
 
-    longest = max(max(time_steps(step, device, 1)[0]) for step in steps.values())
+    longest = 0.0
+    for step in steps.values():
+        times, _ = time_steps(step, device, 1)
+        longest = max(longest, *times)
     count = STEPS if max(everyone(longest)) < LONG_MS else FEWEST
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    issued: dict[str, list[float]] = {name: [] for name in steps}
+    taken, issued = defaultdict(list), defaultdict(list)
     for name, several in in_turns(dict.fromkeys(steps, count)):
         times, host = time_steps(steps[name], device, several)
         taken[name] += times

@@ -17,7 +17,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-from a2lib.lab.failures import classify, is_lost
+from a2lib.lab.failures import classify, failed, is_lost
 from a2lib.lab.lock import device_lock
 from a2lib.lab.memory import free_memory
 from a2lib.lab.store import StoreError
@@ -73,13 +73,17 @@ def work(job: dict, tasks: list[list[dict]], folder: Path, rank: int, ranks: int
     if "torch" in sys.modules:
         quote_torch()
 
-    def put(*rows: dict) -> None:
-        if rank == 0:
-            table.put(*({"status": "ok", **row, "run": job["run"]} for row in rows))
-            with open(folder / "rows.jsonl", "a") as file:
-                for row in rows:
-                    line = [*table.identify(row), row.get("status", "ok")]
-                    file.write(json.dumps(line) + "\n")
+    stored: set[tuple[str, ...]] = set()
+
+    def put(row: dict) -> None:
+        if rank != 0:
+            return
+        row = {"status": "ok", **row, "run": job["run"]}
+        table.put(row)
+        key = table.identify(row)
+        stored.add(key)
+        with open(folder / "rows.jsonl", "a") as file:
+            file.write(json.dumps([*key, row["status"]]) + "\n")
 
     if rank == 0:
         _write_whole(folder / "reached", "0")  # from here on the sweep counts how long it is silent
@@ -94,13 +98,12 @@ def work(job: dict, tasks: list[list[dict]], folder: Path, rank: int, ranks: int
         except Exception as error:
             if ranks > 1 or is_lost(error) or not job["whole"] and len(keys) > 1:
                 raise
-            status, note = classify(error)
             traceback.print_exc()
-            stored = _stored(folder)
-            failed = [key for key in keys if table.identify(key) not in stored]
-            if not failed:
+            missing = [key for key in keys if table.identify(key) not in stored]
+            if not missing:
                 raise  # behind the last row: the sweep says it
-            put(*({**key, "status": status, "note": note} for key in failed))
+            for key in missing:
+                put({**key, **failed(error)})
         if rank == 0:
             _write_whole(folder / "reached", str(number + 1))
         free_memory(job["device"])
@@ -140,12 +143,6 @@ def _is_late(until: float, ranks: int) -> bool:
 
         dist.broadcast_object_list(late, src=0)
     return late[0]
-
-
-def _stored(folder: Path) -> set[tuple[str, ...]]:
-    path = folder / "rows.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {tuple(json.loads(line)[:-1]) for line in lines}
 
 
 if __name__ == "__main__":

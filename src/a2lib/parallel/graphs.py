@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable
 
 Call = Callable[[], object]
-# One stream per device for the life of the process: cuBLAS keeps a workspace for each it has seen.
+# One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each
+# it has seen.
 _streams: dict = {}
 # Graphs whose capture was cut off: PyTorch's allocators may still ask them whether they capture.
 _cut_off: list = []
@@ -20,18 +21,20 @@ _cut_off: list = []
 class CudaGraphs:
     """CUDA graphs captured on one side stream of the current device.
 
-    ``error_mode`` is that of torch.cuda.graph: what other threads may do meanwhile.
+    ``error_mode`` is that of torch.cuda.graph: what other threads may do meanwhile. ``priority`` is
+    the stream's: the kernels of one below 0 stand before others.
     """
 
-    def __init__(self, error_mode: str = "global") -> None:
+    def __init__(self, error_mode: str = "global", priority: int = 0) -> None:
         import torch
 
         self._error_mode = error_mode
         self._torch, self._cuda = torch, torch.cuda
         self._device = torch.cuda.current_device()
-        if self._device not in _streams:
-            _streams[self._device] = torch.cuda.Stream()
-        self._stream = _streams[self._device]
+        place = self._device, priority
+        if place not in _streams:
+            _streams[place] = torch.cuda.Stream(priority=priority)
+        self._stream = _streams[place]
 
     def on_stream(self):
         """Return the context in which the side stream is current, after all that was queued."""

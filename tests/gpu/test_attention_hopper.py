@@ -82,6 +82,28 @@ def test_forms_of_the_forward(form, head_dim, is_causal, monkeypatch):
             assert off_by(o, truth) <= TOLERANCE[dtype], (q.shape, k.shape, layout, dtype)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("form", compare.HOPPER_FORMS, ids=str)
+def test_rows_whose_maximum_grows_from_block_to_block(form, head_dim, is_causal, monkeypatch):
+    """By more and by less than what is rescaled for, in every row, in a few rows of a warp, in
+    none: key blocks come from the last down, and the first keys are the largest."""
+    if form[0] == 3 and head_dim > 64:
+        pytest.skip("no such form")
+    monkeypatch.setattr(dispatch, "forward_consumers", lambda _: form)
+    n = 1300
+    steps = torch.linspace(1, 0.02, n, device="cuda")[:, None]
+    for dtype, tolerance in TOLERANCE.items():
+        q, k, v, do = (torch.randn(2, n, head_dim, device="cuda", dtype=dtype) for _ in range(4))
+        some_rows = (torch.rand(n, 1, device="cuda") < 0.02).to(dtype)
+        for size in (1, 10, 60):
+            for rows in (torch.ones_like(some_rows), some_rows, 1 - some_rows):
+                queries, keys = (size * rows * q).to(dtype), (k * steps).to(dtype)
+                truth = in_float64(queries, keys, v, do, is_causal)["o"]
+                o = flash_attention(queries, keys, v, is_causal=is_causal)
+                assert off_by(o, truth) <= tolerance, (dtype, size)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 72, 96, 128])

@@ -24,6 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+# Gluon has no public name for it: Triton's own examples take it from here.
 from triton.language.core import _aggregate
 
 LN2 = gl.constexpr(0.6931471805599453)
@@ -251,6 +253,39 @@ def _sums_of_threads(weights):
     return gl.sum(parts.reshape([rows, 4, columns // 4]), 2)
 
 
+@gluon.constexpr_function
+def _rescale_assembly(n):
+    """Return inline assembly that multiplies n registers by n others unless the latter are 1 in all
+    lanes of the warp. A thread has two rows, and the registers 0 and 2 are of one each."""
+    lines = ["{", ".reg .pred p, q;"]
+    lines += [f"setp.neu.f32 p, ${2 * n}, 1.0;", f"setp.neu.f32 q, ${2 * n + 2}, 1.0;"]
+    lines += ["or.pred p, p, q;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra DONE;"]
+    lines += [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
+    lines += ["DONE:", "}"]
+    return "\n".join(lines)
+
+
+@gluon.constexpr_function
+def _rescale_constraints(n):
+    """Return the constraints of it: n results in the registers of the first n operands."""
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
+
+
+@gluon.jit
+def _rescaled(acc, factors):
+    """Rows of acc times their factors. A warp whose rows all have a factor of 1 skips it."""
+    n: gl.constexpr = acc.shape[0] * acc.shape[1] // 128  # numbers of a thread
+    assembly: gl.constexpr = _rescale_assembly(n)
+    constraints: gl.constexpr = _rescale_constraints(n)
+    factors, acc = gl.broadcast(factors[:, None], acc)
+    return gl.inline_asm_elementwise(assembly, constraints, [acc, factors], gl.float32, True, n)
+
+
+# A row's largest score, in base 2, is the one so far until another passes it by this much: weights
+# reach 2 ** 8, which loses nothing in 16 bits of floating point, and sums are seldom rescaled.
+SLACK = gl.constexpr(8.0)
+
+
 @gluon.jit
 def _forward_block(
     ours, c: gl.constexpr, q, p, acc, m_i, l_i, i, m0, n0, MASK: gl.constexpr
@@ -281,7 +316,8 @@ def _forward_block(
     mbarrier.arrive(ours.k_empty.index(stage), count=1)
     if MASK:
         s = _hidden_to_minus_inf(s, m0, n0, ours.Nk, ours.CAUSAL, ours.RAGGED)
-    m_new = gl.maximum(m_i, gl.max(s, 1) * ours.scale2)
+    m_new = gl.max(s, 1) * ours.scale2
+    m_new = gl.where(m_new > m_i + SLACK, m_new, m_i)
     weights = gl.exp2(s * ours.scale2 - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
     if ours.PING_PONG:
@@ -299,7 +335,7 @@ def _forward_block(
         p = _in_pairs(weights, q.dtype)
     else:
         p = gl.convert_layout(weights.to(q.dtype), ours.operand)
-    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, ours.sums))[:, None]
+    acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, ours.sums)))
     return p, acc, m_new, l_i
 
 

@@ -75,7 +75,7 @@ def compile_step(told, step, tensors):
 
 
 def resources(compiled):
-    """What the compiled kernel needs, and which instructions it has."""
+    """Return what the compiled kernel needs, and which instructions it has."""
     ptx = compiled.asm["ptx"]
     return {
         **json.loads(compiled.asm["cubin"]),

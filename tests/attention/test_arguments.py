@@ -154,7 +154,7 @@ def test_autocast(attention):
 
 
 def expected_strides(shape):
-    """Of a tensor (..., H, N, d) that lies in memory as (..., N, H, d); contiguous below rank 4."""
+    """Strides of (..., H, N, d) in memory as (..., N, H, d); contiguous below rank 4."""
     if len(shape) < 4:
         return torch.empty(shape).stride()
     *batch, H, N, d = shape

@@ -33,7 +33,7 @@ def with_gradients(*lists, missing=()):
 
 @pytest.fixture(params=[pytest.param("kernel", marks=pytest.mark.triton), "operators"])
 def by(request, monkeypatch):
-    """Whether the kernel, interpreted, updates what it can, or PyTorch's operators everything."""
+    """Have the kernel, interpreted, update what it can, or PyTorch's operators everything."""
     kernel = Mock(wraps=updates._by_triton)
     operators = Mock(wraps=updates.update_plain)
     monkeypatch.setattr(updates, "_by_triton", kernel)

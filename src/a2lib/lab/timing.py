@@ -271,7 +271,7 @@ class RankTimes:
 
     @property
     def slowest(self) -> Timing:
-        """Of each call the longest time that a rank took."""
+        """Return the times of the slowest rank, call by call."""
         return Timing.from_samples([max(times) for times in zip(*self.by_rank, strict=True)])
 
     def row(self, section: Section) -> dict[str, object]:

@@ -1,5 +1,5 @@
-"""What would be of this rank's rows alone, and look like any other, is refused: state dicts of an
-FSDP's modules and of optimizers over its parameters, and PyTorch's norm of their gradients.
+"""Refuse what would be of this rank's rows alone, and look like any other: state dicts of an FSDP's
+modules and of optimizers over its parameters, and PyTorch's norm of their gradients.
 
 ``gather_full_params`` has whole weights, ``save_sharded`` keeps a training and ``load_sharded``
 goes on with it; ``clip_grad_norm_`` of the FSDP takes the norm over all ranks. An optimizer that

@@ -1,5 +1,5 @@
-"""How a unit's parameters are gathered and its gradients reduced: by collectives of the group's
-backend, or by copy engines, which leave the multiprocessors to the matmuls beside them.
+"""Gather a unit's parameters and reduce its gradients: by collectives of the group's backend, or
+by copy engines, which leave the multiprocessors to the matmuls beside them.
 
 With copy engines (``copy_engines``, between GPUs of one host)
 
@@ -30,8 +30,8 @@ from a2lib.parallel.tensors import copy_all, round_up
 
 
 class SideBySide:
-    """How tensors of one dtype lie in one, each at a multiple of ``ALIGN`` bytes: each begins at
-    one of ``begins``, in elements, and nothing is in what lies between."""
+    """Makes tensors of one dtype that lie in one, each at a multiple of ``ALIGN`` bytes: they begin
+    at ``begins``, in elements, and nothing is in what lies between."""
 
     def __init__(self, shapes: list[torch.Size], dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device

@@ -50,7 +50,7 @@ def _theory(row, rate: float | None, bandwidth: float | None) -> dict[str, float
     eager = shape(row.seq_len, row.head_dim, row.causal)
     counted = {
         "matrix": eager.matrix,
-        "held": sum(eager.inputs(row.pass_).values()),
+        "held": eager.held(row.pass_),
         "added": eager.peak(row.pass_),
     }
     if rate and bandwidth:
@@ -185,22 +185,6 @@ def _means(rows: pd.DataFrame) -> list[str]:
         else:
             words.append(f"{digits(row.ms_mean, 3)} ± {digits(row.ms_std, 2)}")
     return words
-
-
-def tensors() -> pd.DataFrame:
-    """Return every tensor before a pass and what is added at its peak, MiB, by counting; last their
-    sum in bytes."""
-    columns = {}
-    for pass_ in PASSES:
-        for causal, mask in MASKS.items():
-            eager = shape(causal=causal)
-            named = {"before": eager.inputs(pass_), "added": eager.added(pass_)}
-            columns[f"{pass_}, {mask}"] = pd.concat({k: pd.Series(v) for k, v in named.items()})
-    sizes = pd.DataFrame(columns).sort_index(level=0, ascending=False, sort_remaining=False)
-    table = (sizes / 2**20).map("{:,.4g}".format, na_action="ignore")
-    table.index = table.index.map(": ".join)
-    table.loc["**all, bytes**"] = sizes.sum().map("{:,.0f}".format)
-    return table.rename_axis("tensor").reset_index()
 
 
 def without_matrix(rows: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from a2lib.report.tables import cells
 from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.sharding import UPDATE_BYTES, Held
+from a2lib.theory.sharding import UPDATE_BYTES, held_bytes
 from a2lib.theory.transformer import parameter_count
 
 MOMENTS = {
@@ -44,8 +44,7 @@ def _counted(row) -> float:
         return float("nan")
     sizes = SIZES[row.model], int(row.batch), int(row.context)
     step = StepMemory(*sizes, precision=row.precision, attention=row.attention)
-    held = Held(step, int(row.world_size), row.optimizer != "plain")
-    return sum(held.at(row.moment).values())
+    return held_bytes(step, int(row.world_size), row.optimizer != "plain", row.moment)
 
 
 def moment(memory: pd.DataFrame, optimizer: str, when: str, precision: str = "bf16"):

@@ -57,30 +57,15 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     held: weights, moments and accumulated gradients, which exist between steps
     peak: the predicted peak above ``held``
     whole: ``held`` and the measured peak
-    beyond: what PyTorch's allocator counts between steps more than ``held``
-    tokens_and_counters: of that, tokens and AdamW's count of steps of each parameter
     """
     rows = rows[rows["model"].isin(SIZES) & rows["strategy"].isin(NAMES)]
-    steps = [_step(row) for row in rows.itertuples()]
-    peaks = [strategy_peak(s, name) for s, name in zip(steps, rows["strategy"], strict=True)]
-    rows = rows.assign(held=[_held(s) for s in steps], peak=peaks)
-    return rows.assign(
-        whole=rows["held"] + rows["peak_bytes"],
-        beyond=rows["held_bytes"] - rows["held"],
-        tokens_and_counters=[_tokens_and_counters(s) for s in steps],
-    )
-
-
-def _held(step: StepMemory) -> int:
-    """Return the bytes that exist between steps: weights and moments, and accumulated gradients."""
-    return (12 if step.fresh else 16) * parameter_count(step.shape)
-
-
-def _tokens_and_counters(step: StepMemory) -> int:
-    """Return the bytes of the inputs and targets and of the counters, as the allocator rounds
-    them."""
-    tokens = 8 * step.batch * step.context
-    return 2 * tokens + 512 * len(step.parameters())
+    held, peaks = [], []
+    for row in rows.itertuples():
+        step = _step(row)
+        held.append((12 if step.fresh else 16) * parameter_count(step.shape))
+        peaks.append(strategy_peak(step, row.strategy))
+    rows = rows.assign(held=held, peak=peaks)
+    return rows.assign(whole=rows["held"] + rows["peak_bytes"])
 
 
 def _step(row) -> StepMemory:
@@ -132,25 +117,14 @@ def strategies_table(
 ) -> pd.DataFrame:
     """Return a table of strategies: whole peak in GB and time of a step, by default and with
     accumulated gradients."""
-    lines = []
-    for strategy in strategies:
-        cells = [NAMES[strategy]]
-        for gradients in ("fresh", "kept"):
-            few = rows[(rows["strategy"] == strategy) & (rows["gradients"] == gradients)]
-            few = few[(few["layers"] == 32) & (few["precision"] == setting["precision"])]
-            cells += _peak_and_time(few)
-        lines.append(cells)
-    names = ["default: peak", "step", "accumulated: peak", "step"]
-    return pd.DataFrame(lines, columns=["checkpoint around", *names])
-
-
-def _peak_and_time(few: pd.DataFrame) -> list[str]:
-    if not len(few):
-        return ["·", "·"]
-    row = next(few.itertuples())
-    if row.status != "ok":
-        return ["out of memory", "·"]
-    return [gb(row.whole, 3), ms(row.ms, 3)]
+    few = pick(rows, strategy=strategies, **setting)
+    table = {"checkpoint around": [NAMES[strategy] for strategy in strategies]}
+    for gradients, words in {"fresh": "default", "kept": "accumulated"}.items():
+        of_these = few[few["gradients"] == gradients].set_index("strategy").reindex(strategies)
+        sizes = of_these["whole"].map(lambda size: gb(size, 3), na_action="ignore")
+        table[f"{words}: peak"] = sizes.mask(of_these["status"] == "oom", "out of memory")
+        table[f"{words}: step"] = of_these["ms"].map(lambda time: ms(time, 3), na_action="ignore")
+    return pd.DataFrame(table)
 
 
 def lowest(rows: pd.DataFrame, strategies, **where) -> str:

@@ -8,7 +8,7 @@ from a2lib.report.page import one, pick
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
 from a2lib.report.tables import cells
-from a2lib.report.units import count, digits, ms, percent, span
+from a2lib.report.units import count, digits
 from a2lib.theory.eager import Eager, attention_kernels, longest
 from a2lib.theory.roofline import floor
 
@@ -125,33 +125,6 @@ def matmul_ms(rate: float, masked_half: bool) -> float:
     """Return ms of the seven matmuls of a forward and backward at ``rate``, in TFLOP/s."""
     whole = 7 * 2 * 8 * LONGEST**2 * 64 / rate / 1e9
     return whole if masked_half else whole / 2
-
-
-def causes(rows: pd.DataFrame, rate: float) -> pd.DataFrame:
-    """Return what a2lib's FlashAttention gains over eager attention, cause by cause."""
-    eager = both_ms(rows, "eager")
-    times = {
-        "eager (measured)": eager,
-        "no matrix in memory: matmuls alone (calculated)": matmul_ms(rate, masked_half=True),
-        "and without the masked half (calculated)": matmul_ms(rate, masked_half=False),
-        "and on tensor cores: a2lib (measured)": both_ms(rows, "a2lib"),
-    }
-    lines = [[words, ms(time), percent(time / eager)] for words, time in times.items()]
-    return pd.DataFrame(lines, columns=["forward and backward", "time", "share of eager"])
-
-
-def longest_sequences(limits: pd.DataFrame) -> pd.DataFrame:
-    """Return the longest sequence that ran, by pass and allocator, and what tensors alone allow."""
-    lines = []
-    for pass_ in PASSES:
-        for causal, mask in MASKS.items():
-            here = pick(limits, pass_=pass_, causal=causal)
-            line = [f"{pass_}, {mask}"]
-            for allocator in ("blocks", "expandable"):
-                line.append(span(pick(here, allocator=allocator)["fits_len"], count))
-            lines.append([*line, span(here["tensors_len"], count)])
-    names = ["pass", "usual blocks", "expandable segments", "tensors alone"]
-    return pd.DataFrame(lines, columns=names)
 
 
 def every_time(rows: pd.DataFrame, causal: bool) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from a2lib.lab.trace import HOST
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, moved_bytes
 from a2lib.report.page import pick
@@ -59,7 +58,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     top, top_calls, top_ms, top_share: the kernel that takes most
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
     floor, ...: by counting (``count_work``)
-    depth: launches queued ahead of the GPU
     launch_us: CPU time per launch in µs, while Python does not wait for a full queue
     quick, slow: the phase in the quickest and in the slowest process that timed it
     idle_least, idle_most: the shares of these in which no kernel runs
@@ -73,7 +71,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     bandwidth, rates = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
     counted = [count_work(row, rates, bandwidth) for row in rows.itertuples()]
     rows = rows.join(pd.DataFrame(counted))
-    rows["depth"] = rows["us_queued"] / 1e3 * rows["launches"] / rows["ms_busy"]
     rows["launch_us"] = 1e3 * rows["ms_host"] / rows["launches"]
     return add_timers(rows, rows_of("benchmark"), rows_of("compile_model"))
 
@@ -244,16 +241,6 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
         index=cases,
     )
     return table.reset_index()
-
-
-def crop_to_shorter(first: list[dict], second: list[dict]) -> list[list[dict]]:
-    """Cut two strips to one length: until the last kernel of the one whose last kernel ends
-    first."""
-    strips = [first, second]
-    ends = []
-    for strip in strips:
-        ends.append(max(traces.end_us(row) for row in strip if row["stream"] != HOST))
-    return [traces.cropped(strip, -np.inf, min(ends)) for strip in strips]
 
 
 @chart(height=5.0)

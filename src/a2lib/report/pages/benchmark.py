@@ -1,4 +1,4 @@
-"""A training step: its MFU, its least time, and the kernels of its trace."""
+"""A training step: its MFU, least time and traced kernels, and what first steps cost."""
 
 import numpy as np
 import pandas as pd
@@ -196,6 +196,29 @@ def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
     peak = steps["peak_bytes"].astype(float) / 1e9
     table["peak, GB"] = peak.map(lambda size: digits(size, 3), na_action="ignore")
     return _named(table).rename(columns={"wall": "train-step"})
+
+
+def firsts(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
+    """Return a row per model, compile and preparation with ``excess``: how much longer a process's
+    first step is than a later one, in ms; the median over processes."""
+    key = ["model", "compile", "prepared"]
+    timed = rows[(rows["status"] == "ok") & rows["part"].isin(["first", "steady"])]
+    wide = timed.pivot_table(index=[*key, "repeat"], columns="part", values="ms", observed=True)
+    excess = (wide["first"] - wide["steady"]).groupby(key).median()
+    return excess.rename("excess").reset_index()
+
+
+def processes(steps, model: str, phase: str = "wall") -> list[np.ndarray]:
+    """Return every step (ms) of each fresh process of a model, warm-up included."""
+    mine = pick(steps, model=model, context=512, phase=phase, status="ok")
+    ordered = mine.sort_values("step_number").groupby("warmup")["ms"]
+    return [times.to_numpy(float) for _, times in ordered]
+
+
+def samples(steps, model: str, warmup: int, phase: str = "wall") -> pd.Series:
+    """Return the ten times (ms) whose mean is taken after so many steps of warm-up."""
+    mine = pick(steps, model=model, context=512, phase=phase, status="ok", warmup=warmup)
+    return mine.sort_values("step_number")["ms"][mine["step_number"].astype(int) >= warmup]
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:

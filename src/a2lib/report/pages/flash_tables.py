@@ -1,4 +1,4 @@
-"""Tables of attention's rows: by GPU time, beside FlashAttention-4, errors."""
+"""Tables of attention's rows: by GPU time, beside FlashAttention-4."""
 
 import pandas as pd
 
@@ -7,7 +7,7 @@ from a2lib.report.page import LEVEL, pick
 from a2lib.report.pages import flash
 from a2lib.report.pages.flash import LOOKS, OWN
 from a2lib.report.tables import cells
-from a2lib.report.units import count, digits, ms, quantity
+from a2lib.report.units import count, digits
 
 
 def latency(rows: pd.DataFrame, index: list[str]) -> pd.DataFrame:
@@ -23,18 +23,6 @@ def latency(rows: pd.DataFrame, index: list[str]) -> pd.DataFrame:
     shown = shown.rename(columns=LOOKS.label).reset_index()
     shown["seq_len"] = shown["seq_len"].map(count)
     return shown.rename(columns={"seq_len": "tokens", "head_dim": "d"})
-
-
-def limits(measured: dict) -> pd.DataFrame:
-    """Return the least time of each unit by itself at the leaderboard shape, and the rows
-    ``measured`` of the passes."""
-    units = {"tensor cores": "TFLOP/s", "exponentials": "T/s", "device memory": "TB/s"}
-    lines = []
-    for unit, rate in flash.rates().items():
-        least = [ms(flash.least_times(pass_)[unit], 3) for pass_ in OWN]
-        lines.append([unit, quantity(rate / 1e9, units[unit], 3), *least])
-    lines.append(["**measured**", "", *(f"**{ms(measured[p].ms, 3)}**" for p in OWN)])
-    return pd.DataFrame(lines, columns=["unit", "data-sheet rate", "forward", "backward"])
 
 
 def beside_fa4(rows: pd.DataFrame) -> pd.DataFrame:
@@ -69,13 +57,3 @@ def grouped(rows: pd.DataFrame) -> pd.DataFrame:
     order = pd.MultiIndex.from_product([OWN, shapes], names=wide.index.names)
     wide = wide.loc[order, [OURS, flash.FA4, "sdpa_cudnn"]].apply(cells)
     return wide.rename(columns=LOOKS.label).reset_index()
-
-
-def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the largest relative error of any tensor and head size, by dtype and scale of
-    scores."""
-    wide = rows.groupby(["implementation", "dtype", "score_scale"])["error"].max().unstack([1, 2])
-    wide = wide.loc[LOOKS.order(wide.index)].map(lambda e: "n/a" if e != e else f"{e:.1e}")
-    scales = {1: "", 10: ", scores × 10"}
-    wide.columns = [dtype + scales[scale] for dtype, scale in wide.columns]
-    return wide.rename(index=LOOKS.label).rename_axis("largest relative error").reset_index()

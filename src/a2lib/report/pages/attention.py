@@ -158,18 +158,3 @@ def _means(rows: pd.DataFrame) -> list[str]:
         else:
             words.append(f"{digits(row.ms_mean, 3)} ± {digits(row.ms_std, 2)}")
     return words
-
-
-def without_matrix(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return eager attention and a2lib's, causal, heads of 64: mean times of forward and backward
-    and memory by length."""
-    rows = pick(rows, implementation=["eager", "a2lib"], causal=True, head_dim=64)
-    rows = rows.assign(ms=_means(rows.assign(ms_std=np.nan)), gb=cells(rows["whole"] / 1e9))
-    wide = rows.pivot(index="seq_len", columns=["implementation", "pass"], values=["ms", "gb"])
-    wide = wide.loc[wide["ms", "a2lib", "forward"].notna()]
-    table = pd.DataFrame({"tokens": [count(n) for n in wide.index]}, wide.index)
-    for name in ("eager", "a2lib"):
-        for pass_ in PASSES:
-            table[f"{name}: {pass_}, ms"] = wide["ms", name, pass_]
-        table[f"{name}: GB"] = wide["gb", name, "backward"]
-    return table

@@ -89,12 +89,8 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
     sizes = [(row.held / 1e9, (row.whole - row.held) / 1e9) for row in few]
     frame = pd.DataFrame(sizes, [NAMES[row.strategy] for row in few], list(names))
     words = [f"{row.whole / 1e9:.0f} GB, {row.ms:,.0f} ms" for row in few]
-
-    def room(ax):
-        ax.set_xlim(0, 156)
-
     xlabel = "GB at the peak"
-    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, more=room)
+    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, room=0.6)
 
 
 def block_tensors() -> dict[str, int]:

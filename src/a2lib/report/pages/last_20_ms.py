@@ -52,11 +52,6 @@ def steps(rows: pd.DataFrame, model: str) -> Chart:
     shown = [one(rows, model=model, step=name) for name in STEPS]
     words = [f"{ms(row.ms_mean, 3)}, {percent(row.mfu)}" for row in shown]
     times = pd.DataFrame({"step": [row.ms_mean for row in shown]}, STEPS)
-
-    def room(ax):
-        ax.set_xlim(0, 1.45 * times["step"].max())
-        ax.grid(False)  # the text crosses it
-
-    return plots.stacks(
-        times, {"step": COLOURS[1]}, 2.2, text=words, numbers=False, xlabel="a step, ms", more=room
-    )
+    xlabel = "a step, ms"
+    colours = {"step": COLOURS[1]}
+    return plots.stacks(times, colours, 2.2, text=words, numbers=False, xlabel=xlabel, room=0.45)

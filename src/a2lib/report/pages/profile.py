@@ -253,8 +253,8 @@ def ways(figure, rows: pd.DataFrame):
         sums = bars.sum(axis=1)
         shares = (bars["matmuls"] + bars["fused attention"]) / sums
         words = sums.map(lambda ms: digits(ms, 3)) + ", " + shares.map(percent)
-        stacked(ax, bars, SHOWN, text=words, xlabel="kernel time in a step (ms)", least=0.09)
-        ax.set_xlim(0, 1.3 * sums.max())
+        xlabel = "kernel time in a step (ms)"
+        stacked(ax, bars, SHOWN, text=words, xlabel=xlabel, least=0.09, room=0.3)
         ax.grid(False)  # the text crosses it
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")

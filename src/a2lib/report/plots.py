@@ -119,6 +119,7 @@ def stacked(
         left += sizes
     if len(text):
         ax.bar_label(pieces, text, padding=5)
+        ax.grid(False)  # the text would cross it
     lying(ax, parts.index, longest, xlabel, room=room if len(text) else 0.02)
 
 

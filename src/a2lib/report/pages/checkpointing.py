@@ -90,7 +90,7 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
     frame = pd.DataFrame(sizes, [NAMES[row.strategy] for row in few], list(names))
     words = [f"{row.whole / 1e9:.0f} GB, {row.ms:,.0f} ms" for row in few]
     xlabel = "GB at the peak"
-    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, room=0.6)
+    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, room=0.7)
 
 
 def block_tensors() -> dict[str, int]:

@@ -255,7 +255,6 @@ def ways(figure, rows: pd.DataFrame):
         words = sums.map(lambda ms: digits(ms, 3)) + ", " + shares.map(percent)
         xlabel = "kernel time in a step (ms)"
         stacked(ax, bars, SHOWN, text=words, xlabel=xlabel, least=0.09, room=0.3)
-        ax.grid(False)  # the text crosses it
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
     traces.legend(figure, SHOWN, columns=2)

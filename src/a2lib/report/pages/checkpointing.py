@@ -8,7 +8,6 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.page import one, pick
 from a2lib.report.style import Chart
-from a2lib.report.units import gb, ms
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import StepMemory
@@ -106,21 +105,6 @@ def strategy_row(rows: pd.DataFrame, strategy: str, setting: dict, gradients: st
     """Return the row of a strategy in a setting (FLASH or EAGER); ``gradients`` is "fresh" (made by
     the backward) or "kept" (accumulated)."""
     return one(rows, strategy=strategy, gradients=gradients, **setting)
-
-
-def strategies_table(
-    rows: pd.DataFrame, setting: dict, strategies: tuple[str, ...]
-) -> pd.DataFrame:
-    """Return a table of strategies: whole peak in GB and time of a step, by default and with
-    accumulated gradients."""
-    few = pick(rows, strategy=strategies, **setting)
-    table = {"checkpoint around": [NAMES[strategy] for strategy in strategies]}
-    for gradients, words in {"fresh": "default", "kept": "accumulated"}.items():
-        of_these = few[few["gradients"] == gradients].set_index("strategy").reindex(strategies)
-        sizes = of_these["whole"].map(lambda size: gb(size, 3), na_action="ignore")
-        table[f"{words}: peak"] = sizes.mask(of_these["status"] == "oom", "out of memory")
-        table[f"{words}: step"] = of_these["ms"].map(lambda time: ms(time, 3), na_action="ignore")
-    return pd.DataFrame(table)
 
 
 def lowest(rows: pd.DataFrame, strategies, **where) -> str:

@@ -8,7 +8,6 @@ from a2lib.report.metrics import ceilings, copy_bandwidth, floors, moved_bytes
 from a2lib.report.page import pick
 from a2lib.report.plots import stacked
 from a2lib.report.style import chart
-from a2lib.report.tables import cells
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
@@ -208,39 +207,6 @@ def fp32_steps(rows: pd.DataFrame) -> pd.DataFrame:
     few = pick(rows, mode="train-step", way="fp32", profiler="nsys")
     values = ["matmul", "rest", "share"]
     return few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
-
-
-def answers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the answers to nsys_profile in eager fp32 for each size and context, as texts.
-
-    The forward is that of a trace of forwards, or of a training step where there is none; its
-    top kernel is that of ``tops``.
-    """
-    key = ["model", "context"]
-    plain = {"way": "fp32", "profiler": "nsys"}
-    traced = pick(rows, mode=["forward", "train-step"], phase="forward", **plain)
-    in_step = traced[traced["mode"] == "train-step"].set_index(key)
-    forwards = by_size(traced.sort_values("mode").drop_duplicates(key)).set_index(key)
-    steps = pick(rows, mode="train-step", phase="step", **plain).set_index(key)
-    # Two kernels can share a name that was cut short, so full names win.
-    top = forwards[["top_calls", "top_share"]].astype(float)
-    top.update(tops(rows).query("phase == 'forward'").set_index(key)[list(top)].astype(float))
-    flops = in_step["multiply_flops"] / in_step["softmax_flops"]
-    cases = forwards.index
-    table = pd.DataFrame(
-        {
-            "(a) timer, ms": cells(forwards["ms_timer"]),
-            "trace, ms": cells(forwards["ms"]),
-            "(b) calls": top["top_calls"].map("{:.0f}".format),
-            "share": top["top_share"].map(percent),
-            "(c) forward": forwards["share"].map(percent),
-            "(d) step": steps["share"][cases].map(percent),
-            "(e) time": in_step["softmax_ratio"][cases].map(digits),
-            "FLOPs": [f"1/{digits(flops[case])}" for case in cases],
-        },
-        index=cases,
-    )
-    return table.reset_index()
 
 
 @chart(height=5.0)

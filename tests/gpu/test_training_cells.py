@@ -35,7 +35,7 @@ def test_every_way_to_average_gradients(capture):
     ways = [cells.way(name) for name in ("naive", "flat", "overlapped")]
     ways += [*cells.DRAWN[2:], *cells.IN_BF16, cells.UPDATING, *cells.MORE_UPDATING]
     if not capture:
-        ways += [cells.way("torch_ddp", 25), *cells.PEERS]
+        ways += [cells.way("torch_ddp", 25), *cells.OF_TORCH]
     [first, *_] = cells.tasks[0]
     rows = measured(cells.table, [[{**first, **way} for way in ways]], cells.measure)
     for row in rows:

@@ -5,7 +5,6 @@ The wrappers themselves are checked in ranks: tests/parallel/checks_ddp.py.
 
 import committed
 import pytest
-import torch
 from forked import STEPS
 from notebook_cells import load_cells
 
@@ -95,16 +94,6 @@ def test_what_leaves_multiprocessors_is_a_way_of_its_own(gpus):
         *cells.NCCL_OPTIONS,
     }
     assert all(cells.NCCL_OPTIONS[name] == {"max_ctas": 16} for name in cells.SMS_LEFT)
-
-
-def test_a_library_for_products_is_there_again_behind_its_context(gpus):
-    gpus(0)
-    library = torch.backends.cuda.preferred_blas_library()
-    with pytest.raises(KeyError), load_cells("ddp").leaving_sms(16):
-        assert torch._C._get_sm_carveout_experimental() == 16
-        raise KeyError
-    assert torch._C._get_sm_carveout_experimental() is None
-    assert torch.backends.cuda.preferred_blas_library() == library
 
 
 def test_weights_of_16_bits_and_an_option_that_gloo_lacks(gpus):

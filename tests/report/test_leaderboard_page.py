@@ -64,8 +64,8 @@ def test_states_in_bf16_stand_beside_the_ladder():
     assert [*leaderboard.ladder(table)["way"]] == ["own_attention", "own_copies"]
     table["computing"] = [3990.0, 3890.0, 3500.0]
     lines = leaderboard.side_by_side(table, ["own_attention", "bf16_states"])
-    assert [*lines.columns] == ["", "7 a2lib's attention", "bf16 states"]
-    waits = lines[lines[""] == "step less these kernels, ms"]
+    assert [*lines.columns] == ["quantity", "7 a2lib's attention", "bf16 states"]
+    waits = lines[lines["quantity"] == "step less these kernels, ms"]
     assert [*waits.iloc[0]][1:] == ["10", "500"]
 
 

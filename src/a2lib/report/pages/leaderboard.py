@@ -233,7 +233,7 @@ def side_by_side(rows: pd.DataFrame, ways: list[str]) -> pd.DataFrame:
     lines = []
     for name, line in values.items():
         lines.append([name, *line.map(count)])
-    return pd.DataFrame(lines, columns=["", *(CONFIGURATIONS[way] for way in ways)])
+    return pd.DataFrame(lines, columns=["quantity", *(CONFIGURATIONS[way] for way in ways)])
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """The 8B step: what each configuration's time and bytes should consist of, beside its rows."""
 
 import dataclasses
+from string import ascii_uppercase
 
 import pandas as pd
 
@@ -206,7 +207,8 @@ def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def run_letters(rows: pd.DataFrame) -> dict[str, str]:
     """Return a letter for each run of the rows, A for the earliest."""
-    return dict(zip(sorted(set(rows["run"])), "ABCDEFGH"))
+    runs = sorted(set(rows["run"]))
+    return {run: ascii_uppercase[number] for number, run in enumerate(runs)}
 
 
 def run_days(rows: pd.DataFrame) -> str:

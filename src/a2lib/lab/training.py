@@ -216,14 +216,6 @@ def marking(name: str, device: str, marks: list[Mark]) -> Phase:
     return phase
 
 
-def adamw(params, device: str):
-    """Return PyTorch's AdamW that leaves the weights as they are and can be captured."""
-    import torch
-
-    capturable = device == "cuda"
-    return torch.optim.AdamW(params, lr=0.0, fused=True, capturable=capturable)
-
-
 def replayed(step: Callable, capture: bool, held: ExitStack) -> Callable:
     """Return the step, or if `capture` its replay from a CUDA graph, as long as `held` is open."""
     from a2lib.parallel import capture_step

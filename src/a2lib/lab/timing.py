@@ -18,7 +18,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -105,33 +105,6 @@ def time_call(fn: Callable[[], object], **options: object) -> Timing:
     return result
 
 
-class Attempts:
-    """Calls by name: the first that raises ends its name, whose exception is in ``failed``, without
-    the frames that hold tensors; ``after(name)`` is called then."""
-
-    def __init__(self, after: Callable[[str], None]) -> None:
-        self.failed: dict[str, Exception] = {}
-        self._after = after
-
-    def __call__(self, action: Callable[..., None], name: str, *arguments: object) -> None:
-        """``action(name, *arguments)``, unless the name has failed."""
-        if name not in self.failed:
-            try:
-                action(name, *arguments)
-            except Exception as error:
-                self.failed[name] = detached(error)
-                self._after(name)
-
-    def results(
-        self, names: Iterable[str], timing_of: Callable[[str], Timing]
-    ) -> dict[str, Timing | Exception]:
-        """Return the Timing of each name, or the exception that ended it."""
-        results: dict[str, Timing | Exception] = {}
-        for name in names:
-            results[name] = self.failed[name] if name in self.failed else timing_of(name)
-        return results
-
-
 def time_many(
     functions: Mapping[str, Callable[[], object]],
     *,
@@ -166,11 +139,19 @@ def time_many(
     hosts: dict[str, list[float]] = {name: [] for name in functions}
     mhz: dict[str, list[int | None]] = {}
     due: dict[str, int] = {}
+    failures: dict[str, Exception] = {}
 
-    def give_back(name: str) -> None:
-        # A device broken by the failed call refuses this too; each later call has its own error.
-        with contextlib.suppress(Exception):
-            clock.release()
+    def attempt(action: Callable[..., None], name: str, *arguments: object) -> None:
+        """Call the action, unless the name has failed."""
+        if name in failures:
+            return
+        try:
+            action(name, *arguments)
+        except Exception as error:
+            failures[name] = detached(error)
+            # A device broken by the failed call refuses this too; each later one has its own error.
+            with contextlib.suppress(Exception):
+                clock.release()
 
     def warm_up(name: str) -> None:
         clock.samples(functions[name], 1)
@@ -193,14 +174,13 @@ def time_many(
         if taken is not None:
             hosts[name].append(taken)
 
-    attempt = Attempts(give_back)
     for name in functions:
         attempt(warm_up, name)
     for name, n in in_turns(due):
         attempt(sample, name, n)
     plans = {}
     for name in due:
-        if name not in attempt.failed:
+        if name not in failures:
             is_short = statistics.median(samples[name]) < HOST_SHORT_MS
             plans[name] = HOST_SHORT if is_short else HOST_OTHERS
     for turn in range(max(HOST_SHORT[1], HOST_OTHERS[1])):
@@ -208,10 +188,13 @@ def time_many(
             if turn < repetitions:
                 attempt(time_host, name, calls)
 
-    def timing_of(name: str) -> Timing:
-        return Timing.from_samples(samples[name], hosts[name], mhz[name])
-
-    return attempt.results(functions, timing_of)
+    results: dict[str, Timing | Exception] = {}
+    for name in functions:
+        if name in failures:
+            results[name] = failures[name]
+        else:
+            results[name] = Timing.from_samples(samples[name], hosts[name], mhz[name])
+    return results
 
 
 def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -45,16 +45,6 @@ def backend_of(world_size: int, backend: str = "auto") -> tuple[str, str]:
     return backend, DEVICES[backend]
 
 
-def join_alone(device: str) -> None:
-    """Make a process group of this process alone, unless there is a group: a sweep with one rank
-    starts none."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        backend = "nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-
-
 def conditions(device: str) -> str:
     """Return what times of messages depend on beside what is asked for: the processor and its cores
     on "cpu", those of NCCL's switches that are set on "cuda"."""

@@ -18,7 +18,7 @@ import textwrap
 import time
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from a2lib import paths
 from a2lib.lab.device import device_kind, device_slug
@@ -33,8 +33,7 @@ YEAR_S = 366 * 24 * 3600
 class Run:
     """One execution of a notebook on `device`, "cuda" or "cpu".
 
-    `until` is when nothing more is started (`time.time()`), or infinity. `left` counts the rows
-    that the time limit has left so far.
+    `until` is when nothing more is started (`time.time()`), or infinity.
     """
 
     notebook: str
@@ -44,7 +43,6 @@ class Run:
     slug: str
     until: float = float("inf")
     remeasure: bool = False
-    left: int = field(default=0, compare=False)
 
     @property
     def parameters(self) -> dict[str, object]:

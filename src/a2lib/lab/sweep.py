@@ -129,7 +129,6 @@ def sweep(
                 " same command again"
             ) from None
     print(f"{table.section.name}: {total - left} rows measured\n  run     {run_id}")
-    run.left += left
     if left:
         print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
         print(f"  {run.command}")

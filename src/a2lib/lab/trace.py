@@ -22,7 +22,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.errors import OneLine
 from a2lib.lab.kernel_names import kind_of, shorten
 
 PHASES = ("forward", "loss", "backward", "optimizer")
@@ -53,10 +52,6 @@ PROCESS = "globalTid >> 24"
 LEAST_SHARE = 0.001  # of all time: a kernel below it is filed under "rest"
 ROWS = 1500
 NEIGHBOURS_NS = 2000  # pieces of one kind and range that are no further apart are one row
-
-
-class TraceError(OneLine, ValueError):
-    """There is no trace, or not what is looked for; the message is one line and says why."""
 
 
 @dataclass(frozen=True)
@@ -206,13 +201,13 @@ def from_nsys(path: Path | str) -> Trace:
 
     `nsys stats` gives kernels by range too, but only by the range of their own thread, in which no
     kernel of a backward is. Tables as in the "SQLite Schema Reference" of Nsight Systems 2025; one
-    that would be empty is not there. Raises TraceError where no kernel was
+    that would be empty is not there. Raises ValueError where no kernel was
     traced, or events were lost.
     """
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as base:
         for (text,) in _select(base, "DIAGNOSTIC_EVENT", "text", LOST):
-            raise TraceError(f"the trace is not whole: {text}")
+            raise ValueError(f"the trace is not whole: {text}")
         words = dict(_select(base, "StringIds", "id, value"))
         calls: dict[tuple[int, int], Span] = {}
         for process, correlation, name, start, end in _select(
@@ -254,9 +249,9 @@ def _select(
 
 def _complete(source: str, kernels: list[Kernel], ranges: list[Span]) -> Trace:
     """Return the trace with its kernels in order, each with the path of its launch. Raises
-    TraceError where there is none."""
+    ValueError where there is none."""
     if not kernels:
-        raise TraceError("no kernel and no operator was traced")
+        raise ValueError("no kernel and no operator was traced")
     kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
     _file_under_ranges(kernels, ranges)
     return Trace(source, kernels, ranges)

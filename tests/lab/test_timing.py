@@ -16,7 +16,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from a2lib.lab import SECTIONS, Timing, graphs, time_call, time_many, timing
-from a2lib.lab import clock as clocks
 from a2lib.lab.failures import LostContext
 from a2lib.lab.timing import RankTimes
 
@@ -194,16 +193,16 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
     monkeypatch.setattr(torch, "empty", lambda *size, **options: flush)
     monkeypatch.setattr(
-        clocks, "Sensors", lambda: types.SimpleNamespace(sm_mhz=lambda: log.append("clock") or 1980)
+        timing, "Sensors", lambda: types.SimpleNamespace(sm_mhz=lambda: log.append("clock") or 1980)
     )
-    clock = clocks.Clock("cuda")
+    clock = timing.Clock("cuda")
     assert clock.samples(lambda: log.append("call"), 2) == [2, 2]
     # The clock is read while the queue is being worked off.
     assert log == ["flush", "event", "call", "event"] * 2 + ["clock", "synchronize"]
     assert clock.sm_mhz == 1980
     log.clear()
     ticks = iter((5_000_000, 11_000_000))  # ns before the first call and after the last
-    monkeypatch.setattr(clocks, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
     assert clock.host(lambda: log.append("call"), 3) == 2.0
     assert log == ["synchronize", *["call"] * 3, "synchronize"]
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from a2lib.lab.clock import Clock
 from a2lib.lab.failures import LostContext, classify, failed, is_lost, note, trial
 from a2lib.lab.sections import Section
-from a2lib.lab.timing import Timing, in_turns, sample_count, time_many
+from a2lib.lab.timing import Clock, Timing, in_turns, sample_count, time_many
 from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 
 REP_MS = 80.0

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from attention_compare import LAYOUTS, NAMES, laid_out, random_inputs, with_gradients
+from attention_compare import NAMES, laid_out, random_inputs, with_gradients
 from refusals import refused
 from torch.autograd import forward_ad
 
@@ -40,49 +40,33 @@ def test_is_causal_is_a_bool(attention):
         refused(words, attention, *three(2, 8, 16), value, error=TypeError)
 
 
-@on_cpu
-@every
-def test_a_bool_of_numpy_is_one(attention):
-    q, k, v = three(2, 8, 16)
-    for value in (True, False):
-        got, want = attention(q, k, v, np.bool_(value)), attention_reference(q, k, v, value)
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("attention", [attention_reference, flash.flash_attention])
-@pytest.mark.parametrize("scale, kind, complaint", [
-    (torch.tensor(0.5), TypeError, "no gradient"),
-    (torch.tensor(0.5, requires_grad=True), TypeError, "no gradient"),
-    ("0.5", TypeError, "a number or None; got '0.5'"), (True, TypeError, "a number or None"),
-    (1j, TypeError, "a number or None"), (float("nan"), ValueError, "finite number.*; got nan"),
-    (float("-inf"), ValueError, "finite number.*; got -inf"),
-    (1e39, ValueError, "finite number.*; got 1e\\+39"),
-    pytest.param(10**400, ValueError, "finite number.*; got 10", id="1e400"),
-    (-1e-39, ValueError, "finite number.*; got -1e-39"),
-])  # fmt: skip
-def test_scale_is_a_finite_number(attention, scale, kind, complaint):
-    words = f"scale must be .*{complaint}"
-    refused(words, attention, *three(2, 8, 16), scale=scale, error=kind)
+def test_scale_is_a_finite_number(attention):
+    for scale, kind, complaint in (
+        (torch.tensor(0.5), TypeError, "no gradient"),
+        ("0.5", TypeError, "a number or None; got '0.5'"),
+        (float("nan"), ValueError, "finite number.*; got nan"),
+        (1e39, ValueError, "finite number.*; got 1e\\+39"),
+    ):
+        words = f"scale must be .*{complaint}"
+        refused(words, attention, *three(2, 8, 16), scale=scale, error=kind)
 
 
 @on_cpu
-def test_scale_may_be_any_number():
+def test_numbers_of_numpy_are_taken():
     q, k, v = three(2, 8, 16)
-    for scale in (1, np.float32(0.5), np.float64(0.5), np.int64(2)):
-        got = flash.flash_attention(q, k, v, scale=scale)
-        want = attention_reference(q, k, v, scale=float(scale))
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    got = flash.flash_attention(q, k, v, is_causal=np.bool_(True), scale=np.float32(0.5))
+    want = attention_reference(q, k, v, True, scale=0.5)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 SHAPES = [
     ([(2, 8, 16), (2, 8, 32), (2, 8, 32)], "same head_dim"),
     ([(2, 8, 16), (2, 8, 16), (2, 9, 16)], "k and v must have the same shape"),
     ([(2, 8, 16), (8, 16), (8, 16)], "one rank"),
-    ([(16,), (16,), (16,)], "one rank"),
     ([(3, 8, 16), (2, 8, 16), (2, 8, 16)], "whole multiple"),
     ([(2, 4, 8, 16), (1, 4, 8, 16), (1, 4, 8, 16)], "leading dimensions"),
     ([(2, 4, 8, 16), (2, 0, 8, 16), (2, 0, 8, 16)], "whole multiple"),
-    ([(2, 0, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16)], "whole multiple"),
     ([(2, 8, 0), (2, 8, 0), (2, 8, 0)], "head_dim must be at least 1; got q"),
 ]
 
@@ -97,13 +81,10 @@ def test_shapes_and_dtypes_that_do_not_fit(attention):
 
 
 @every
-@pytest.mark.parametrize("value", [None, [[1.0]], np.zeros((2, 8, 16))], ids=["None", "list", "np"])
-def test_what_is_no_tensor(attention, value):
-    kind = type(value).__name__
-    words = f"q, k and v must be PyTorch tensors; got.* {kind}|got {kind}"
-    for at in range(3):
-        inputs = list(three(2, 8, 16))
-        inputs[at] = value
+def test_what_is_no_tensor(attention):
+    q, k, v = three(2, 8, 16)
+    words = "q, k and v must be PyTorch tensors; got"
+    for inputs in ((None, k, v), (q, k.numpy(), v), (q, k, [[1.0]])):
         refused(words, attention, *inputs, error=TypeError)
 
 
@@ -126,7 +107,6 @@ def test_gradients_are_not_computed_for_differentiating_them(attention):
         return attention(x, k, v).square().sum()
 
     no(torch.autograd.functional.hessian, loss, q)
-    no(torch.autograd.functional.hvp, loss, q, q)
 
 
 def test_the_reference_has_a_second_derivative():
@@ -162,38 +142,18 @@ def expected_strides(shape):
 
 
 @on_cpu
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+@pytest.mark.parametrize("layout", ["transposed", "sliced"])
+@pytest.mark.parametrize("rank", [2, 4, 5])
 def test_results_lie_as_their_shape_says(rank, layout):
     """Whatever the strides of the inputs; torch.compile relies on it, and models merge heads."""
     inputs = []
     for x in random_inputs((2, 4, 9, 16), (2, 2, 7, 16), torch.float16):
         x = laid_out(x, layout)
-        inputs.append({2: x[0, 0], 3: x[0], 4: x, 5: x.expand(2, *x.shape)}[rank])
+        inputs.append({2: x[0, 0], 4: x, 5: x.expand(2, *x.shape)}[rank])
     q, k, v, _ = inputs
     results = with_gradients(FlashAttentionTriton.apply, *inputs, True)
     for name, like in zip(NAMES, (q, q, k, v), strict=True):
         assert results[name].stride() == expected_strides(like.shape), name
-
-
-@on_cpu
-def test_a_tensor_that_left_a_transform_is_taken():
-    left = []
-    x, y = torch.randn(2, 1, 3, 16)
-
-    def leave(q):
-        left.append(q)
-        return q.sum()
-
-    torch.func.grad(leave)(x)
-    for _ in range(2):
-        k = y.clone().requires_grad_()
-        o = flash.flash_attention(left[0], k, k)
-        o.sum().backward()
-        torch.testing.assert_close(o, attention_reference(x, y, y))
-        assert k.grad.norm() > 0
-        with pytest.raises(RuntimeError, match="setup_context"):
-            torch.func.vmap(lambda q: FlashAttentionTriton.apply(q, q, q))(x[None])
 
 
 @on_cpu

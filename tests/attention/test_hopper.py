@@ -1,21 +1,19 @@
-"""What surrounds the Gluon kernels, without a GPU: when they run, on what, and what is done before
-and after them. The kernels themselves run in tests/gpu/test_attention_hopper.py."""
+"""When the Gluon kernels run and in which order they take tiles, without a GPU. The kernels
+themselves run in tests/gpu/test_attention_hopper.py."""
 
 import contextlib
 import itertools
 import math
 from types import SimpleNamespace
 
-import attention_compare as compare
 import pytest
 import torch
-import torch.nn.functional as F
-from attention_compare import filled_with_nan, in_float64, laid_out, random_inputs
+from attention_compare import filled_with_nan
 from attention_standins import call, run, stand_in
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.attention import dispatch, forms, hopper_backward, hopper_forward, launches
+from a2lib.attention import dispatch, forms, hopper_forward, launches
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 
@@ -34,88 +32,6 @@ def problem(q, k=None, v=None, do=None, causal=True, **options):
     tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
     call = launches.call_of(tensors, causal)._replace(**options)
     return forms.Pass(tensors, call, 1 / math.sqrt(call.head_dim))
-
-
-# What stands before and after the one-pass kernel.
-
-
-def permuted(x):
-    """Each tile of 64 by 64 as four warps store a product's sums: a thread has two neighbours of a
-    row and of the eighth row after it, in every eight columns, and stores such four at a time."""
-    ranges = map(torch.arange, (8, 4, 32, 2, 2))
-    eight, warp, lane, lower, odd = torch.meshgrid(*ranges, indexing="ij")
-    row, column = 16 * warp + 8 * lower + lane // 4, 8 * eight + 2 * (lane % 4) + odd
-    tiles = x.unflatten(-1, (-1, 64)).unflatten(-3, (-1, 64)).transpose(-3, -2)
-    return tiles[..., row, column].reshape(tiles.shape).transpose(-3, -2).reshape(x.shape)
-
-
-def one_pass(step, tensors):
-    """Run ``hopper_backward.backward_kernel`` in PyTorch."""
-    q, do, k, v, sums, rows, dk, dv, turns = tensors
-    scale, scale2 = step.numbers[:2]
-    heads, n, d = q.shape[:2], q.shape[2], q.shape[3]
-    group = heads[1] // k.shape[1]
-    assert (rows[:, 0, n:] == math.inf).all() and (rows[:, 1, n:] == 0).all()
-    q32, do32 = q.float(), do.float()
-    k32, v32 = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
-    lse, delta = rows[:, 0, :n].reshape(*heads, n, 1), rows[:, 1, :n].reshape(*heads, n, 1)
-    p = torch.exp2(q32 @ k32.mT * scale2 - lse)
-    p = p.tril() if step.constants["CAUSAL"] else p
-    ds = p * (do32 @ v32.mT - delta)
-    dq = (ds @ k32).flatten(0, 1)
-    if d > 64:  # whole tiles: what is past the last query or column is nobody's
-        dq = permuted(F.pad(dq, (0, 128 - d, 0, sums.shape[1] - n), value=math.nan))
-    if step.constants["ORDERED"]:
-        assert (turns == 0).all() and sums.isnan().all()
-        sums.zero_()  # the first tile's part is stored
-    sums += dq
-    for x, of_query_heads in ((dk, ds.mT @ q32 * scale), (dv, p.mT @ do32)):
-        new = of_query_heads.unflatten(1, (-1, group)).sum(2)
-        x.copy_(x + new if step.constants["CHUNKS"] else new)
-
-
-@pytest.mark.parametrize(
-    "n, d, causal",
-    [(1, 64, True), (127, 40, False), (128, 64, True), (200, 80, False), (200, 128, True)],
-)
-@pytest.mark.parametrize(
-    "heads, how", [(3, "one sweep"), (1, "one sweep"), (3, "in order"), (1, "chunks")]
-)
-def test_sums_around_the_kernel(monkeypatch, n, d, causal, heads, how):
-    """Every sum is set to zero before, and written after; new memory is full of NaN."""
-    inputs = random_inputs((1, 3, n, d), (1, heads, n + 1, d), torch.float16)
-    q, k, v, do = [laid_out(x, "transposed") for x in inputs]
-    truth, programs = in_float64(q, k, v, do, causal), []
-    o, lse = truth["o"].half(), compare.log_sum_exp(q, k, causal).float()
-    real = launches._launch_steps
-
-    def launch_all(steps, tensors, struck):
-        for step in steps:
-            if step.forms:
-                programs.append(step.n_programs)
-                one_pass(step, [tensors[name] for name in step.tensors])
-            else:
-                real([step], tensors, struck)
-        return [None]
-
-    form = "hopper_chunks" if how == "chunks" else "one_sweep"
-    monkeypatch.setattr(launches, "_launch_steps", launch_all)
-    monkeypatch.setattr(dispatch, "backward_form", lambda _: form)
-    monkeypatch.setattr(dispatch, "chunk_queries_of", lambda _: 128)
-    monkeypatch.setattr(dispatch, "hopper_backward_stays", lambda _: False)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: how == "in order")
-    with filled_with_nan():
-        made = launches.backward(do, q, k, v, o, lse, causal, None, (True, True, True))
-    tiles, chunks = -(-(n + 1) // 128), -(-n // 128)
-    if how == "chunks":
-        seen = 0
-        for chunk in range(chunks):
-            seen += min(tiles, chunk + 1) if causal else tiles
-        assert programs == [3 * seen]
-    else:
-        assert programs == [heads * tiles]
-    results = dict(zip(compare.NAMES, (o, *made), strict=True))
-    compare.assert_near(results, truth, 1e-2)
 
 
 # When they run.
@@ -153,24 +69,6 @@ def test_the_stride_of_a_dimension_of_one_is_nobodys():
     assert (form.shape, form.strides) == ((1, 2, 128, 64), (64, 8192, 64, 1))
 
 
-@pytest.mark.parametrize("d, BD", [(40, 64), (64, 64), (80, 128), (128, 128)])
-def test_blocks_and_layouts(d, BD):
-    """Blocks are of BD columns, whatever of them there is: the copy engine gives zeros beyond."""
-    x = tensor(200, d=d)
-    form = forms.form_of(x, 128, BD)
-    assert (form.shape, form.strides) == (tuple(x.shape), x.stride())
-    assert (form.block, form.layout.swizzle_byte_width) == ([1, 1, 128, BD], 128)
-    p = problem(x)
-    p._backward_sums("one_sweep")
-    rows, sums = p.scratch["rows"], p.scratch["dq_sums"]
-    n, columns = (256, 128) if BD == 128 else (200, d)
-    assert rows.shape == (6, 2, 256) and sums.shape == (6, n, columns)
-    form = forms.form_of(rows, (1, 2, 128), BD)
-    assert (form.strides, form.layout.swizzle_byte_width) == ((512, 256, 1), 0)
-    form = forms.form_of(sums, (1, 64, 64), BD)
-    assert (form.strides, form.layout.element_bitwidth) == ((n * columns, columns, 1), 32)
-
-
 @given(
     st.integers(1, 2**10), st.integers(1, 2**17), st.sampled_from(range(40, 129, 8)), st.booleans()
 )
@@ -181,28 +79,6 @@ def test_only_forms_that_exist_and_are_compiled(heads, n, d, causal):
     pairs = (stay and consumers < 3) or dispatch.hopper_backward_stays(one)
     pairs |= dispatch.hopper_backward_stays(one._replace(heads=2 * heads))
     assert not (causal and heads % 2 and pairs), "pairs are of two heads"
-
-
-shapes, tokens = st.sampled_from([(64, 1), (64, 3), (128, 1), (128, 2)]), st.integers(1, 400)
-
-
-@given(shapes, tokens, tokens, st.booleans())
-@example((64, 1), 129, 129, True)
-@example((64, 1), 130, 129, True)
-def test_ragged_where_a_query_would_see_past_the_last_key(form, n_queries, n_keys, causal):
-    d, consumers = form
-    q = torch.empty(1, 1, n_queries, d, dtype=torch.bfloat16)
-    k = q.new_empty(1, 1, n_keys, d)
-    p = problem(q, k, k, causal=causal, multiprocessors=132)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "forward_consumers", lambda _: (consumers, False))
-        p._forward_hopper()
-        p._backward_sums("one_sweep")
-    seen = [step.constants for step in p.steps if step.forms]
-    for constants, block in zip(seen, (seen[0]["Bk"], hopper_backward.KEYS.value), strict=True):
-        last_query, is_cut = n_queries - 1, n_keys % block > 0
-        sees_past = not causal or last_query >= n_keys
-        assert constants["RAGGED"] == (is_cut and sees_past)
 
 
 few = st.integers(1, 9)
@@ -240,27 +116,6 @@ def test_every_tile_is_done_once_and_causal_programs_have_as_much_to_do(
         assert max(lengths) - min(lengths) <= n_tiles + 1, "one pair"
 
 
-@given(few, few, st.integers(1, 7))
-def test_in_rounds_there_and_back_every_tile_is_done_once(n_tiles, n_heads, n_programs):
-    n_programs = min(n_programs, n_tiles * n_heads)
-    done, lengths = [], []
-    with pytest.MonkeyPatch.context() as patch:
-        there_and_back = hopper_forward._there_and_back.fn
-        patch.setattr(hopper_forward, "_there_and_back", there_and_back)
-        for program in range(n_programs):
-            as_program(patch, program, n_programs)
-            length = 0
-            for turn in range(
-                hopper_forward._n_forward_turns.fn(n_tiles, n_heads, True, True, True)
-            ):
-                number = there_and_back(turn)
-                done.append(number)
-                length += n_tiles - number // n_heads
-            lengths.append(length)
-    assert sorted(done) == list(range(n_tiles * n_heads))
-    assert max(lengths) - min(lengths) <= n_tiles, "the longest tile"
-
-
 @given(few, few, few, st.booleans())
 def test_a_program_waits_for_programs_that_began_before_it(n_tiles, n_heads, together, causal):
     """In a fixed order a tile waits for the lower tiles of its head, and numbers are given out as
@@ -277,48 +132,11 @@ def test_a_program_waits_for_programs_that_began_before_it(n_tiles, n_heads, tog
     assert next_tile == [n_tiles] * n_heads
 
 
-# What a pass that ran before launches.
-
-
 @pytest.fixture
 def log(monkeypatch, on_hopper):
     found = []
     stand_in(monkeypatch, found)
     return found
-
-
-def named(args, tensors):
-    """The arguments, tensors and those of descriptors by name, with what descriptors say."""
-    names = {x.data_ptr(): name for name, x in tensors.items()}
-    found = []
-    for x in args:
-        if hasattr(x, "base"):
-            name = names.get(x.base.data_ptr(), "own")
-            x = name, x.shape, x.strides, x.block_shape, x.layout
-        elif isinstance(x, torch.Tensor):
-            x = names.get(x.data_ptr(), "own")
-        elif x in names or isinstance(x, int) and x > 2**32:  # an address
-            x = names.get(x, "own")
-        found.append(x)
-    return found
-
-
-def test_a_kept_pass_describes_the_tensors_of_each_call(log):
-    seen, kept = [], []
-    for _ in range(3):
-        tensors = run(tensor(), tensor(), tensor())
-        kept.append(tensors)
-        seen.append([(name, n, named(args, tensors)) for name, n, args in log])
-        log.clear()
-    kernels = ["hopper_forward", "prepare", "hopper_backward", "finish"]
-    assert [name for name, *_ in seen[0]] == kernels
-    assert seen[0] == seen[1] == seen[2] and len(launches._kept) == 2
-    shape, strides = (3, 2, 1024, 64), (131072, 64, 128, 1)
-    forward, backward = seen[0][0][2], seen[0][2][2]
-    for described, name in zip(forward, ("q", "k", "v", "o"), strict=False):
-        assert described[:3] == (name, shape, strides)
-    names = [described[0] for described in backward[:8]]
-    assert names == ["q", "o", "k", "v", "own", "own", "dk", "dv"]
 
 
 @pytest.mark.parametrize("least", [1, 1000])

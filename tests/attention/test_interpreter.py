@@ -51,9 +51,8 @@ def test_matches_float64(p):
 
 @pytest.mark.parametrize("n_queries, n_keys, head_dim, is_causal, layout", [
     (128, 65, 40, True, "transposed"), (97, 130, 32, False, "sliced"),
-    (1, 64, 64, True, "contiguous"), (1, 1, 128, True, "contiguous"),
-    (65, 65, 128, True, "transposed"), (128, 128, 128, False, "contiguous"),
-    (200, 130, 65, True, "sliced"), (256, 256, 128, True, "contiguous"),
+    (1, 1, 128, True, "contiguous"), (200, 130, 65, True, "sliced"),
+    (256, 256, 128, True, "contiguous"),
 ])  # fmt: skip
 def test_few_tokens_in_one_launch(monkeypatch, n_queries, n_keys, head_dim, is_causal, layout):
     """Grouped keys, new memory full of NaN; and only one number per query is made besides."""
@@ -79,7 +78,7 @@ def test_a_single_key_takes_all_the_weight(attention):
         torch.testing.assert_close(results[name].double(), truth, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("leading", [(), (2, 1, 3)])
 @pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
 def test_any_number_of_leading_dimensions(attention, leading):
     inputs = random_inputs((*leading, 40, 16), (*leading, 50, 16), torch.float32)
@@ -115,7 +114,7 @@ def test_rows_too_far_apart_for_32_bit_offsets_within_a_tile():
 @pytest.mark.parametrize(
     "attention, size, names",
     [(FlashAttentionTriton, 3, NAMES), (FlashAttentionTriton, 10, ("o", "dq"))]
-    + [(FlashAttentionPyTorch, size, NAMES) for size in (3, 10, 30, 300)],
+    + [(FlashAttentionPyTorch, size, NAMES) for size in (3, 300)],
 )
 def test_fp32_error_is_that_of_eager_when_scores_are_large(attention, size, names):
     """Where forward and backward round a score differently, a dominant key's weight is off.
@@ -154,10 +153,9 @@ def test_only_the_gradients_asked_for():
 
 @pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
 @pytest.mark.parametrize("n_queries, n_keys", [(5, 0), (0, 5), (0, 0)])
-@pytest.mark.parametrize("leading, is_causal", [((2,), True), ((2, 3, 4), False)])
-def test_empty_lengths(attention, leading, is_causal, n_queries, n_keys):
-    inputs = random_inputs((*leading, n_queries, 16), (*leading, n_keys, 16), torch.float32)
-    for name, result in with_gradients(attention.apply, *inputs, is_causal).items():
+def test_empty_lengths(attention, n_queries, n_keys):
+    inputs = random_inputs((2, n_queries, 16), (2, n_keys, 16), torch.float32)
+    for name, result in with_gradients(attention.apply, *inputs, True).items():
         assert (result == 0).all(), name
 
 
@@ -176,7 +174,7 @@ def test_huge_logits_are_finite(attention, dtype, is_causal):
 
 
 @pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])
-@pytest.mark.parametrize("hidden", [slice(0, 64), slice(20, 90), slice(0, 99)])
+@pytest.mark.parametrize("hidden", [slice(20, 90), slice(0, 99)])
 def test_keys_at_minus_infinity_weigh_nothing(attention, hidden):
     """Scores of -inf, whole tiles of them first, as an additive mask would leave them."""
     q, k, v, _ = random_inputs((1, 50, 16), (1, 100, 16), torch.float32)

@@ -6,8 +6,6 @@ import math
 import attention_compare as compare
 import pytest
 import torch
-import triton
-import triton.language as tl
 from attention_compare import drawn, filled_with_nan, near_float64, off_by, problems, random_inputs
 from attention_standins import use_tile
 from hypothesis import HealthCheck, given, settings
@@ -17,10 +15,9 @@ from a2lib.attention import (
     FlashAttentionTriton,
     attention_reference,
     dispatch,
-    key_chunks,
     launches,
 )
-from a2lib.attention.dispatch import TILES, n_chunk_programs, n_chunks_of
+from a2lib.attention.dispatch import TILES
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}
@@ -85,37 +82,3 @@ def test_chunks_whose_scores_are_all_minus_infinity():
     k[..., 0] = -math.inf
     o, lse = launches.forward(q, k, v, False, None)
     assert (o == 0).all() and (lse == -math.inf).all()
-
-
-@triton.jit
-def _who_kernel(OUT, n_tiles, n_chunks, tiles_per_chunk):
-    tile, chunk = key_chunks._tile_and_chunk(tl.program_id(0), n_tiles, n_chunks, tiles_per_chunk)
-    tl.store(OUT + 2 * tl.program_id(0), tile)
-    tl.store(OUT + 2 * tl.program_id(0) + 1, chunk)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(
-    "n_queries, n_keys, keys, Bq",
-    [(512, 512, 128, 64), (500, 500, 128, 32), (1000, 300, 128, 64), (300, 1000, 128, 128)],
-)
-def test_every_tile_and_chunk_has_one_program_and_long_ones_come_first(
-    n_queries, n_keys, keys, Bq, is_causal
-):
-    call = dispatch.Call("bf16", 1, 1, 1, n_queries, n_keys, 64, is_causal)
-    n_tiles, n_chunks = -(-n_queries // Bq), n_chunks_of(keys, call)
-    per_chunk = keys // Bq if is_causal else 0
-    n_programs = n_chunk_programs(n_tiles, n_chunks, per_chunk)
-    out = torch.full((n_programs, 2), -1, dtype=torch.int32)
-    _who_kernel[(n_programs,)](out, n_tiles, n_chunks, per_chunk)
-    pairs = [tuple(pair) for pair in out.tolist() if pair[0] < n_tiles]
-    wanted = []
-    for tile in range(n_tiles):
-        for chunk in range(n_chunks):
-            if not is_causal or (tile + 1) * Bq > chunk * keys:
-                wanted.append((tile, chunk))
-    assert sorted(pairs) == wanted
-    assert n_programs - len(pairs) <= max(0, per_chunk - 1)
-    if is_causal:
-        seen = [min(keys, (tile + 1) * Bq - chunk * keys) for tile, chunk in pairs]
-        assert seen == sorted(seen, reverse=True)

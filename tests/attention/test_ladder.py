@@ -7,7 +7,7 @@ import torch
 from attention_inputs import inputs
 from attention_standins import watch_steps
 
-from a2lib.attention import dispatch, flash_attention, launches
+from a2lib.attention import dispatch, flash_attention
 from a2lib.attention.dispatch import TUTORIAL
 from a2lib.attention.ladder import HOPPER, RUNGS, Rung
 from a2lib.lab import sanity
@@ -100,15 +100,3 @@ def test_the_library_is_whole_again_also_after_an_error():
         raise ZeroDivisionError
     assert not dispatch.without
     assert not Rung(list(RUNGS)[-1], "cpu").without
-
-
-def test_what_a_rung_has_launched_is_not_the_librarys(monkeypatch):
-    """Also at the second call, when launches may be kept."""
-    steps = []
-    watch_steps(monkeypatch, steps)
-    monkeypatch.setattr(launches, "_kept", {})
-    *qkv, _ = inputs("bf16", *FEW)
-    with torch.no_grad():
-        outputs = [attend("two_loops", *qkv), flash_attention(*qkv, is_causal=True)]
-    assert len({step.tile for step in steps}) == 2
-    assert outputs[0].shape == outputs[1].shape

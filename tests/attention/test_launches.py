@@ -1,7 +1,6 @@
 """A pass that ran before launches the same kernels with the same arguments, worked out once."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -52,7 +51,7 @@ KEPT = {
     "query_chunks": (torch.bfloat16, 40, 64),
     "key_chunks": (torch.bfloat16, 300, 64),
 }
-SOME = [(True, True, True), (False, True, False), (True, False, False), (False, True, True)]
+SOME = [(True, True, True), (True, False, False), (False, True, True)]
 
 
 @pytest.mark.parametrize("block", [2**20, 0], ids=["a block", "apart"])
@@ -185,14 +184,6 @@ def test_settings_are_part_of_the_form(long_way, monkeypatch):
     assert len(long_way) == 3
 
 
-def test_the_scale_reaches_the_kernel_both_times(log):
-    for scale, wanted in ((None, 1 / math.sqrt(64)), (0.25, 0.25), (None, 1 / math.sqrt(64))):
-        log.clear()
-        launches.forward(*qkv(), True, scale)
-        [(_, _, args)] = log
-        assert wanted in [x for x in args if isinstance(x, float)]
-
-
 def test_what_is_misaligned_or_has_to_be_copied_goes_the_long_way_each_time(long_way):
     q, k, v = qkv()
     shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(3, 40, 2, 64).transpose(1, 2)
@@ -209,74 +200,6 @@ def test_what_is_kept_is_bounded_and_nothing_where_nothing_runs(monkeypatch):
     for length in range(1, 9):
         launches.forward(*qkv(length=length), True, None)
     assert 0 < len(launches._kept) <= 3
-
-
-def test_what_cannot_run_is_still_refused():
-    q, k, v = qkv()
-    launches.forward(q, k, v, True, None)
-    refused("same shape", launches.forward, q, k, v[:, :, :7], True, None)
-    for wrong in ((None, k, v), (q, k, "v")):
-        refused("tensors", launches.forward, *wrong, True, None, error=TypeError)
-    for wrong, words in (
-        ([x.double() for x in (q, k, v)], "runs bfloat16, float16, float32; got torch.float64"),
-        (qkv(d=129), "runs head_dim 1 to 128; got 129"),
-    ):
-        refused(words, launches.forward, *wrong, True, None, error=UnsupportedError)
-
-
-# One kernel alone, as AdamW's.
-
-
-class Compiled:
-    packed_metadata = ()
-
-    def __init__(self, log, name):
-        self.log, self.name = log, name
-
-    def __getitem__(self, grid):
-        return lambda *args: self.log.append((self.name, grid, args))
-
-
-class Compiling:
-    """Compiles at each call through it, and says so."""
-
-    arg_names = ("X", "stride", "n", "BLOCK", "FLAG")
-
-    def __init__(self):
-        self.log = []
-
-    def __getitem__(self, grid):
-        def call(*args, **kwargs):
-            self.log.append(("compiled", grid, args, kwargs))
-            return Compiled(self.log, f"kernel {len(self.log)}")
-
-        return call
-
-
-@pytest.fixture
-def kernel(monkeypatch):
-    monkeypatch.setattr(launches, "_compiled", {})
-    return Compiling()
-
-
-def launch(kernel, key, x, n=5):
-    constants = {"FLAG": True, "BLOCK": 16}
-    launches.launch(kernel, key, 7, (x,), (1, n), constants, {"num_warps": 4})
-    return kernel.log[-1]
-
-
-def test_second_launch_is_direct_with_constants_in_the_kernels_order(kernel, monkeypatch):
-    x = torch.zeros(16)
-    kind, grid, args, kwargs = launch(kernel, "a", x)
-    assert (kind, grid, args) == ("compiled", (7,), (x, 1, 5))
-    assert kwargs == {"FLAG": True, "BLOCK": 16, "num_warps": 4}
-    assert launch(kernel, "a", x, n=6) == ("kernel 1", (7, 1, 1), (x.data_ptr(), 1, 6, 16, True))
-    assert launch(kernel, "a", x[1:])[0] == "compiled", "what is misaligned"
-    assert launch(kernel, "a", x)[0] == "kernel 1"
-    monkeypatch.setattr(launches, "CAPACITY", 3)
-    for key in range(10):
-        launch(kernel, key, x)
-    assert len(launches._compiled) <= 3
 
 
 # A GPU with less shared memory.

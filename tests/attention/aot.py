@@ -5,8 +5,7 @@
     python tests/attention/aot.py some # of each kernel and head size one tile: the gate of a CPU
 
 One JSON object a line: spilled bytes, serialised-wgmma warnings of ptxas (C7510 to C7515),
-registers, shared memory. Behind those of all and of some AdamW's kernel. A process of its own: a
-failed compiler assertion aborts Python.
+registers, shared memory. A process of its own: a failed compiler assertion aborts Python.
 """
 
 import itertools
@@ -27,7 +26,6 @@ from triton.backends.nvidia.compiler import CUDABackend, get_ptxas  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
 from a2lib.attention import dispatch, forms, launches  # noqa: E402
-from a2lib.optim import kernels as optim  # noqa: E402
 
 # The steps of a pass with a kernel of the table.
 STEPS = {
@@ -201,19 +199,6 @@ def gluon_work(every):
     return work
 
 
-def compile_adamw(n, has_master):
-    """AdamW's kernel for that many elements: what it moves to and from memory, in order."""
-    dtype = torch.bfloat16 if has_master else torch.float32
-    weight, state = torch.empty(n, dtype=dtype, device="meta"), torch.empty(n, device="meta")
-    tensors = weight, weight, state, state, state, torch.empty((), device="meta")
-    constants = {"HAS_MASTER": has_master, "BLOCK": optim.BLOCK, **optim.OPTIONS}
-    compiled = optim.adamw.warmup(*tensors, *[0.5] * 7, n, grid=(1,), **constants)
-    return {"adamw": [n, has_master], **resources(compiled)}
-
-
-ADAMW = (4096, True), (4096, False), (2**31 + 4096, True)
-
-
 def main(argv):
     driver.set_active(Hopper())
     CUDABackend.make_cubin = _ptxas
@@ -230,9 +215,6 @@ def main(argv):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for result in pool.map(lambda job: compile_step(*job), work):
             print(json.dumps(result), flush=True)
-    if argv in ([], ["some"]):
-        for job in ADAMW:
-            print(json.dumps(compile_adamw(*job)), flush=True)
 
 
 if __name__ == "__main__":

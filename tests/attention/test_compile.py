@@ -1,5 +1,4 @@
-"""Every kernel of the tile table and of Gluon, and AdamW's, compiled for a Hopper GPU on this
-machine's CPU.
+"""Every kernel of the tile table and of Gluon, compiled for a Hopper GPU on this machine's CPU.
 
 Where there is a GPU, on which tiles are chosen, every tile and every end of a row; elsewhere one
 tile of each kernel and larger head size, as a compilation takes seconds: `aot.py`.
@@ -105,18 +104,3 @@ def test_gluon_uses_what_it_is_for(gluon):
         if KNOWN and r["kernel"] == "backward":
             wide = "st.shared.v4.b32" in r["moves"]  # permuted
             assert wide == (r["head_dim"] == 128), r
-
-
-@known_compiler
-def test_adamw_moves_four_elements_at_once_and_reads_before_it_writes(everything):
-    found = [r for r in everything if "adamw" in r]
-    assert [r["adamw"] for r in found] == [[4096, True], [4096, False], [2**31 + 4096, True]]
-    wide, half = "global.v4.b32", "global.v2.b32"
-    for r in found:
-        # The count of steps; then 16 bytes of float32, 8 of bfloat16; none through shared.
-        has_master = r["adamw"][1]
-        read = [half, wide, wide, wide] if has_master else [wide] * 4
-        written = [wide, wide, wide, half] if has_master else [wide] * 3
-        moves = [f"ld.{width}" for width in read] + [f"st.{width}" for width in written]
-        assert r["moves"] == ["ld.global.b32", *moves], r
-        assert r["registers"] and r["spills"] == 0, r

@@ -1,15 +1,13 @@
 """When the Gluon kernels run and in which order they take tiles, without a GPU. The kernels
 themselves run in tests/gpu/test_attention_hopper.py."""
 
-import contextlib
 import itertools
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from attention_compare import filled_with_nan
-from attention_standins import call, run, stand_in
+from attention_standins import call
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,25 +128,3 @@ def test_a_program_waits_for_programs_that_began_before_it(n_tiles, n_heads, tog
             assert tile == next_tile[head]
             next_tile[head] += 1
     assert next_tile == [n_tiles] * n_heads
-
-
-@pytest.fixture
-def log(monkeypatch, on_hopper):
-    found = []
-    stand_in(monkeypatch, found)
-    return found
-
-
-@pytest.mark.parametrize("least", [1, 1000])
-def test_a_fixed_order_is_a_form_of_its_own_and_of_few_programs_plain_tritons(
-    log, monkeypatch, least
-):
-    monkeypatch.setattr(dispatch, "ORDERED_PROGRAMS", least)
-    inputs, seen = [tensor() for _ in range(3)], []
-    for fixed in (False, True, False, True):
-        log.clear()
-        with filled_with_nan() if fixed else contextlib.nullcontext():
-            run(*inputs)
-        seen.append([name for name, *_ in log])
-    assert seen[:2] == seen[2:]
-    assert ("hopper_backward" in seen[1]) == (least == 1) and "hopper_backward" in seen[0]

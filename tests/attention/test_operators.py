@@ -95,14 +95,6 @@ def test_a_mode_sees_the_operators(attention):
     assert_same(got, both(attention)(*qkv))
 
 
-@each
-def test_nobody_looks_on_at_a_plain_call(monkeypatch, attention):
-    monkeypatch.setattr(torch.ops.a2lib, "flash_forward", None)
-    monkeypatch.setattr(torch.ops.a2lib, "flash_backward", None)
-    both(attention)(*inputs())
-    forward(attention)(*inputs())
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @each
 def test_fake_tensors_reach_no_kernel_and_no_device(monkeypatch, attention, device):
@@ -242,15 +234,6 @@ def test_in_place(attention, shape):
     o += q
     o.sum().backward()
     assert leaves[0].grad is not None
-
-
-def test_memory_with_another_sign_or_none():
-    q, k, v = (x.float() for x in inputs())
-    turned = torch._neg_view(q)  # the imaginary part of a conjugate is one, but is copied
-    assert turned.is_neg()
-    torch.testing.assert_close(ours(turned, k, v), ours(-q, k, v))
-    words = "runs dense tensors; got torch.sparse_coo"
-    refused(words, ours, q.to_sparse(), k, v, error=UnsupportedError)
 
 
 @pytest.mark.gpu

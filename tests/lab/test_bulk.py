@@ -52,9 +52,7 @@ def test_what_the_readers_make_is_what_the_tables_take(data, tmp_path):
 NOT_VALID = [
     ({"table": "sky"}, "table 'sky': allowed are strip, kernels, memory, largest"),
     ({"rows": [ROW] * (bulk.MOST_ROWS + 1)}, "rows; allowed are 1 to"),
-    ({"rows": [{"kind": "x"}]}, "a row of kind; columns are start_us"),
     ({"rows": [ROW, {**ROW, "start_us": float("nan")}]}, "nan is no finite number"),
-    ({"rows": [{**ROW, "start_us": None}]}, "must be real number, not NoneType"),
     ({"run": ""}, "run '' is not in runs.csv"),
 ]
 
@@ -69,11 +67,8 @@ def test_a_broken_file_names_its_line(data):
     path = put(data, [ROW])
     text = path.read_text()
     for old, new, words in (
-        ('"run"', '"ran"', ":1: 'run'"),
         ("start_us", "begin", ":2: the columns are"),
         ("1.5", "soon", ":3: could not con"),
-        (",matmul", "", ":3: zip"),
-        ("matmul", "mat\0mul", ":3: unprintable"),
         ('"\n', '"', ":3: cut short"),  # which ends in a quoted field
     ):
         path.write_text(text.replace(old, new, 1))

@@ -16,17 +16,13 @@ def wrapped(outer: Exception, inner: Exception) -> Exception:
 @pytest.mark.parametrize("error, status", [
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 GiB"), "oom"),
     (wrapped(RuntimeError("backend failed"), torch.OutOfMemoryError("no room")), "oom"),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
-    (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"), "oom"),
     (MemoryError(), "oom"),
     (UnsupportedError("head_dim 256"), "unsupported"),
     (NotImplementedError("only inference"), "unsupported"),
     (RuntimeError("No available kernel. Aborting execution."), "unsupported"),
     (RuntimeError("No valid triton configs. OutOfMemoryError: out of resource"), "unsupported"),
-    (RuntimeError("CUDA error: an illegal memory access was encountered"), "error"),
     (ValueError("in /home/someone/x.py\ntwo"), "error"),
-    (RuntimeError(), "error"),
 ])  # fmt: skip
 def test_classify(error, status):
     found, note = failures.classify(error)

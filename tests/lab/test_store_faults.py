@@ -1,22 +1,16 @@
-"""The store with other writers, killed writers, full disks and read-only folders, all real.
+"""The store with other writers, killed writers and full disks, all real.
 
-The limit on the size of a file stands in for a full disk. A read-only folder is one that the
-process, having given up root if it had it, may not write.
+The limit on the size of a file stands in for a full disk.
 """
 
 import os
-import shutil
 import signal
 import stat
-import tempfile
-from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from programs import printed
-from refusals import refused
 
-from a2lib.lab import StoreError, Table, read_runs
+from a2lib.lab import Table, read_runs
 
 # The other process: argument 1 is the data folder, `row` makes a row.
 CHILD = """
@@ -120,47 +114,6 @@ store.put(row(256))
     assert names == "['.lock', 'cpu.csv']" and _lengths(store) == [128, 256]
 
 
-READ_ONLY = f"""{CHILD}
-import email.parser  # while this Python's own files may be read
-if os.getuid() == 0:
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-for call in (lambda: store.put(row(256)),
-             lambda: start_run(command="c", parameters={{}}, device="cpu", data=data)):
-    try:
-        call()
-    except StoreError as error:
-        print(error)
-assert len(store.rows()) == 1
-"""
-
-
-def test_a_folder_without_permission(data, make_row, python):
-    # Not under tmp_path, which only its owner may enter.
-    public = Path(tempfile.mkdtemp())
-    try:
-        public.chmod(0o755)
-        shutil.copytree(data, public / "data")
-        store = Table("flash", "cpu", public / "data")
-        store.put(make_row())
-        before = store.path.read_bytes()
-        folder, above = store.path.parent, store.path.parent.parent
-        folder.chmod(0o555)
-        above.chmod(0o555)
-        put, run = printed(python(READ_ONLY, public / "data")).splitlines()
-        assert put.startswith(
-            f"{store.path}: Permission denied; see to that (free some space, make"
-        )
-        assert "the row not stored: {" in put and "'seq_len': 256" in put
-        assert run.startswith(f"{above}/runs.csv: Permission denied; ")
-        assert store.path.read_bytes() == before and _names(store) == [".lock", "cpu.csv"]
-        folder.chmod(0o755)
-        store.put(make_row(seq_len=256))
-    finally:
-        shutil.rmtree(public)
-
-
 def test_a_row_is_flushed_before_its_name_and_the_name_before_return(store, make_row, monkeypatch):
     log = []
 
@@ -176,13 +129,3 @@ def test_a_row_is_flushed_before_its_name_and_the_name_before_return(store, make
         monkeypatch.setattr(os, name, record(name, getattr(os, name)))
     store.put(make_row())
     assert log == ["fsync", "replace", "fsync folder"]
-
-
-def test_a_failed_write_gives_the_lock_back(store, make_row, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", Mock(side_effect=OSError(5, "Input/output error")))
-        words = "Input/output error; see to that .*'a2lib'"
-        refused(words, store.put, make_row(), error=StoreError)
-    assert _names(store) == [".lock"]
-    store.put(make_row())
-    assert _lengths(store) == [128]

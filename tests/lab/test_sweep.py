@@ -13,7 +13,6 @@ from waiting import until
 
 from a2lib.lab import Table, guard, read_runs, sweep
 from a2lib.lab.notebook import Run
-from a2lib.lab.progress import Progress
 from a2lib.lab.sweep import Interrupted, WorkerError, _Group, _pending
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -96,21 +95,6 @@ def test_rows_are_stored_by_one_process_and_name_their_run(table, run):
     [recorded] = read_runs(table.data)
     assert {row["run"] for row in table.rows()} == {recorded["run"]}
     assert recorded["command"] == "papermill notebooks/toy.ipynb" and len(recorded["source"]) == 12
-
-
-def test_the_bar_says_what_is_at_work_and_what_failed(table, run, monkeypatch):
-    said, came = [], {}
-
-    def advance(bar, steps=1, status="ok"):
-        came[status] = came.get(status, 0) + steps
-
-    monkeypatch.setattr(Progress, "say", lambda bar, text: said.append(text))
-    monkeypatch.setattr(Progress, "advance", advance)
-    tasks = [keys("slow"), keys("slow", "no memory", sizes=(3,)), keys("more", sizes=(4,))]
-    sweep(table, tasks, measure, run)
-    assert (came["ok"], came["oom"]) == (4, 1)  # without the row that nobody asked for
-    assert statuses(table)["beside"] == ["ok"]
-    assert {"slow", "3"} <= set(said)  # what the rows of a task have in common
 
 
 def measure_and_raise(asked):
@@ -299,26 +283,6 @@ def test_a_process_that_is_killed_while_it_starts_is_started_again(table, run, m
     monkeypatch.setattr(_Group, "_command", lambda group: killed.pop() if killed else real(group))
     sweep(table, [keys("a", sizes=(1,))], measure, run)
     assert statuses(table) == {"a": ["ok"]}
-
-
-def killed_while_it_says_why(asked):
-    """Fail the first time, and be killed in the middle of telling it."""
-    before = Path(os.environ["TMPDIR"], "killed")
-    if not before.exists():
-        before.touch()
-
-        def begin_and_be_killed(path, text):
-            path.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        Path.write_text = begin_and_be_killed
-        raise ValueError("told in half")
-    yield from measure(asked)
-
-
-def test_a_process_that_is_killed_while_it_says_why_is_started_again(table, run):
-    sweep(table, [keys("a")], killed_while_it_says_why, run)
-    assert statuses(table) == {"a": ["ok", "ok"]}
 
 
 SCRIPT = """

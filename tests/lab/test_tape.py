@@ -29,13 +29,6 @@ def test_storages_by_hand():
         assert b.numel() and tape.peak == 8 * KIB
 
 
-def test_what_an_operator_takes_was_there_before():
-    x, y = torch.ones(256, 4), torch.ones(256, 4)
-    with Tape() as tape:
-        torch.cat([x, y])
-        assert (tape.now, tape.peak) == (8 * KIB, 16 * KIB)
-
-
 @pytest.mark.parametrize("fake", [False, True], ids=["real", "fake"])
 def test_a_step_of_two_layers_by_hand(fake):
     """Weights 2 x 4 KiB, moments twice that, input and hidden 16 KiB each."""

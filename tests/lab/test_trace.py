@@ -1,6 +1,7 @@
 """Traces that a person can add up, from Nsight Systems and from torch.profiler: which kernel
 belongs where; and what kind of work a kernel does, by its name."""
 
+import contextlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from a2lib.lab.kernel_names import KINDS, kind_of, plain, shorten
 from a2lib.lab.ranges import annotate
 from a2lib.lab.steps import StepConfig, TrainingStep
 from a2lib.lab.trace import Kernel, Span
+from a2lib.model import TransformerLM, cross_entropy
 from a2lib.shapes import Shape
 
 # name, start and duration in us, phase, part, kind. The first event is the step's, at 0.
@@ -86,13 +88,11 @@ def test_overlap_counts_once(traced):
 
 PATHS = [
     (("step 0", "backward", "layers.0"), "backward", "step 0", "block"),
-    (("step 1",), "step 1", "step 1", "step 1"),
     (("step 3", "mine", "inner"), "mine", "step 3", "inner"),
     # A library's own range names neither.
     (("step 3", "Optimizer.step#Adam"), "step 3", "step 3", "step 3"),
     (("step 0", "backward", "cub::Unique"), "backward", "step 0", "backward"),
     (("layers.3.ffn", "cub::DeviceScan"), "layers.3.ffn", "", "ffn"),
-    (("thrust::sort",), "thrust::sort", "", "thrust::sort"),
     ((), "", "", ""),
 ]
 
@@ -129,19 +129,23 @@ def test_a_strip_has_the_window_and_the_launches(traced):
     assert len(trace.strip_rows(traced.kernels, 0, 10**9, most=3)) == 3
 
 
-def test_neighbours_of_a_kind_are_one_row_unless_something_is_between():
-    def kernel(start, name="nvjet"):
-        return Kernel(name, "7", start, start + 1000)
+SHAPE = Shape(d_model=8, d_ff=12, num_layers=1, num_heads=2, vocab_size=11)
 
-    near = trace.strip_rows([kernel(0), kernel(2500), kernel(8000)], 0, 10**6)
-    assert [row["duration_us"] for row in near] == [3.5, 1]
-    between = trace.strip_rows([kernel(0), kernel(1000, "softmax"), kernel(2000)], 0, 10**6)
-    assert [row["kind"] for row in between] == ["matmul", "softmax", "matmul"]
+
+def test_ranges_around_its_parts_change_no_bit_of_a_model():
+    tokens, found = torch.randint(11, (2, 6)), []
+    for within in (None, lambda name: contextlib.nullcontext()):
+        model = TransformerLM.from_size(SHAPE, 6, seed=0)
+        if within:
+            annotate(model, within)
+        cross_entropy(model(tokens), tokens).backward()
+        found.append([p.grad for p in model.parameters()])
+    for want, got in zip(*found, strict=True):
+        assert torch.equal(got, want)
 
 
 def test_on_a_cpu_operators_stand_for_kernels():
-    shape = Shape(d_model=8, d_ff=12, num_layers=1, num_heads=2, vocab_size=11)
-    step = TrainingStep(StepConfig(model=shape, context=6, batch=2), "cpu")
+    step = TrainingStep(StepConfig(model=SHAPE, context=6, batch=2), "cpu")
     within = torch.profiler.record_function
     annotate(step.model, within)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
@@ -161,16 +165,10 @@ def test_on_a_cpu_operators_stand_for_kernels():
     assert {k.phase for k in traced.kernels} == set(trace.PHASES)
 
 
-@pytest.mark.parametrize("said", ["CUPTI events were lost", "Buffer overflow: some dropped"])
-def test_a_trace_that_lost_events_is_refused(tmp_path, said):
-    traced_by_hand.write_nsys(tmp_path / "report.sqlite", said)
-    words = f"not whole: {said}"
+def test_a_trace_that_lost_events_is_refused(tmp_path):
+    traced_by_hand.write_nsys(tmp_path / "report.sqlite", "CUPTI events were lost")
+    words = "not whole: CUPTI events were lost"
     refused(words, trace.from_nsys, tmp_path / "report.sqlite")
-
-
-def test_a_trace_of_nothing_is_refused():
-    nothing = SimpleNamespace(events=lambda: [])
-    refused("no kernel and no operator", trace.from_profiler, nothing)
 
 
 ATTENTION = Path(trace.__file__).parents[1] / "attention"
@@ -182,14 +180,11 @@ OUR_ATTENTION = {
 NAMES = {
     "matmul": [
         "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNN", "ampere_sgemm_128x64_tn",
-        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>(Params)",
-        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(int)", "triton_tem_fused_mm",
-        "void gemv2T_kernel_val<int, int, float, float>(int)", "aten::bmm", "aten::addmm",
+        "void gemv2T_kernel_val<int, int, float, float>(int)", "aten::addmm",
     ],
     "attention": [
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>()",
-        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(AttentionKernel<cutlass::arch::Sm80>)",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3",
         *OUR_ATTENTION, "triton_tem_fused_flex_attention_1",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -206,22 +201,18 @@ NAMES = {
     "reduction": ["void at::native::reduce_kernel<512, 1, ReduceOp<float, MeanOps<float>>>(R)"],
     "elementwise": [
         "void at::native::vectorized_elementwise_kernel<4, MulFunctor<float>>(int)",
-        "void at::native::unrolled_elementwise_kernel<CUDAFunctor_add<float>>(int)", "aten::mul",
+        "aten::mul",
     ],
     "copy": [
         "void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda(TensorIterator&)>()",
         "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>(int)",
-        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 2>(float*)",
-        "Memcpy HtoD (Pageable -> Device)", "Memset (Device)",
+        "Memcpy HtoD (Pageable -> Device)",
     ],
     "optimizer": [traced_by_hand.ADAM, "aten::_fused_adamw_", "aten::_foreach_add_", "adamw"],
     "embedding": [
         "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float>(long*)",
         "void at::native::vectorized_gather_kernel<16, long>(char*)",
         "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<Policy>(int)",
-        "void at_cuda_detail::cub::detail::unique_by_key::DeviceUniqueByKeySweepKernel<Policy>()",
-        "void at_cuda_detail::cub::detail::scan::DeviceScanKernel<Policy, int *>(int)",
-        "cub::DeviceSelect::UniqueByKey",
     ],
     "fused": ["triton_poi_fused_add_mul_3", "triton_red_fused__to_copy_mean_pow_rsqrt_0"],
     "communication": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)",
@@ -246,8 +237,6 @@ SAME = [
      "<float, float, float, at::native::binary_internal::MulFunctor<float>>>>(int, T3)",
      "elementwise_kernel<128, 2, gpu_kernel<BinaryFunctor<float, float, float, MulFunctor"
      "<float>>>>"),
-    ("void <unnamed>::nll_loss<float>(float *)", "void (anonymous namespace)::nll_loss<float>(f)",
-     "nll_loss<float>"),
 ]  # fmt: skip
 
 

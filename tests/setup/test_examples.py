@@ -81,18 +81,6 @@ def test_what_cannot_be_trained_is_one_line_before_a_step(run, example, tmp_path
         assert words in run(example("train.py"), *options, code=2).splitlines()[-1]
 
 
-def test_a_folder_that_cannot_be_written_fails_before_a_step(run, example, tmp_path):
-    (tmp_path / "taken").write_text("a file")
-    printed = run(example("train.py"), "--folder", "taken", "--steps", "1", code=1)
-    assert "File exists: 'taken'" in printed and not losses(printed)
-
-
-def test_threads_are_asked_for_as_openmp_reads_them(run, example, monkeypatch):
-    """A number for each level of nested regions, say."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1,2")
-    assert losses(run(example("train.py"), "--steps", "1"))
-
-
 def test_an_own_attention_is_checked_and_timed(run, example):
     printed = run(example("attention.py"))
     assert re.findall(r"^(\S+) +[\d.]+ ms", printed, re.M) == ["mine", "a2lib", "PyTorch"]

@@ -6,7 +6,6 @@ and Python; each writes what it was called with to `calls`. No notebook and no b
 
 import os
 import re
-import runpy
 import shutil
 import subprocess
 
@@ -101,16 +100,6 @@ def test_book_measures_into_build_data_and_builds_without_it(repository):
     assert done.stdout.splitlines()[-1] == f"The book: {index}"
 
 
-def test_one_page_is_built_alone_and_a_wrong_name_is_refused(repository):
-    make(repository, "page", "PAGE=index", env={"A2LIB_DATA": "/elsewhere"})
-    assert calls(repository) == [
-        "jupyter-book build book/index.md --config book/_config.yml -q data=unset in=/dev/null"
-    ]
-    done = make(repository, "page", "PAGE=indx", ends=2)
-    assert "no page book/indx.md" in done.stderr
-    assert calls(repository) == []
-
-
 def test_a_book_is_built_again_by_what_changed_and_by_nothing_else(repository):
     first = make(repository, "book")
     second = make(repository, "book")
@@ -131,13 +120,6 @@ def test_a_book_is_built_again_by_what_changed_and_by_nothing_else(repository):
     assert programs(repository) == ["python", "jupyter-book"]
 
 
-def test_more_rows_than_names_in_a_command_make_a_book_and_nobody_reads_the_input(repository):
-    for number in range(600):  # 131,072 bytes are what Linux takes
-        (repository / f"data/measured/flash/{number:0240}.csv").touch()
-    make(repository, "book", preexec_fn=lambda: os.close(0))
-    assert programs(repository) == ["papermill", "papermill", "python", "jupyter-book"]
-
-
 @pytest.mark.parametrize("broken", ["papermill-fails", "book-fails"])
 def test_what_failed_is_not_taken_as_done(repository, broken):
     (repository / broken).write_text("")
@@ -145,24 +127,6 @@ def test_what_failed_is_not_taken_as_done(repository, broken):
     (repository / broken).unlink()
     make(repository, "book")
     assert programs(repository)[-1] == "jupyter-book"
-
-
-def test_links_checked_out_as_text_are_named(repository):
-    name = "_toc.yml"
-    (repository / "book" / name).unlink()
-    (repository / "book" / name).write_text(f"../{name}")
-    done = make(repository, "html", ends=2)
-    assert f"make: book/{name} is not the symbolic link to ../{name} that git holds" in done.stderr
-    assert calls(repository) == []
-
-
-def test_test_ends_with_the_line_of_pytest(repository):
-    done = make(repository, "test", "ARGS=-x tests/setup")
-    assert done.stdout == "2 passed in 0.10s\n"
-    assert done.stderr == ""
-    [call] = calls(repository)
-    assert call.startswith("python -m pytest -n 3 --dist loadfile ")
-    assert " -x tests/setup data=" in call
 
 
 def test_parameters_of_a_notebook_are_handed_on(repository):
@@ -173,60 +137,6 @@ def test_parameters_of_a_notebook_are_handed_on(repository):
     assert "A2LIB_DATA=" not in call and " data=here " in call
     make(repository, "lab", "A2LIB_DATA=x y")
     assert f"data={repository}/x y " in calls(repository)[0]
-
-
-def test_parameters_become_options_of_papermill():
-    module = runpy.run_path(str(ROOT / "dev" / "run_notebook.py"))
-    options = module["papermill_options"](["SEQ_LEN=65536", "HEAD_DIM=[64,128]", "note=a=b"])
-    assert options == ["-p", "seq_len", "65536", "-y", "{head_dim: [64,128]}", "-p", "note", "a=b"]
-
-
-def test_what_is_no_target_names_the_nearest(repository):
-    shutil.rmtree(repository / ".venv")  # nothing is installed for it
-    for word, hint in (
-        ("flsh", " (did you mean flash?)"),
-        ("bok", " (did you mean book?)"),
-        ("x", ""),
-    ):
-        done = make(repository, word, "SEQ_LEN=65536", ends=2)
-        line = f"make: no target {word}{hint}; make help lists them"
-        assert (done.stdout, done.stderr.splitlines()[0]) == ("", line)
-
-
-def test_other_pins_and_another_torch_install_again(repository):
-    write_program(repository / "dev" / "install.sh", "#!/bin/sh\necho install $TORCH $* >>calls\n")
-    age(repository)
-    (repository / "dev" / "constraints.txt").write_text("torch==2.13.0\n")
-    make(repository, "test")
-    assert programs(repository) == ["install", "python"]
-    make(repository, "test", "TORCH=torch==2.11.0")  # asks for tests
-    assert programs(repository) == ["python"]
-    make(repository, "install", "TORCH=torch==2.11.0")
-    assert calls(repository) == ["install torch==2.11.0 .venv"]
-
-
-def test_a_copy_of_a_checkout_installs_again(repository, tmp_path_factory):
-    note = "#!/bin/sh\necho install $* >>calls\npwd -P >.venv/.a2lib-where\n"
-    write_program(repository / "dev" / "install.sh", note)
-    (repository / ".venv" / ".a2lib-cpu").touch()
-    (repository / ".venv" / ".a2lib-where").write_text(f"{repository}\n")
-    make(repository, "test")
-    assert programs(repository) == ["python"]
-    copy = tmp_path_factory.mktemp("copy") / "a2lib"
-    shutil.copytree(repository, copy, symlinks=True)
-    for expected in (["install", "python"], ["python"]):
-        make(copy, "test")
-        assert programs(copy) == expected
-
-
-def test_a_machine_with_a_gpu_has_a_stamp_of_its_own_and_tests_in_one_process(repository):
-    (repository / ".venv" / ".a2lib-cuda").unlink()
-    smi = repository / "no-gpu" / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-0)'\n")
-    done = make(repository, "-n", "test")
-    assert done.stdout.splitlines()[0] == "dev/install.sh .venv"
-    assert "touch .venv/.a2lib-cpu .venv/.a2lib-cuda" in done.stdout
-    assert "-m pytest -n 0 " in done.stdout
 
 
 def test_clean_and_distclean_keep_what_was_measured(repository):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
 
-from a2lib.lab import Timing, sweep
+from a2lib.lab import sweep
 from a2lib.lab.notebook import Run
 from a2lib.lab.sanity import WrongResult
 
@@ -111,16 +111,6 @@ def test_a_limit_on_a_cpu_is_unsupported_and_too_long_a_sequence_is_oom(monkeypa
     monkeypatch.setattr(cells.memory, "available_bytes", lambda: cells.tensors_at_peak(key) - 1)
     with pytest.raises(MemoryError):
         list(cells.measure_passes([key]))
-
-
-def test_a_replay_is_the_gpus_time_or_is_not_tried(monkeypatch):
-    cells = load_cells("attention")
-    monkeypatch.setattr(cells.memory, "total_bytes", lambda device: 100)
-    row = {"held_bytes": 30, "peak_bytes": 10, "ms": 1.0, "pass": "forward", "causal": False}
-    done = {"call": Timing(0.5, 0.5, 0.5, 3)}
-    monkeypatch.setitem(cells.namespace, "time_replays", lambda *_, **__: done)
-    assert cells.replay_time(None, (), row) == {"ms_graph": 0.5}
-    assert "not tried" in cells.replay_time(None, (), row | {"peak_bytes": 11})["note"]
 
 
 def test_the_check_sees_a_wrong_gradient():

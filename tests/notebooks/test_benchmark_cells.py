@@ -48,14 +48,6 @@ def test_an_attention_and_a_size_of_the_readers_are_measured_in_a_worker(cells, 
     assert [(row["attention"], row["status"]) for row in rows] == [("mine", "ok")] * 6, rows
 
 
-def test_every_step_of_a_process_has_its_rows(cells, monkeypatch):
-    ns = cells(sweep="warmup")
-    keys = [key for key in ns.single_tasks[0] if key["phase"] in ("forward", "wall")]
-    rows = list(ns.measure_steps(keys))
-    assert [row["step_number"] for row in rows] == [n for n in range(10) for _ in range(2)]
-    assert columns(ns.single, rows[0]) == {*ns.single.key, "ms", "n"}
-
-
 def test_energy_is_blank_where_no_driver_tells_it(cells):
     ns = cells(sweep="power")
     (row,) = ns.measure_power(ns.power_tasks[0])

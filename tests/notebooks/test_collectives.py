@@ -21,15 +21,17 @@ def test_rows_of_two_ranks_and_the_readers_own(tmp_path, monkeypatch, forked_wor
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
     mine = """
 MAKE["all_reduce:mine"] = lambda tensor, part: dist.all_reduce(tensor)
-MAKE["reduce_scatter:wrong"] = lambda tensor, part: dist.all_reduce(tensor)
+for operation in ("all_reduce", "all_gather", "reduce_scatter"):
+    MAKE[f"{operation}:wrong"] = lambda tensor, part: None
 """
+    wrong = ["all_reduce:wrong", "all_gather:wrong", "reduce_scatter:wrong"]
     asked = {"operations": OPERATIONS, "backend": "gloo"}
     added = {"operations": mine, "measure": 'BUDGET_MS["cpu"] = 1'}
     cells = run_cells("collectives", added, **asked)
     frame = cells.frame.set_index("operation")
-    assert list(frame.index) == [*OPERATIONS.split(","), "all_reduce:mine", "reduce_scatter:wrong"]
-    assert frame.loc["reduce_scatter:wrong", "note"] == "wrong result on ranks [0, 1]"
-    right = frame.drop("reduce_scatter:wrong")
+    assert list(frame.index) == [*OPERATIONS.split(","), "all_reduce:mine", *wrong]
+    assert frame.loc[wrong, "note"].str.startswith("wrong result on ranks").all()
+    right = frame.drop(wrong)
     assert set(right["status"]) == {"ok"} and set(right["size"]) == {2**20}
     for row in right.itertuples():
         assert 0 < row.ms_rank_min <= row.ms_rank_median <= row.ms_rank_max
@@ -44,32 +46,6 @@ def test_every_rank_has_an_equal_part():
     key = {"dtype": "bf16", "size": 4100, "world_size": 3}
     tensor, part = cells.tensors(key, "cpu")
     assert part.nbytes == 1368 and tensor.nbytes == 3 * 1368
-
-
-def test_a_wrong_result_is_seen(monkeypatch):
-    """One rank alone, with the collectives played: each sum, gather or scatter as two would."""
-    cells = load_cells("collectives")
-    monkeypatch.setattr(cells.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(cells.dist, "get_world_size", lambda: 2)
-    plays = {
-        "all_reduce": lambda tensor, part: tensor.copy_(_halves(tensor, 3, 5)),
-        "all_gather": lambda tensor, part: tensor.copy_(_halves(tensor, 1, 2)),
-        "reduce_scatter": lambda tensor, part: part.fill_(3),
-        "broadcast": lambda tensor, part: None,
-    }
-    for operation, play in plays.items():
-        key = {"dtype": "fp32", "size": 64, "world_size": 2}
-        assert cells.is_right(operation, play, *cells.tensors(key, "cpu")), operation
-
-        def spoilt(tensor, part, play=play, scatters=operation == "reduce_scatter"):
-            play(tensor, part)
-            (part if scatters else tensor)[-1] += 1
-
-        assert not cells.is_right(operation, spoilt, *cells.tensors(key, "cpu")), operation
-
-
-def _halves(tensor, first, second):
-    return tensor.new_tensor([first, second]).repeat_interleave(tensor.numel() // 2)
 
 
 @pytest.fixture
@@ -88,15 +64,6 @@ def key_of(operation, size):
 def test_what_the_memory_does_not_hold_is_not_tried(alone):
     (row,) = alone.measure([key_of("all_reduce", 2**46)])
     assert row["status"] == "oom" and row["note"].startswith("would take 422")
-
-
-def test_what_a_backend_does_not_have_is_unsupported(alone, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("Backend gloo does not support it")
-
-    monkeypatch.setitem(alone.namespace, "is_right", refuse)
-    (row,) = alone.measure([key_of("broadcast", 64)])
-    assert (row["status"], row["note"]) == ("unsupported", "Backend gloo does not support it")
 
 
 @pytest.mark.gpu

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attention_standins import call
 from notebook_cells import fits, load_cells, run_cells
 
 from a2lib import lab
-from a2lib.attention import attention_reference, dispatch
+from a2lib.attention import attention_reference
 from a2lib.attention.ladder import HOPPER, RUNGS
 from a2lib.lab import failures
 from a2lib.paths import ROOT
@@ -70,10 +69,8 @@ def wrong(q, k, v, is_causal):
     return attention_reference(q, k, v, is_causal=not is_causal)
 
 
-class BackwardFails(torch.autograd.Function):
-    """Right forwards; its backward raises or returns what the class attribute says."""
-
-    result = staticmethod(lambda do: (do, do, do, None))
+class WrongBackward(torch.autograd.Function):
+    """Right forwards alone."""
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal):
@@ -81,11 +78,7 @@ class BackwardFails(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do):
-        return BackwardFails.result(do)
-
-
-def backward_fails(q, k, v, is_causal):
-    return BackwardFails.apply(q, k, v, is_causal)
+        return do, do, do, None
 
 
 def failing_late(error):
@@ -133,28 +126,10 @@ def test_every_committed_row_can_be_measured_again(on_a_gpu, monkeypatch, name, 
     assert committed and committed <= set(asked)
 
 
-def test_one_shape_is_asked_for_with_who_runs_here(cells, on_a_gpu):
-    (keys,) = on_a_gpu(seq_len=65536).tasks
-    assert {key["seq_len"] for key in keys} == {65536} and {key["dtype"] for key in keys} == {
-        "bf16"
-    }
-    names = {key["implementation"] for key in keys}
-    assert names >= {"a2lib", "compile", "sdpa_cudnn", "compiled_backward"}
-    assert "tiled" not in names
-    assert ("compiled_backward", "forward") not in {(k["implementation"], k["pass"]) for k in keys}
-
-
 def test_a_cpu_measures_what_it_can(cells):
     (keys,) = cells().tasks
     assert {key["implementation"] for key in keys} == {"eager", "tiled", "sdpa_flash"}
     assert {(key["seq_len"], key["dtype"]) for key in keys} == {(128, "fp32")}
-
-
-def test_a_sweep_can_be_of_one_dtype_and_of_some_implementations(on_a_gpu):
-    notebook = on_a_gpu(sweep="all", dtype="fp32", implementations="eager,flex", passes="forward")
-    keys = [key for task in notebook.tasks for key in task]
-    assert {key["dtype"] for key in keys} == {"fp32"} and len(keys) == 2 * 10 * 4
-    assert not notebook.ladder_tasks
 
 
 # flash
@@ -174,8 +149,7 @@ def test_times_are_positive_and_in_order(cells):
 @pytest.mark.parametrize("bad, status, note", [
     (wrong, "error", "WrongResult: wrong o"),
     (failing_late(OUT_OF_MEMORY), "oom", "out of memory"),
-    (failing_late(ValueError("odd")), "error", "ValueError: odd"),
-], ids=["wrong", "late", "other"])  # fmt: skip
+], ids=["wrong", "late"])  # fmt: skip
 def test_what_fails_or_is_wrong_has_no_time_and_the_others_go_on(cells, bad, status, note):
     notebook = cells(**TINY)
     notebook.MAKE["bad"] = bad
@@ -203,9 +177,9 @@ def test_grouped_keys_are_measured_and_one_that_forgets_the_groups_is_refused(ce
     assert statuses(rows, "eager") == ["ok"] * 3 and statuses(rows, "tiled") == ["error"] * 3
 
 
-def test_a_backward_that_fails_leaves_the_forward(cells, monkeypatch):
+def test_a_backward_that_is_wrong_leaves_the_forward(cells):
     notebook = cells(**TINY)
-    notebook.MAKE["eager"] = backward_fails
+    notebook.MAKE["eager"] = WrongBackward.apply
     keys = [key for key in notebook.tasks[0] if key["implementation"] == "eager"]
     rows = by_name(notebook.measure(keys))
     assert statuses(rows, "eager") == ["ok", "error", "error"]
@@ -232,30 +206,6 @@ def test_a_lost_device_ends_the_process_and_blames_nobody_in_turns(cells):
     keys = [k for k in notebook.tasks[0] if k["implementation"] != "tiled"]
     with pytest.raises(failures.LostContext, match="illegal memory access"):
         list(notebook.measure(keys))
-
-
-def test_small_ones_take_turns_and_large_ones_are_alone(cells, replace, monkeypatch):
-    """On a "GPU" that is the CPU, with a terabyte of memory."""
-    notebook = cells(**TINY, implementations="eager,sdpa_flash")
-    replace(notebook, ON_GPU=True)
-    monkeypatch.setattr(notebook.memory, "total_bytes", lambda device: 10**12)
-    turns = []
-
-    def time_in_turns(makers, section, **timing):
-        turns.append(sorted(makers))
-        for name, make in makers.items():
-            make(True)()
-            yield name, {"ms": 1.0}
-
-    replace(notebook, time_in_turns=time_in_turns)
-    for peak, expected in (
-        (1000, [["eager", "sdpa_flash"]]),
-        (10**11, [["eager"], ["sdpa_flash"]]),
-    ):
-        monkeypatch.setattr(lab, "peak_bytes", lambda call, device, peak=peak: (call(), peak)[1])
-        turns.clear()
-        rows = by_name(notebook.measure(notebook.tasks[0]))
-        assert turns == expected * 3 and {row["peak_bytes"] for row in rows.values()} == {peak}
 
 
 # The tables beside it
@@ -309,35 +259,21 @@ def test_burst_is_a_row_for_each_with_its_mean(board):
         assert row["ms"] > 0 and row["ms_mean"] > 0 and row["sm_mhz"] is None
 
 
-def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(board, replace):
-    """On a clock of whose batches each takes 0.7 s, from 0.7 s on."""
-    now = [0.0]
-
-    class Batches:
-        def __init__(self, device):
-            pass
-
-        def samples(self, call, n):
-            call()
-            now[0] += 0.7
-            return [2.0] * n
-
-    times = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
-    seconds = {"n_seconds": 3, "second_s": 1.0, "idle_s": 0.0}
-    replace(board, Clock=Batches, time=times, SUSTAINED={"cpu": seconds})
+def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(board):
+    """But for seconds in which a busy machine began no call."""
+    board.SUSTAINED["cpu"].update(n_seconds=3, second_s=0.02, idle_s=0.0)
     rows = list(board.measure_protocols(protocol_task(board, "sustained")[:1]))
-    assert [(row["second"], row["ms_mean"]) for row in rows] == [(2, 2.0), (1, 2.0), (0, 2.0)]
-    # Batches of 25 begin at 0.7 and 1.4, at 2.1, at 2.8 and 3.5.
-    assert [row["n"] for row in rows] == [50, 25, 50]
+    seconds = [row["second"] for row in rows]
+    assert seconds == sorted(seconds, reverse=True) and seconds[-1] == 0
+    for row in rows:
+        assert row["ms_mean"] > 0 and row["n"] > 0 and fits(row, board.protocol.section)
 
 
-@pytest.mark.parametrize("name", ["burst", "sustained"])
-def test_what_is_wrong_gets_no_time_by_any_protocol(board, name):
+def test_what_is_wrong_gets_no_time_by_a_protocol(board):
     board.MAKE["eager"] = wrong
-    rows = {r["implementation"]: r for r in board.measure_protocols(protocol_task(board, name))}
+    rows = {r["implementation"]: r for r in board.measure_protocols(protocol_task(board, "burst"))}
     assert rows["eager"]["status"] == "error" and "wrong o" in rows["eager"]["note"]
-    assert rows["eager"]["second"] == 0 and "ms" not in rows["eager"]
-    assert name == "sustained" or rows["sdpa_flash"]["ms"] > 0
+    assert "ms" not in rows["eager"] and rows["sdpa_flash"]["ms"] > 0
 
 
 def test_in_a_fixed_order_is_what_is_checked_and_timed(board):
@@ -353,47 +289,6 @@ def test_in_a_fixed_order_is_what_is_checked_and_timed(board):
     assert rows[0]["ms"] > 0 and all(orders) and len(orders) > 4
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
-
-
-@pytest.mark.parametrize("name", ["host", "host_compiled"])
-def test_the_host_is_timed_in_turns_with_and_without_gradients(board, replace, monkeypatch, name):
-    """With a clock of the host that a GPU would have; what is compiled is compiled whole."""
-    turns, compiled, compile_ = [], [], torch.compile
-
-    def host(_, call, n):
-        result = call()
-        result = result if isinstance(result, torch.Tensor) else result[0]
-        turns.append(result.requires_grad)
-        return len(turns)
-
-    def counted_compile(function, **options):
-        compiled.append(options)
-        return compile_(function, backend="eager", **options)
-
-    monkeypatch.setattr(board.Clock, "host", host)
-    monkeypatch.setattr(torch, "compile", counted_compile)
-    replace(board, HOST_TURNS=3, HOST_LENGTH=32, WHO={name: ("eager", "sdpa_flash")})
-    rows = [r for keys in board.protocol_tasks(name) for r in board.measure_protocols(keys)]
-    times = [(row["pass"], row["implementation"], row["heads"], row.get("ms")) for row in rows]
-    assert times == [
-        (pass_, peer, 1, n * 3 * 2 - 3 + ahead)
-        for n, pass_ in enumerate(("end_to_end", "forward"), 1)
-        for ahead, peer in enumerate(("eager", "sdpa_flash"))
-    ]
-    assert set(turns) == {False}
-    assert compiled == [{"fullgraph": True}] * (4 if name == "host_compiled" else 0)
-
-
-def test_the_first_lengths_are_those_of_the_same_form_and_of_another(on_a_gpu):
-    notebook = on_a_gpu(sweep="leaderboard")
-    shape = notebook.leaderboard_shape()
-    n, same, other = (int(part * shape["seq_len"]) for part in notebook.FIRST_LENGTHS)
-
-    def form(n):
-        one = call("bf16", shape["heads"], n, shape["head_dim"], shape["causal"])
-        return dispatch.forward_consumers(one)
-
-    assert form(n) == form(same) != form(other) and same % 64 and other % 64
 
 
 def test_first_calls_are_three_seconds_and_wrong_ones_an_error(board):
@@ -440,36 +335,16 @@ def accuracy_task(notebook, name="eager", scale=1):
     return [{**key, "seq_len": 24, "head_dim": 16} for key in task]
 
 
-def test_the_errors_are_relative_to_the_truth(board):
-    truth = torch.tensor([3.0, -4.0], dtype=torch.float64)
-    row = board.errors_of(torch.tensor([3.0, -3.5]), truth)
-    assert row["error"] == pytest.approx(0.5 / 5) and row["error_max"] == pytest.approx(0.5 / 4)
-    with pytest.raises(ArithmeticError):
-        board.errors_of(torch.tensor([3.0, float("nan")]), truth)
-
-
-@pytest.mark.parametrize("scale", [1, 10])
 @pytest.mark.parametrize("larger", [0, 0.5])
-def test_a_known_error_is_found_in_each_tensor(board, larger, scale):
+def test_a_known_error_is_found_in_each_tensor(board, larger):
     """The reference differs by rounding. Outputs half as large again have an error of a half, and
     so have their gradients."""
     board.MAKE["eager"] = lambda q, k, v, is_causal: (
         (1 + larger) * attention_reference(q, k, v, is_causal)
     )
-    rows = list(board.measure_accuracy(accuracy_task(board, scale=scale)))
+    rows = list(board.measure_accuracy(accuracy_task(board, scale=10)))
     assert [row["tensor"] for row in rows] == ["o", "dq", "dk", "dv"]
     for row in rows:
-        assert fits(row, board.accuracy.section) and row["score_scale"] == scale
+        assert fits(row, board.accuracy.section) and row["score_scale"] == 10
         for name in ("error", "error_max"):
             assert 0 < row[name] == pytest.approx(larger, rel=1e-3, abs=1e-4), row
-
-
-def test_a_backward_that_runs_out_of_memory_leaves_the_output(board, monkeypatch):
-    def refuse(do):
-        raise OUT_OF_MEMORY
-
-    monkeypatch.setattr(BackwardFails, "result", refuse)
-    board.MAKE["eager"] = backward_fails
-    rows = list(board.measure_accuracy(accuracy_task(board)))
-    assert rows[0]["error"] > 0
-    assert [row["status"] for row in rows[1:]] == ["oom"] * 3

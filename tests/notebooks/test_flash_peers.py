@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attention_inputs import inputs
-from inductor_plans import planned
 from notebook_cells import load_cells
 
-from a2lib.attention import UnsupportedError, attention_reference, flash_attention
+from a2lib.attention import attention_reference, flash_attention
 from a2lib.lab import failures
 
 SIZES = 1, 2, 48, 16
@@ -63,15 +62,6 @@ def test_ours_with_a_compiled_backward_is_ours_forward_and_pytorchs_backward(cel
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
 
 
-def test_the_compiled_definition_is_compiled_again_after_a_reset(cells, configured):
-    for sizes in (SIZES, (1, 1, 32, 16)):
-        with planned() as graphs:
-            q, k, v, _ = inputs("fp32", *sizes)
-            right = attention_reference(q, k, v, True)
-            torch.testing.assert_close(cells.compiled(q, k, v, is_causal=True), right)
-        assert len(graphs) == 1  # the backward is compiled where one is asked for
-
-
 @pytest.mark.parametrize("backend", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION"])
 def test_a_forced_backend_never_falls_back(cells, backend):
     """The CPU has neither; an unforced call would be answered by another backend."""
@@ -79,19 +69,6 @@ def test_a_forced_backend_never_falls_back(cells, backend):
     with pytest.raises(RuntimeError) as caught:
         cells.sdpa(backend)(q, k, v, is_causal=True)
     assert failures.classify(caught.value)[0] == "unsupported"
-
-
-def test_forced_flash_is_flash(cells):
-    q, k, v, _ = inputs("fp32", *SIZES)
-    o = cells.sdpa("FLASH_ATTENTION")(q, k, v, is_causal=True)
-    assert "Flash" in type(o.grad_fn).__name__
-
-
-def test_flash_attention_4_says_that_it_is_not_installed(cells):
-    if cells.has_fa4():
-        pytest.skip("it is installed")
-    with pytest.raises(UnsupportedError, match="is not installed"):
-        cells.fa4(*inputs("bf16", *SIZES)[:3], is_causal=True)
 
 
 def test_flash_attention_4_takes_heads_behind_tokens_and_the_order_of_sums(cells, monkeypatch):

@@ -63,21 +63,6 @@ def test_the_sweeps_ask_for_every_published_row(gpus):
         assert published and published <= keys
 
 
-def test_the_fair_sweep_has_data_parallelism_with_16_bit_weights(gpus):
-    gpus(2)
-    cells = load_cells("fsdp", sweep="fair")
-    keys = [key for task in cells.tasks for key in task]
-    assert {(key["model"], key["capture"]) for key in keys} == {("xl25", True)}
-    precisions = {key["wrapper"]: key["precision"] for key in keys}
-    assert precisions == {
-        "ddp_copies": "bf16_weights",
-        "ddp_updating": "bf16_weights",
-        "fsdp_copies": "bf16",
-        "fsdp": "bf16",
-        "fsdp2": "bf16",
-    }
-
-
 def test_what_the_parameters_name(gpus):
     gpus(2)
     [task] = load_cells("fsdp", capture=True, context=64).tasks
@@ -86,12 +71,6 @@ def test_what_the_parameters_name(gpus):
     cells = load_cells("fsdp", wrappers="fsdp2")
     assert [task[0]["wrapper"] for task in cells.memory_tasks] == ["fsdp2"]
     assert [key["wrapper"] for key in cells.tasks[0]] == ["fsdp2"]
-
-
-def test_pytorchs_is_captured_where_it_is_named(gpus):
-    gpus(2)
-    [task] = load_cells("fsdp", capture=True, wrappers="fsdp,fsdp2").tasks
-    assert [key["wrapper"] for key in task] == ["fsdp", "fsdp2"]
 
 
 def test_what_asks_nccl_is_unsupported_over_gloo(gpus):
@@ -223,31 +202,3 @@ def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus):
         times = [row[f"{name}_ms"] for name in ("gather_start", "gather_end", "turn")]
         times += [row["compute_start_ms"], row["compute_end_ms"]]
         assert times == sorted(times)
-
-
-# Two units: b is gathered ahead in forward and kept; a has to be gathered again in backward.
-MOMENTS_OF_A_STEP = [
-    ("begins", "root", "forward", 0), ("gather begins", "a", "forward", 1),
-    ("gather ends", "a", "forward", 4), ("gather begins", "b", "forward", 5),
-    ("gather ends", "b", "forward", 7),
-    ("turn", "a", "forward", 2), ("computes", "a", "forward", 4),
-    ("turn", "b", "forward", 10), ("computes", "b", "forward", 10), ("ends", "root", "forward", 15),
-    ("gather begins", "a", "backward", 16), ("gather ends", "a", "backward", 22),
-    ("turn", "b", "backward", 15), ("computes", "b", "backward", 15),
-    ("reduce begins", "b", "backward", 20), ("reduce ends", "b", "backward", 24),
-    ("turn", "a", "backward", 20), ("computes", "a", "backward", 22),
-    ("ends", "root", "backward", 30),
-]  # fmt: skip
-
-
-def test_a_gather_is_held_against_the_turn_of_its_unit(gpus):
-    gpus(0)
-    rows = load_cells("fsdp").gather_rows(MOMENTS_OF_A_STEP)
-    columns = ("pass", "unit", "gather_start_ms", "gather_end_ms", "slack_ms", "waited_ms")
-    assert [tuple(row[column] for column in columns) for row in rows] == [
-        ("forward", "a", 1, 4, -2, 2),
-        ("forward", "b", 5, 7, 3, 0),
-        ("backward", "a", 16, 22, -2, 2),
-    ]
-    assert [row["compute_end_ms"] for row in rows] == [10, 15, 30]
-    assert set(rows[0]) == set(bulk.TABLES["gathers"])

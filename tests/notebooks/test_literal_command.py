@@ -7,18 +7,14 @@ copy of a2lib stands first on the path, so that the notebooks of that repository
 import json
 import os
 import pty
-import shutil
 import subprocess
 import sys
 
 import nbformat
-import papermill.cli
 import pytest
 from notebook_runs import PAPERMILL, copy_package, environment, run, shown_on, write_notebook
 
 from a2lib import papermill_default
-from a2lib.lab import Table
-from a2lib.paths import ROOT
 
 LITERAL = [PAPERMILL, "notebooks/tiny.ipynb", "-p", "seq_len", "65536"]
 OUTPUT = "build/runs/tiny.ipynb"
@@ -103,19 +99,6 @@ def test_a_run_that_fails_says_so_and_where_its_notebook_is(repository):
     assert "measured at" not in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_line(repository):
-    (repository / "build").write_text("a file where a folder belongs")
-    done = run(repository, LITERAL, ends=1)
-    assert done.stderr.strip() == "build/runs: Not a directory"
-
-
-def test_a_full_disk_under_the_executed_notebook_is_one_clear_line(repository):
-    (repository / OUTPUT).parent.mkdir(parents=True)
-    (repository / OUTPUT).symlink_to("/dev/full")
-    done = run(repository, LITERAL, ends=1)
-    assert "Traceback" not in done.stderr and done.stderr.endswith(": No space left on device\n")
-
-
 BOMB = "seq_len = 3; open('bomb', 'w')"
 
 
@@ -156,23 +139,6 @@ def test_an_output_that_is_given_is_used(repository):
     assert not (repository / "build").exists()
 
 
-def test_a_program_that_imports_papermill_keeps_its_arguments(repository):
-    program = "import sys, papermill; print(sys.argv[1:])"
-    done = run(repository, [sys.executable, "-c", program, *LITERAL[1:]])
-    assert done.stdout.strip() == str(LITERAL[1:])
-    assert done.stderr == ""
-
-
-def test_make_shows_the_last_words_too(repository):
-    (repository / "dev").mkdir()
-    shutil.copy(ROOT / "dev" / "run_notebook.py", repository / "dev")
-    command = [sys.executable, "dev/run_notebook.py", "tiny", "SEQ_LEN=65536"]
-    done = run(repository, command)
-    assert done.stderr.splitlines()[-2:] == ["measured at 65536", f"{WHERE} {OUTPUT}"]
-    done = run(repository, [*command, "X"], ends=1)  # stops before papermill
-    assert "measured at" not in done.stderr  # nothing was said, or run
-
-
 def test_the_terminal_has_the_tables_and_what_the_last_cell_printed():
     output, cell = nbformat.v4.new_output, nbformat.v4.new_code_cell
     long = "\n".join(map(str, range(40)))
@@ -187,31 +153,6 @@ def test_the_terminal_has_the_tables_and_what_the_last_cell_printed():
     assert papermill_default.results(nbformat.v4.new_notebook()) == ""
 
 
-def test_the_terminal_has_no_rows_that_nobody_asked_for(capsys, tmp_path):
-    output = nbformat.v4.new_output
-    Table("flash", "no-device", tmp_path).shown([])  # the published ones
-    said = output("stream", text=capsys.readouterr().out)
-    table = output("display_data", {"text/html": "<p>", "text/plain": "ms\n3"})
-    last = nbformat.v4.new_code_cell(outputs=[output("stream", text="rows are there")])
-    cells = [nbformat.v4.new_code_cell(outputs=[said, table]), last]
-    shown = papermill_default.results(nbformat.v4.new_notebook(cells=cells))
-    assert said["text"] and shown == "rows are there"
-
-
-@pytest.mark.parametrize(("args", "expected"), [
-    (["a.ipynb"], ["a.ipynb"]),
-    (["-p", "a.ipynb", "b.ipynb", "c.ipynb"], ["c.ipynb"]),
-    (["a.ipynb", "--cwd=d", "-kpython3", "-pname", "3", "--no-progress-bar"], ["a.ipynb"]),
-    (["--", "a.ipynb", "-p"], ["a.ipynb", "-p"]),
-    (["a.ipynb", "-"], ["a.ipynb", "-"]),
-    *((["a.ipynb", *more], []) for more in (["b", "c"], ["--unknown", "x"], ["-p", "seq_len"])),
-    *((["a.ipynb", option], []) for option in ("-h", "--help-notebook", "--version")),
-    ([], []),
-])  # fmt: skip
-def test_positionals(args, expected):
-    assert papermill_default.positionals(papermill.cli.papermill, args) == expected
-
-
 def test_another_notebook_of_the_repository_is_never_written_over(repository):
     other = repository / "notebooks" / "other.ipynb"
     write_tiny(other)
@@ -220,9 +161,3 @@ def test_another_notebook_of_the_repository_is_never_written_over(repository):
     for notebook in ("notebooks/tiny.ipynb", "elsewhere/mine.ipynb"):
         done = run(repository, [PAPERMILL, notebook, "notebooks/other.ipynb"], ends=1)
         assert "would be written over" in done.stderr and other.read_bytes() == before
-
-
-def test_an_output_that_lies_in_no_folder_is_one_clear_line(repository):
-    done = run(repository, [*LITERAL, "nowhere/mine.ipynb"], ends=1)
-    assert done.stderr.splitlines()[-1] == "output folder nowhere doesn't exist."
-    assert "Traceback" not in done.stderr

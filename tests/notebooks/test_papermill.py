@@ -13,7 +13,6 @@ from a2lib.lab.store import data_folder
 from a2lib.paths import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-FLASH = ROOT / "notebooks" / "flash.ipynb"
 # Has one sweep, and less to load than most.
 SHORT = ROOT / "notebooks" / "checkpointing.ipynb"
 STRATEGIES = ("none", "block")
@@ -63,14 +62,6 @@ def test_a_notebook_names_chapters_as_the_sidebar_does():
         text = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
         named = re.findall(r'[Cc]hapters?\s+"([^"]+)"', text)
         assert named and set(named) <= topics, path.name
-
-
-def test_help_notebook_documents_every_parameter():
-    done = run(ROOT, [PAPERMILL, "--help-notebook", str(FLASH)])
-    (cell,) = tagged(nbformat.read(FLASH, as_version=4), "parameters")
-    for line in cell.source.splitlines():
-        name, kind, _, comment = PARAMETER.fullmatch(line).groups()
-        assert f"{name}: {kind} (default" in done.stdout and comment in done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -45,16 +45,6 @@ def test_meshes_by_world_size(gpus):
         )
 
 
-def test_a_size_and_a_scheme_of_ones_own(gpus):
-    gpus(0)
-    [task] = load_cells("parallelism", schemes="dp", tokens="8,16", d_model=16).tasks
-    assert {(key["tokens"], key["d_model"], key["d_ff"]) for key in task} == {
-        (8, 16, 1024),
-        (16, 16, 1024),
-    }
-    assert [key["pass"] for key in task] == [*PASSES, *PASSES]
-
-
 @pytest.mark.slow
 def test_rows_of_ours_pytorchs_and_the_readers_own(gpus, tmp_path):
     gpus(0)

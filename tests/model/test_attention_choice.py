@@ -29,10 +29,9 @@ def test_the_forced_backend_is_what_runs(make_model, batch, name):
 
 
 @pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_backend_that_cannot_run_raises(make_model, batch, name, grad):
+def test_a_backend_that_cannot_run_raises(make_model, batch, name):
     model = make_model(attention=name, device="cpu")
-    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="No (viable|available)"):
+    with pytest.raises(RuntimeError, match="No (viable|available)"):
         model(batch[0])
 
 

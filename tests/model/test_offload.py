@@ -135,37 +135,6 @@ def test_what_is_sent_and_what_stays():
     refused(words, y.sum().backward, error=RuntimeError)
 
 
-@pytest.mark.parametrize(("least", "what"), [(10**6, "small"), (1, "not dense")])
-def test_nothing_to_send_is_an_error(least, what):
-    mover = Mover("cpu", least=least)
-    x = torch.randn(64, 9, requires_grad=True)[:, :8].detach().requires_grad_()
-    with pytest.raises(RuntimeError, match="nothing of 0 was sent .* 5000 bytes"):
-        with mover.moving(0, nn.Identity(), 5000):
-            x.sin() if what == "not dense" else x.contiguous().sin()
-
-
-def test_groups_come_back_before_their_turn(monkeypatch):
-    """While one goes backward the one before it is on its way, and no other."""
-    module, mover, told = Saves(), Mover("cpu", least=1), []
-    fetch = mover._fetch
-
-    def watched(group):
-        told.append(group)
-        fetch(group)
-
-    monkeypatch.setattr(mover, "_fetch", watched)
-    x = torch.randn(64, 8, requires_grad=True)
-    outputs = []
-    for group, quota in zip("abcd", (10**9, 10**9, 10**9, 0), strict=True):
-        with mover.moving(group, module, quota):
-            outputs.append(module(x).sum())
-    order = []
-    for y in reversed(outputs):
-        y.backward()
-        order.append("".join(told))
-    assert order == ["dc", "dcb", "dcba", "dcba"]
-
-
 def test_what_cannot_be_is_one_line(make_model, batch):
     refused("kept 'w2': allowed are q_proj, .*, w3", keeping, ("w2",))
     refused("there is no mover", PlannedBlocks, [BlockPlan((), 1)])

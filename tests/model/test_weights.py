@@ -68,13 +68,11 @@ def test_from_meta_to_a_device(make_model, batch):
         assert torch.equal(model(batch[0]), direct(batch[0]))
 
 
-@pytest.mark.parametrize("through", [torch.float64, torch.bfloat16, torch.float16])
-def test_angles_survive_casts(through):
+def test_angles_survive_casts():
     rope = RotaryPositionalEmbedding(10_000.0, 8, 4096)
     cos = rope.cos.clone()
-    assert cos.dtype == torch.float32
-    rope.to(through)
-    assert rope.cos.dtype == (torch.float64 if through == torch.float64 else torch.float32)
+    rope.to(torch.bfloat16)
+    assert cos.dtype == rope.cos.dtype == torch.float32
     assert torch.equal(rope.float().cos, cos)
     angle = 4095 * 10_000.0 ** (-2 / 8)
     assert rope.double().cos[4095, 1] == torch.tensor(angle, dtype=torch.float64).cos()

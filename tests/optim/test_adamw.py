@@ -239,16 +239,13 @@ def test_a_state_without_a_step_comes_back(working):
             assert torch.equal(after[i][name], value), name
     old = {**before, "state": {0: {"normaliser": torch.ones(2), "exp_avg": torch.zeros(2, 1025)}}}
     refused("^a saved state has normaliser, .*allowed are exp_avg", optimizer.load_state_dict, old)
-    for words, other in (
-        ("^maximize is True; allowed is False$", torch.optim.AdamW(tensors(), maximize=True)),
-        ("^eps is None; allowed are numbers", torch.optim.SGD(tensors())),
-    ):
-        refused(words, optimizer.load_state_dict, other.state_dict())
+    other = torch.optim.AdamW(tensors(), maximize=True).state_dict()
+    refused("^maximize is True; allowed is False$", optimizer.load_state_dict, other)
     for _ in range(2):  # whose groups have no working_dtype
         optimizer.load_state_dict(torch.optim.AdamW(tensors()).state_dict())
 
 
-@pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("options", [{"foreach": False}, {"fused": True}])
 @pytest.mark.parametrize("working", [None, torch.bfloat16])
 def test_its_state_goes_on_in_torchs_adamw_and_comes_back(working, options):
     ours, one_way = tensors(), tensors()
@@ -303,16 +300,10 @@ def test_what_cannot_be_is_refused_in_one_line():
     p = nn.Parameter(torch.ones(2))
     narrow = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     refused("^lr is -1; allowed are numbers from 0$", MasterAdamW, [p], lr=-1)
-    words = r"^lr is tensor\(0.1000\); allowed are numbers"
-    refused(words, MasterAdamW, [p], lr=torch.tensor(0.1))
     words = r"^betas are \(0.9, 1.0\); allowed are two numbers from 0 to below 1$"
     refused(words, MasterAdamW, [p], betas=(0.9, 1.0))
     words = "^working_dtype is torch.float16; allowed are torch.float32 and torch.bfloat16$"
     refused(words, MasterAdamW, [p], working_dtype=torch.float16)
-    wide = nn.Parameter(p.double())
-    refused("^a parameter is torch.float64; allowed are torch.float", MasterAdamW, [wide])
-    words = "a parameter is torch.bfloat16 already"
-    refused(words, MasterAdamW, [narrow], working_dtype=torch.float32)
     p.sum().backward()
     optimizer, late = MasterAdamW([narrow]), {"params": [p], "working_dtype": torch.bfloat16}
     refused("make the optimizer before the first backward", optimizer.add_param_group, late)

@@ -212,8 +212,8 @@ def pytest_report_header():
 
 def pytest_ignore_collect(collection_path, config):
     """A machine that only measures runs `-m gpu` with little installed: what has no such test is
-    not imported there. Without a GPU tests/gpu is not imported but under `-m gpu`, as
-    tests/setup/test_imports.py does, since 600 tests would be collected to be skipped."""
+    not imported there. Without a GPU tests/gpu is not imported but under `-m gpu`, since 600 tests
+    would be collected to be skipped."""
     if config.option.markexpr != "gpu":
         is_of_gpus = collection_path == Path(__file__).with_name("gpu")
         return True if is_of_gpus and not torch.cuda.is_available() else None

@@ -5,7 +5,6 @@ starts when the tasks it waits for have ended. Streams are what runs at the same
 computation and its links.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 COMPUTE, LINKS = "compute", "links"
@@ -21,38 +20,24 @@ class Task:
     after: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """When each task started and ended, in seconds."""
-
-    tasks: tuple[Task, ...]
-    start: dict[str, float]
-    end: dict[str, float]
-
-    @property
-    def seconds(self) -> float:
-        return max(self.end.values())
-
-
-def run(tasks: Iterable[Task]) -> Timeline:
-    """Run ``tasks``, those of a stream in their order."""
-    tasks = tuple(tasks)
+def seconds_of(tasks: list[Task]) -> float:
+    """Return when the last of ``tasks`` ends, those of a stream in their order."""
     queues: dict[str, list[Task]] = {}
     for task in tasks:
         queues.setdefault(task.stream, []).append(task)
     free = dict.fromkeys(queues, 0.0)
-    start: dict[str, float] = {}
     end: dict[str, float] = {}
     while len(end) < len(tasks):
         before = len(end)
         for stream, queue in queues.items():
             while queue and end.keys() >= set(queue[0].after):
                 task = queue.pop(0)
-                ready = max([free[stream], *(end[name] for name in task.after)])
-                start[task.name] = ready
+                ready = free[stream]
+                for name in task.after:
+                    ready = max(ready, end[name])
                 end[task.name] = free[stream] = ready + task.seconds
         assert len(end) > before, "tasks that wait for each other"
-    return Timeline(tasks, start, end)
+    return max(end.values())
 
 
 def data_parallel_backward(layers: int, compute_s: float, reduce_s: float) -> list[Task]:

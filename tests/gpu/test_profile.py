@@ -11,9 +11,8 @@ from notebook_cells import load_cells
 from a2lib.lab import snapshot, trace
 from a2lib.lab.ranges import annotate
 from a2lib.lab.steps import StepConfig, TrainingStep, timed
-from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
+from a2lib.model import TransformerLM, cross_entropy
 from a2lib.shapes import Shape
-from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.transformer import parameter_count
 
 pytestmark = pytest.mark.gpu
@@ -97,16 +96,3 @@ def test_the_recorded_peak_is_the_allocators():
     assert held("optimizer", "parameters") == weights + tables
     assert held("optimizer", "gradients") == weights
     assert held("forward", "saved for backward") > 0
-
-
-@pytest.mark.parametrize("attention", ["eager", "flash"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_a_block_keeps_is_what_the_formula_says(attention, precision):
-    shape, batch, context = Shape(128, 256, 1, 2), 2, 128
-    rope = RotaryPositionalEmbedding(1e4, shape.head_dim, context, device="cuda")
-    block = TransformerBlock(128, 2, 256, rope, attention, device="cuda")
-    x = torch.randn(batch, context, 128, device="cuda", requires_grad=True)
-    with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-        _, saved = load_cells("memory").saved_for_backward(block, x)
-    want = block_saved_bytes(shape, batch, context, attention, precision)
-    assert sum(one["bytes"] for one in saved) == want, saved

@@ -126,10 +126,8 @@ def test_a_cpu_is_given_no_command_of_a_gpu(page):
 
 @pytest.mark.parametrize(("written", "text"), [
     (units.ms(0.0999), "0.10\xa0ms"), (units.ms(1234.5), "1,234\xa0ms"),
-    (units.ms(99.6, 2), "100\xa0ms"), (units.us(0.0281), "28\xa0µs"),
-    (units.gb(56.054e9, 3), "56.1\xa0GB"), (units.gib(2**30), "1.0\xa0GiB"),
-    (units.percent(0.274), "27\xa0%"), (units.percent(-0.001), "0\xa0%"),
-    (units.digits(-2.5), "−2.5"), (units.count(16384.2), "16,384"),
+    (units.us(0.0281), "28\xa0µs"), (units.gib(2**30), "1.0\xa0GiB"),
+    (units.percent(-0.001), "0\xa0%"), (units.digits(-2.5), "−2.5"),
     (units.span([40.2, 66, 61], units.ms), "40\xa0ms to\xa066\xa0ms"),
     (units.span([1.001, 1.002], units.ms), "1.0\xa0ms"),
 ])  # fmt: skip

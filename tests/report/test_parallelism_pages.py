@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import schedules
 
-from a2lib.report.page import one, pick
+from a2lib.report.page import one
 from a2lib.report.pages import parallelism_measured as page
 from a2lib.shapes import PRESETS
 from a2lib.theory.devices import DEVICES
@@ -109,14 +109,14 @@ def on_a_clock(scheme, is_backward, compute, sent):
     return schedules.fsdp(4, compute, *([sent / 2] * 2 if is_backward else [sent]))
 
 
-@pytest.mark.parametrize("sent", [0.1, 0.4, 0.7, 1.0, 1.4, 1.8, 2.5, 9.0])
+@pytest.mark.parametrize("sent", [0.1, 0.7, 1.4, 9.0])
 @pytest.mark.parametrize("scheme, pass_", page.THRESHOLDS)
 def test_perfect_overlap_is_that_of_the_events(scheme, pass_, sent):
     axis = {"tensor_s": sent} if scheme == "tp" else {"data_s": sent}
     row = {"scheme": scheme, "pass": pass_, "layers": 4}
-    timeline = schedules.run(on_a_clock(scheme, pass_ == "backward", 1.0, sent))
+    seconds = schedules.seconds_of(on_a_clock(scheme, pass_ == "backward", 1.0, sent))
     found = page._schedule_ms(row, Cost(0, 1.0, **axis))
-    assert found == pytest.approx(1e3 * timeline.seconds)
+    assert found == pytest.approx(1e3 * seconds)
 
 
 def test_thresholds_by_scheme(rows):
@@ -132,11 +132,3 @@ def test_thresholds_by_scheme(rows):
     assert found["tp", "backward"] == pytest.approx((1000 / 3, 1000 / 3))
     with pytest.raises(LookupError):
         page.crossing(rows[rows["tokens"] < 2000], "dp", "backward")
-
-
-def test_the_bottleneck_is_named_rightly_or_not(rows):
-    sent = page.sending(rows)
-    assert len(sent) == 10 and sent["right"].all()
-    turned = rows.assign(share=1 / rows["share"])
-    assert not page.sending(turned)["right"].any()
-    assert set(pick(sent, expected="communication")["tokens"]) == {500, 1000}

@@ -57,15 +57,6 @@ def test_pictures_are_those_of_the_rows_device_and_place(roots, monkeypatch):
         traces.pictures("kernels", rows.assign(local=False), roots[:1])
 
 
-def test_kernels_of_another_sections_step_are_not_the_profiles(roots, monkeypatch):
-    monkeypatch.setattr(data, "data_roots", lambda: roots)
-    one = bulk.read("kernels", "nvidia-h200", "small", roots[0])
-    about = {"section": "leaderboard", "model": "8B"}
-    bulk.put("kernels", "nvidia-h200", "8B", one.rows, run=one.run, about=about, data=roots[0])
-    rows = pd.DataFrame({"device": ["nvidia-h200"], "local": [False]})
-    assert set(traces.kernels(rows)["model"]) == {"small", "2.7B"}
-
-
 def test_a_timeline_marks_its_peak_however_long():
     rows = []
     for i in range(1500):

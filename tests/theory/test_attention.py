@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from a2lib.theory.attention import PASSES, attention_bytes, attention_flops
 
 size = st.integers(min_value=1, max_value=7)
-length = st.integers(min_value=1, max_value=40)
 
 
 @given(size, size, size, size, size)

@@ -1,9 +1,6 @@
 """The memory of eager attention: closed forms against what was measured, to the byte."""
 
-import math
-
 import committed
-import pytest
 
 from a2lib.theory.eager import PASSES, Eager, longest
 
@@ -35,16 +32,3 @@ def test_the_length_at_which_a_gpu_failed_is_the_counted():
         step = fails - fits
         length = longest(batch, d, causal, room, row["pass"], step=step, in_blocks=in_blocks)
         assert fits == length or (not in_blocks and fits == length - step), row
-
-
-def test_the_longest_sequence_is_the_last_that_fits():
-    for pass_ in PASSES:
-        n = longest(8, 64, True, 10**9, pass_)
-        assert Eager(8, n, 64, True).total(pass_) <= 10**9
-        assert Eager(8, n + 1, 64, True).total(pass_) > 10**9
-        assert longest(8, 64, True, 10**9, pass_, step=256) == n // 256 * 256
-    # Four matrices of 32 bytes a pair of tokens, and little else; five blocks.
-    assert longest(8, 16, False, 128 * 10**9, "backward") == pytest.approx(math.sqrt(1e9), rel=0.01)
-    blocks = longest(8, 64, False, 160 * 10**9, "backward", in_blocks=True)
-    assert blocks == pytest.approx(math.sqrt(1e9), rel=0.01)
-    assert longest(8, 64, False, 10**3, "forward") == 0

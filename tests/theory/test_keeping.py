@@ -41,8 +41,8 @@ def least_ms(always, results, blocks, room):
     return best
 
 
-@pytest.mark.parametrize("times", [(2, 2, 3), (2, 3, 1), (1, 5, 2), (4, 4, 4)])
-@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("times", [(2, 3, 1), (1, 5, 2)])
+@pytest.mark.parametrize("blocks", [1, 3])
 def test_no_choice_computes_less_again(blocks, times):
     always = (4, 4, 1)
     results = list(map(Result, "abc", (4, 4, 7), times))

@@ -6,7 +6,7 @@ import pytest
 from layout_toys import TINY, TOY, training
 from refusals import refused
 
-from a2lib.shapes import PRESETS, GroupedShape
+from a2lib.shapes import PRESETS
 from a2lib.theory.estimate import evaluate, mfu, model_flops
 from a2lib.theory.layouts import Layout
 from a2lib.theory.transformer import forward_flops_by_part, parameter_count
@@ -55,28 +55,6 @@ def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
     assert sent(data=4, device=replace(TOY, node=4)).network_s == 0
     slower = sent(data=4, sharding="zero1", device=replace(TOY, network=0.5))
     assert slower.network_s == 2 * zero1.network_s
-
-
-def test_what_is_elementwise_is_read_and_written_once():
-    """By hand, of a token of TINY: 2 * 2 * 4 widths of 4 of the stream, 2 * 2 of queries and of
-    keys, 8 hidden of 6, and of ten logits three times; two bytes each."""
-    slow = replace(TOY, memory_bandwidth=1.0, flops=1e30)
-    job = training(batch=1)
-
-    def moved(layout=None, **more):
-        result = evaluate(replace(job, **more), layout or Layout(), slow)
-        return result.time.work["elementwise"]
-
-    block = 2 * (2 * 2 * 4 * 4 + 2 * 2 * (4 + 4) + 8 * 6)
-    assert moved() == 4 * (2 * block + 2 * 3 * 10)
-    assert moved(Layout(tensor=2)) == moved() / 2
-    again = 2 * (2 * 4 * 4 + 2 * (4 + 4) + 3 * 6)
-    assert moved(Layout(checkpointing="block")) == moved() + 4 * 2 * again
-    scores = 4 * 2 * 4 * 2 * 2  # bytes of the scores of two blocks of two heads
-    assert moved(attention="eager") == moved() + scores * 11
-    # without a gate 5 hidden in place of 8
-    plain = GroupedShape(4, 6, 2, 2, 10, gated=False)
-    assert moved(shape=plain) == moved() - 4 * 2 * 2 * 3 * 6
 
 
 def test_selective_computes_the_scores_again_and_no_product():

@@ -76,23 +76,6 @@ def test_published_models_have_the_parameters_of_their_released_weights(name):
     assert parameter_count(shape) == RELEASED[name]
 
 
-def test_without_a_gate_a_feed_forward_layer_has_two_matrices():
-    """GPT-3 175B's blocks: 12 d^2 parameters, but for norms and biases."""
-    shape = GroupedShape(12_288, 4 * 12_288, 96, 96, 50_257, tied=True, gated=False)
-    assert shape.block_matrices == 12 * 12_288**2
-    flops = transformer.forward_flops_by_part(shape, 1, 2048)
-    assert flops["ffn"] == 96 * 2 * 2048 * 8 * 12_288**2
-
-
-def test_a_tied_head_has_no_parameters_and_as_many_operations():
-    apart = GroupedShape(12, 20, 2, 6, 17, num_kv_heads=2)
-    tied = GroupedShape(12, 20, 2, 6, 17, num_kv_heads=2, tied=True)
-    assert parameter_count(apart) - parameter_count(tied) == 12 * 17
-    assert transformer.forward_flops(apart, 2, 4) == transformer.forward_flops(tied, 2, 4)
-    sizes = (12, 20, 2, 6, 17)
-    assert parameter_count(GroupedShape(*sizes)) == parameter_count(Shape(*sizes))
-
-
 def test_shapes_that_cannot_be_and_names_that_are_none():
     refused("d_model is 2.0; allowed are positive integers", Shape, 2.0, 8, 1, 2)
     refused("num_heads 3 does not divide d_model 8", Shape, 8, 8, 1, 3)

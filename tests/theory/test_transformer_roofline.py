@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 import torch
 from cuda_casts import as_cuda_casts
-from taped import with_fake_weights
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -86,10 +85,20 @@ class Operators(TorchDispatchMode):
 LARGE, LARGE_BATCH, LARGE_CONTEXT = Shape(512, 1024, 2, 4, vocab_size=2000), 2, 512
 
 
+def fake_model():
+    """Return the model with fake weights and tables on the CPU; where a FakeTensorMode is on."""
+    model = TransformerLM.from_size(LARGE, LARGE_CONTEXT, device="meta")
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            setattr(module, name, torch.nn.Parameter(torch.empty_like(weight, device="cpu")))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty_like(buffer, device="cpu"))
+    return model
+
+
 def operators_of_a_step(precision):
     with FakeTensorMode():
-        model = TransformerLM.from_size(LARGE, LARGE_CONTEXT, device="meta")
-        with_fake_weights(model, "cpu")
+        model = fake_model()
         if precision == "bf16":
             for layer in model.layers:
                 layer.attn.attention = as_cuda_casts

@@ -101,17 +101,6 @@ def test_no_page_asks_another_site_for_anything(book):
             assert not away.match(address), f"{sheet.name}: {address}"
 
 
-def test_scripts_name_no_content_network(book):
-    networks = r"unpkg|jsdelivr|cdnjs|googleapis|gstatic|polyfill\.io|esm\.sh|skypack"
-    for script in book.html.rglob("*.js"):
-        text = script.read_text(encoding="utf-8")
-        if script.name == "tex-mml-chtml.js":
-            # Its speech engine names one. It is loaded from MathJax's menu, which is off.
-            assert "enableMenu" in (ROOT / "_config.yml").read_text()
-            continue
-        assert not re.search(rf"https?://[^\s'\"]*(?:{networks})", text), script.name
-
-
 def test_no_page_holds_a_path_of_this_machine(book):
     for file in (*book.pages(), book.html / "_static" / "texts.js"):
         text = file.read_text(encoding="utf-8")
@@ -139,17 +128,6 @@ def test_every_head_of_a_table_says_what_it_heads(book):
     assert heads > 100
 
 
-def test_the_lines_of_a_measured_table_are_named_by_their_first_columns(book):
-    html = soup(book.html / "flash-shapes.html")
-    tables = html.select("table.dataframe.keys-2")
-    assert len(tables) >= 6
-    for table in tables:
-        for line in table.select("tbody tr"):
-            first, second, *rest = [cell.name for cell in line.find_all(["th", "td"])]
-            assert (first, second, set(rest)) == ("th", "th", {"td"})
-    assert soup(book.html / "collectives.html").select("table.dataframe tbody th[scope=row]")
-
-
 def test_a_page_says_what_it_holds_and_names_no_address_it_does_not_have(book):
     said = set()
     for page in book.pages():
@@ -164,20 +142,6 @@ def test_a_page_says_what_it_holds_and_names_no_address_it_does_not_have(book):
         assert "og:url" not in found and "og:image" not in found
         said.add(found["description"])
     assert len(said) >= 6
-
-
-def test_mathjax_comes_with_equations_alone_and_the_search_with_its_page(book):
-    for page in book.pages():
-        html = soup(page)
-        scripts = " ".join(script["src"] for script in html.find_all("script", src=True))
-        # Sphinx asks a page and all below it for equations, and all are below the first.
-        has_formulas = bool(html.select("article .math")) or page.name == "index.html"
-        assert ("mathjax" in scripts) == has_formulas, page.name
-        assert ("texts.js" in scripts) == (page.name == "search.html"), page.name
-        assert not re.search("searchtools|searchindex|thebe", scripts), page.name
-    assert not soup(book.html / "search.html").select("article .math")
-    icons = book.html / "_static" / "scripts" / "fontawesome.js"
-    assert icons.stat().st_size == 0  # 1.5 MB on every page, for what web fonts draw
 
 
 LOOKED_UP = {"questions", "profile-kernels", "flash-shapes"}

@@ -1,10 +1,8 @@
 """A page's cells run where the book is built: what they show, and that what they raise is heard."""
 
 import os
-import re
 
 import pytest
-import yaml
 from nbformat.v4 import new_code_cell, new_notebook
 
 from a2lib.paths import ROOT
@@ -58,25 +56,14 @@ def test_what_a_cell_raises_is_raised(page):
         page("assert False, 'no'").code_cell_outputs(0)
 
 
-@pytest.mark.parametrize("last", ["figure", "axes", "pandas.Series([1, 2]).plot()"])
+@pytest.mark.parametrize("last", ["figure", "axes"])
 def test_a_figure_of_matplotlib_is_a_chart(page, last):
-    drawn = "import matplotlib.pyplot as plt, pandas\nfigure, axes = plt.subplots()\n"
+    drawn = "import matplotlib.pyplot as plt\nfigure, axes = plt.subplots()\n"
     [output] = page(drawn + last, mystnb={"figure": {}}).code_cell_outputs(0)[1]
     assert "<svg" in output.data["image/svg+xml"] and len(output.data) == 1
 
 
-@pytest.mark.parametrize("last", ["1", "None", "figure.savefig('x.svg')"])
-def test_a_cell_of_a_figure_without_an_image_ends_the_build(page, last):
-    drawn = "import matplotlib.pyplot as plt\nfigure = plt.figure()\n"
-    client = page(drawn + last, mystnb={"figure": {"name": "fig-mine"}})
+def test_a_cell_of_a_figure_without_an_image_ends_the_build(page):
+    client = page("None", mystnb={"figure": {"name": "fig-mine"}})
     with pytest.raises(ValueError, match="page.md: the cell of the figure fig-mine shows no image"):
         client.code_cell_outputs(0)
-
-
-def test_the_readers_figure_of_the_readme_is_shown(page):
-    text = (ROOT / "src" / "a2lib" / "lab" / "README.md").read_text(encoding="utf-8")
-    [(options, cell)] = re.findall(r"```{code-cell} ipython3\n---\n(.*?)---\n(.*?)```", text, re.S)
-    options = yaml.safe_load(options)
-    [output] = page(cell, **options).code_cell_outputs(0)[1]
-    bars = re.findall('<g id="patch_', output.data["image/svg+xml"])
-    assert len(bars) >= 4 and options["mystnb"]["image"]["alt"]

@@ -64,21 +64,9 @@ def test_a_fold_shows_the_tagged_cells_as_code_and_links_the_record(build):
     assert any("flash.ipynb" in file for file in app.env.dependencies["page"])
 
 
-@pytest.mark.parametrize(
-    "options, sources",
-    [
+def test_options_choose_cells(build):
+    for options, sources in (
         (":cells: cases measure", [CASES, MEASURE, LADDER]),
         (":functions: measure_ladder", [LADDER]),
-    ],
-)
-def test_options_choose_cells(build, options, sources):
-    assert code_blocks(build(f"```{{measure}} flash\n{options}\n```")[1]) == sources
-
-
-def test_what_a_notebook_does_not_have_ends_the_build(build):
-    from sphinx.errors import SphinxError
-
-    with pytest.raises(SphinxError) as raised:
-        build("```{measure} flash\n:cells: cases timing\n```")
-    message = str(raised.value)
-    assert message.startswith("page.md: ") and "'timing'" in message and "\n" not in message
+    ):
+        assert code_blocks(build(f"```{{measure}} flash\n{options}\n```")[1]) == sources

@@ -133,8 +133,6 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def two_gpus():
-    import torch
-
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
 

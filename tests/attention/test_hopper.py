@@ -2,7 +2,6 @@
 themselves run in tests/gpu/test_attention_hopper.py."""
 
 import itertools
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -16,47 +15,27 @@ from a2lib.attention import dispatch, forms, hopper_forward, launches
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 
 
-def tensor(length=1024, heads=2, d=64, dtype=torch.bfloat16):
-    """(3, heads, length, d), as a model's projections lie."""
-    return torch.zeros(3, length, heads, d, dtype=dtype).transpose(1, 2)
+def served(q, k, do):
+    """Return whether the kernels for Hopper run the forward and the backward."""
+    forward = {"q": q, "k": k, "v": k, "o": torch.empty_like(q)}
+    gradients = {"do": do, "dq": torch.empty_like(q)}
+    gradients |= {"dk": torch.empty_like(k), "dv": torch.empty_like(k)}
+    is_hopper = dispatch.forward_form(launches.call_of(forward, True)) == "hopper"
+    backward = forward | gradients | {"lse": torch.zeros(q.shape[:-1])}
+    is_one_sweep = dispatch.backward_form(launches.call_of(backward, True)) == "one_sweep"
+    return is_hopper, is_one_sweep
 
 
-def problem(q, k=None, v=None, do=None, causal=True, **options):
-    """A backward over these; ``options`` are of its ``dispatch.Call``."""
-    k = q if k is None else k
-    v = q if v is None else v
-    tensors = {"do": q if do is None else do, "q": q, "k": k, "v": v, "o": torch.empty_like(q)}
-    tensors |= {"lse": torch.zeros(q.shape[:-1])}
-    tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
-    call = launches.call_of(tensors, causal)._replace(**options)
-    return forms.Pass(tensors, call, 1 / math.sqrt(call.head_dim))
-
-
-# When they run.
-
-
-@pytest.fixture
-def on_hopper(monkeypatch):
+def test_not_what_the_copy_engine_cannot_address(monkeypatch):
     monkeypatch.setattr(launches, "is_hopper", lambda device: True)
     monkeypatch.setattr(dispatch, "in_chunks", lambda *_: False)
-
-
-def served(*given, **options):
-    """Whether the kernels for Hopper run the forward and the backward."""
-    p = problem(*given, **options)
-    forward = {name: p.tensors[name] for name in ("q", "k", "v", "o")}
-    call = launches.call_of(forward, p.call.causal)
-    is_one_sweep = dispatch.backward_form(p.call) == "one_sweep"
-    return dispatch.forward_form(call) == "hopper", is_one_sweep
-
-
-def test_not_what_the_copy_engine_cannot_address(on_hopper):
-    q = tensor()
+    q = torch.zeros(3, 1024, 2, 64, dtype=torch.bfloat16).transpose(1, 2)
     odd = torch.zeros(3, 2, 1024, 68, dtype=q.dtype)[..., :64]
     shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(3, 1024, 2, 64).transpose(1, 2)
+    assert served(q, q, q) == (True, True)
     for wrong in (odd, shifted, q[:, :, :1].expand_as(q)):
-        assert served(q, wrong) == (False, False)
-        assert served(q, do=wrong) == (True, False)
+        assert served(q, wrong, q) == (False, False)
+        assert served(q, q, wrong) == (True, False)
 
 
 def test_the_stride_of_a_dimension_of_one_is_nobodys():

@@ -12,74 +12,52 @@ from a2lib.lab import device, device_slug, memory, peak_bytes
 from a2lib.lab.device import Sensors, Watch, slugify
 
 
-class Error(Exception):
-    pass
+def nvml(reasons):
+    """An NVML that knows two devices, of which torch sees the second, and tells no energy."""
+    handles = {"GPU-a": "first", "GPU-b": "second"}
+    megahertz = {("second", 1): 1980}  # NVML_CLOCK_SM
 
+    def no_energy(handle):
+        raise KeyError("not supported")
 
-class FakeNvml(types.ModuleType):
-    """An NVML that knows the devices in ``known`` (UUID -> handle) and may refuse."""
-
-    NVMLError = Error
-    reasons = 0
-
-    def __init__(self, known, refuses=()):
-        super().__init__("pynvml")
-        self.known, self.refuses = known, refuses
-
-    def __getattr__(self, name):
-        what = name.removeprefix("nvmlDeviceGet")
-        readings = {"PowerUsage": 698_765, "EnforcedPowerLimit": 700_000, "nvmlInit": None}
-        readings["TotalEnergyConsumption"] = 5_000_250
-        readings["CurrentClocksThrottleReasons"] = self.reasons
-        if what in self.refuses:
-            raise Error(what)
-        if what not in readings:
-            raise AttributeError(name)
-        return lambda *handle: readings[what]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid not in self.known:
-            raise Error("not found")
-        return self.known[uuid]
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        if "ClockInfo" in self.refuses:
-            raise Error("ClockInfo")
-        return {"second": 1980}[handle] if kind == 1 else 0  # NVML_CLOCK_SM
+    return types.SimpleNamespace(
+        NVMLError=KeyError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: handles[uuid],
+        nvmlDeviceGetClockInfo=lambda handle, kind: megahertz[handle, kind],
+        nvmlDeviceGetPowerUsage=lambda handle: 698_765,
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 700_000,
+        nvmlDeviceGetTotalEnergyConsumption=no_energy,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: reasons,
+    )
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """torch sees one device, "b"; ``gpu(known, refuses)`` are its sensors by that NVML."""
+    """``gpu(module)``: the sensors of the device "b", by this in the place of pynvml."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     properties = types.SimpleNamespace(uuid="b")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
 
-    def make(known, refuses=()):
-        monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(known, refuses))
+    def make(module):
+        monkeypatch.setitem(sys.modules, "pynvml", module)
         return Sensors()
 
     return make
 
 
-def test_the_device_is_found_by_what_it_is_and_not_by_its_number(gpu, monkeypatch):
-    sensors = gpu({"GPU-a": "first", "GPU-b": "second"})
-    assert sensors.sm_mhz() == 1980 and sensors.power_w() == 698.765
-    assert sensors.energy_j() == 5000.25 and sensors.power_limit_w() == 700
+def test_the_device_is_found_by_what_it_is_and_what_it_does_not_tell_is_none(gpu):
     for reasons, capped in ((0, False), (4, True), (1 + 4, True), (1 + 2 + 8 + 32, False)):
-        monkeypatch.setattr(FakeNvml, "reasons", reasons)
+        sensors = gpu(nvml(reasons))
+        assert sensors.sm_mhz() == 1980 and sensors.power_w() == 698.765
+        assert sensors.power_limit_w() == 700 and sensors.energy_j() is None
         assert sensors.capped() is capped
 
 
-def read(sensors):
-    return (sensors.sm_mhz(), sensors.power_w(), sensors.energy_j(), sensors.power_limit_w())
-
-
-def test_without_nvml_there_is_none(gpu, monkeypatch):
-    gpu({})
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read(Sensors()) == (None, None, None, None)
+def test_without_nvml_there_is_none(gpu):
+    sensors = gpu(None)
+    assert sensors.sm_mhz() is sensors.power_w() is sensors.energy_j() is None
 
 
 def test_a_watch_ends_and_has_what_it_read(monkeypatch):

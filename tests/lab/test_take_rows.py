@@ -3,9 +3,7 @@
 import runpy
 from types import SimpleNamespace
 
-import pytest
-
-from a2lib.lab import SECTIONS, StoreError, Table, bulk
+from a2lib.lab import SECTIONS, Table, bulk
 from a2lib.lab.runs import COLUMNS, read_runs, runs_table
 from a2lib.paths import ROOT
 
@@ -51,10 +49,3 @@ def test_what_is_newer_and_its_runs(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "flash, gpu: 2 rows" in printed and "bulk strip, gpu: 2 pictures" in printed
     assert take_rows.take(there, here) == {}
-
-
-def test_what_is_no_data_folder(tmp_path, capsys):
-    assert take_rows.main([str(tmp_path)]) == 1
-    assert "no measured/runs.csv" in capsys.readouterr().err
-    with pytest.raises(StoreError):
-        take_rows.take(tmp_path / "nowhere", tmp_path)

@@ -4,6 +4,7 @@ what the test says, and the clocks themselves; CUDA's own graphs have tests/gpu/
 No test asserts how long anything really took.
 """
 
+import contextlib
 import gc
 import math
 import statistics
@@ -199,26 +200,6 @@ def test_of_ranks_the_slowest_counts_in_each_call():
     assert taken.slowest.named("ms_without") == pytest.approx(expected)
 
 
-def test_the_hosts_time_is_taken_after_the_samples_in_turns(monkeypatch):
-    took = takes(9.0, 1.0, MemoryError(), 3.0, 1.0, *[5.0, 1.0] * 7)
-    asked = []
-
-    def host(self, fn, n):
-        assert len(self.log) == logged
-        asked.append((fn, n))
-        return took()
-
-    functions = {"a": takes(1), "b": takes(1), "bad": takes(1)}
-    logged = len(measure(functions)[1].log)
-    monkeypatch.setattr(FakeClock, "host", host)
-    results, clock = measure(functions)
-    turn = [(functions["a"], 5), (functions["b"], 5)]
-    assert asked == [*turn, (functions["bad"], 5), *turn * 8]
-    assert results["a"] == Timing(1, 1, 1, 100, ms_host=5.0)
-    assert results["b"] == Timing(1, 1, 1, 100, ms_host=1.0)
-    assert isinstance(results["bad"], MemoryError) and clock.released == 1
-
-
 class FakeGraphs:
     def __init__(self):
         self.log, self.alive = [], set()
@@ -268,6 +249,35 @@ def test_a_failure_of_a_capture_or_a_replay_names_the_call_and_ends_the_process(
     with pytest.raises(LostContext) as caught:
         replay(maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0))
     assert (caught.value.name, caught.value.columns) == ("b", {"note": "no graph: out of memory"})
+
+
+def on_cpu(calls, device, **timing):
+    return time_many(calls, device="cpu", **timing)
+
+
+@pytest.mark.parametrize("lost", [None, graphs.NoGraph("b", RuntimeError("odd"))], ids=str)
+def test_a_call_in_turns_has_the_time_of_its_graph_or_says_why_not(monkeypatch, lost):
+    """On a "GPU" that is the CPU; behind a failed capture another process measures the others."""
+
+    def time_replays(captured, expected_ms):
+        assert captured.keys() == expected_ms.keys() and all(expected_ms.values())
+        if lost:
+            raise lost
+        return dict.fromkeys(captured, Timing(0.25, 0.125, 0.5, 7))
+
+    monkeypatch.setattr(graphs, "time_many", on_cpu)
+    monkeypatch.setattr(graphs, "time_replays", time_replays)
+    makers = dict.fromkeys("abc", lambda is_captured: lambda: sum(range(100)))
+    quick = {"warmup_ms": 0, "rep_ms": 1, "min_n": 2, "max_n": 3}
+    rows = {}
+    with pytest.raises(LostContext) if lost else contextlib.nullcontext():
+        for name, row in graphs.time_in_turns(makers, SECTIONS["flash"], device="cuda", **quick):
+            rows[name] = row
+    assert list(rows) == (["b"] if lost else ["a", "b", "c"])
+    for row in rows.values():
+        assert 0 < row["ms_p20"] <= row["ms"] <= row["ms_p80"]
+        assert row.get("ms_graph") == (None if lost else 0.25)
+    assert not lost or rows["b"]["note"] == "no graph: RuntimeError: odd"
 
 
 @pytest.mark.gpu

@@ -1,8 +1,6 @@
 """FSDP's checkpoints: saved by some ranks, loaded by others."""
 
-import contextlib
 import copy
-import fcntl
 import random
 import warnings
 
@@ -205,26 +203,24 @@ def a_checkpoint_that_is_damaged_or_of_another_module_changes_nothing():
 
 
 @check(2)
-def what_a_killed_save_has_left_is_removed():
-    """And nothing that another process writes, or that is no save's."""
+def what_a_killed_save_has_left_is_written_over():
+    """And nothing else is touched: not what another name has, nor what is no save's."""
     rank, _ = world()
     fsdp = FSDP(Tied())
-    with shared_folder() as folder, contextlib.ExitStack() as held:
+    with shared_folder() as folder:
         if rank == 0:
-            for name in ("killed", "saved", "at work", "a reader's"):
-                part = folder / f"{name}.part"
-                part.mkdir()
-                if name != "a reader's":
-                    lock = held.enter_context(open(part / ".lock", "w"))
-                    if name == "at work":
-                        fcntl.flock(lock, fcntl.LOCK_EX)
+            for part in ("saved.part", "at work.part"):
+                (folder / part).mkdir()
+                for name in ("__7_0.distcp", ".metadata", "SHA256SUMS", "a reader's"):
+                    (folder / part / name).write_text("left")
         dist.barrier()
         save_sharded(folder / "saved", fsdp)
-        left = {path.name for path in folder.iterdir()}
-        assert left == {"saved", "at work.part", "a reader's.part"}, left
-        with raises(FileExistsError, "at work.part exists: another process writes to it"):
-            save_sharded(folder / "at work", fsdp)
+        assert {path.name for path in folder.iterdir()} == {"saved", "at work.part"}
+        saved = {path.name for path in (folder / "saved").iterdir()}
+        assert saved == {".metadata", "SHA256SUMS", "__0_0.distcp", "__1_0.distcp", "a reader's"}
+        assert len([*(folder / "at work.part").iterdir()]) == 4
         load_sharded(folder / "saved", fsdp)
+        dist.barrier()
 
 
 @check(2)

@@ -15,13 +15,9 @@ prove that the files are those that were written, not who wrote them: PyTorch un
 checkpoint, so that to load one is to run code. Load what you trust.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import itertools
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -41,7 +37,7 @@ from a2lib.parallel.fsdp.wrapper import FSDP
 from a2lib.parallel.group import everyone, local
 
 MODEL, STATE, GROUPS = "model.", "optimizer.state.", "optimizer.param_groups."
-CHECKSUMS, LOCK, UNFINISHED = "SHA256SUMS", ".lock", ".part"
+CHECKSUMS, UNFINISHED = "SHA256SUMS", ".part"
 # PyTorch's files in a checkpoint.
 METADATA, STORED = ".metadata", ".distcp"
 
@@ -52,39 +48,36 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 
     It has the master weights, rank 0's persistent buffers and the optimizer's state. All ranks must
     share the file system. The folder gets its name when everything is written, so a folder of that
-    name is complete. A save that was killed leaves a folder whose name ends in ``.part``; the
-    next save beside it removes it.
+    name is complete. A save that was killed leaves a folder of the name with ``.part`` behind it,
+    which the next save of that name writes over. Two saves must not write to one name at once.
 
     The optimizer is one of torch.optim, over ``fsdp.parameters()`` or some of them.
 
-    Raises FileExistsError where the folder exists or another process is writing it, OSError where
-    it cannot be made, and ValueError for an optimizer whose state cannot be divided by rows.
+    Raises FileExistsError where the folder exists, OSError where it cannot be made, and ValueError
+    for an optimizer whose state cannot be divided by rows.
     """
     content = {"model": _as_stored(fsdp, _held_tensors(fsdp))}
     if optimizer is not None:
         content["optimizer"] = _optimizer_content(fsdp, optimizer)
     folder = Path(folder)
     part = folder.with_name(folder.name + UNFINISHED)
-    with contextlib.ExitStack() as lock:
-        problem = None
-        if fsdp.rank == 0:
-            try:
-                lock.enter_context(_new_folder(folder, part))
-            except OSError as error:
-                problem = error
-        _raise_first(everyone(problem, fsdp.group))
-        planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-        dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
-        names = set(os.listdir(part)) - {LOCK}
-        names = everyone(sorted(names), fsdp.group)[0]  # those that rank 0 sees
-        lines = []
-        for name in names[fsdp.rank :: fsdp.world_size]:
-            lines.append(f"{_checksum(part / name)}  {name}\n")
-        every_line = itertools.chain(*everyone(lines, fsdp.group))
-        if fsdp.rank == 0:
-            (part / CHECKSUMS).write_text("".join(sorted(every_line)))
-            (part / LOCK).unlink()
-            part.rename(folder)
+    problem = None
+    if fsdp.rank == 0:
+        try:
+            _make_empty(folder, part)
+        except OSError as error:
+            problem = error
+    _raise_first(everyone(problem, fsdp.group))
+    planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
+    names = everyone(sorted(os.listdir(part)), fsdp.group)[0]  # those that rank 0 sees
+    lines = []
+    for name in names[fsdp.rank :: fsdp.world_size]:
+        lines.append(f"{_checksum(part / name)}  {name}\n")
+    every_line = itertools.chain(*everyone(lines, fsdp.group))
+    if fsdp.rank == 0:
+        (part / CHECKSUMS).write_text("".join(sorted(every_line)))
+        part.rename(folder)
     dist.barrier(fsdp.group)
 
 
@@ -126,33 +119,13 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 # The folder.
 
 
-@contextlib.contextmanager
-def _new_folder(folder: Path, part: Path) -> Iterator[None]:
-    """Make the folder that is written to, which is this process's within the context."""
+def _make_empty(folder: Path, part: Path) -> None:
+    """Make the folder ``part`` that is written to, without what a save that was killed left."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
-    for other in folder.parent.glob(f"*{UNFINISHED}"):
-        if (other / LOCK).exists() and _nobody_holds(other / LOCK):
-            shutil.rmtree(other, ignore_errors=True)
-    if part.exists():
-        raise FileExistsError(f"{part} exists: another process writes to it, or made it")
-    # It has its name only once it is locked: another save would take it for one that was killed.
-    unnamed = folder.with_name(f".{folder.name}-{os.getpid()}")
-    unnamed.mkdir(parents=True)
-    with open(unnamed / LOCK, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        unnamed.rename(part)
-        yield
-
-
-def _nobody_holds(path: Path) -> bool:
-    """Return whether the process that locked the file has ended."""
-    try:
-        with open(path) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    part.mkdir(parents=True, exist_ok=True)
+    for left in (part / METADATA, part / CHECKSUMS, *part.glob(f"*{STORED}")):
+        left.unlink(missing_ok=True)
 
 
 def _checksum(path: Path) -> str:

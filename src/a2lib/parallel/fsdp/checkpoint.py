@@ -100,18 +100,22 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     reader = dcp.FileSystemReader(folder)
     metadata = reader.read_metadata()
     held = _held_tensors(fsdp)
-    _check_model(folder, metadata, _as_stored(fsdp, held))
     read = {name: (p, torch.empty_like(x)) for name, (p, x) in held.items()}
-    content = {"model": _as_stored(fsdp, read)}
+    content, in_groups = {"model": _as_stored(fsdp, read)}, []
     if optimizer is not None:
-        content["optimizer"] = _places(fsdp, optimizer, metadata, folder)
+        groups = _groups(fsdp, optimizer)
+        in_groups = [group["params"] for group in groups]
+        content["optimizer"] = {"state": _places(fsdp, metadata), "param_groups": groups}
+    _check_names(folder, metadata, content)
     dcp.load(content, storage_reader=reader, process_group=fsdp.group)
     if optimizer is not None:
-        _check_groups(fsdp, optimizer, content["optimizer"], folder)
-        for values in content["optimizer"]["state"].values():
+        loaded = content["optimizer"]
+        if [group["params"] for group in loaded["param_groups"]] != in_groups:
+            raise ValueError(f"{folder} has other parameters in its groups")
+        for values in loaded["state"].values():
             values.update({key: local(x) for key, x in values.items()})
         # A saved state may call parameters anything: they count in the order of the groups.
-        optimizer.load_state_dict(content["optimizer"])
+        optimizer.load_state_dict(loaded)
     for name, (_, x) in held.items():
         x.copy_(read[name][1])
 
@@ -202,20 +206,25 @@ def _whole(p: Sharded | Replicated | None, rows: Tensor, mesh: DeviceMesh) -> Te
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=p.shape, stride=stride)
 
 
-def _check_model(folder: Path, metadata: Metadata, ours: dict[str, Tensor]) -> None:
-    """Raise ValueError unless the checkpoint has the module's names and shapes, and no other."""
-    theirs = {}
-    for key, stored in metadata.state_dict_metadata.items():
-        if key.startswith(MODEL):
-            theirs[key.removeprefix(MODEL)] = stored
-    for name in sorted(theirs.keys() ^ ours.keys()):
-        lacks = "the module" if name in theirs else folder
-        raise ValueError(f"{lacks} has no {name}; load a checkpoint into the module it is of")
-    for name, x in ours.items():
-        if theirs[name].size != x.shape:
+def _check_names(folder: Path, metadata: Metadata, content: dict) -> None:
+    """Raise ValueError unless the checkpoint has the names and shapes that are to be read, and no
+    other."""
+    ours, parts = {f"{MODEL}{name}" for name in content["model"]}, [MODEL]
+    if "optimizer" in content:
+        parts.append(GROUPS)
+        for n, group in enumerate(content["optimizer"]["param_groups"]):
+            ours.update(f"{GROUPS}{n}.{key}" for key in group)
+    stored = metadata.state_dict_metadata
+    theirs = {key for key in stored if key.startswith(tuple(parts))}
+    into = "load a checkpoint into the module and the optimizer it is of"
+    for key in sorted(theirs ^ ours):
+        lacks = "the training" if key in theirs else folder
+        raise ValueError(f"{lacks} has no {key}; {into}")
+    for name, x in content["model"].items():
+        size = stored[f"{MODEL}{name}"].size
+        if size != x.shape:
             raise ValueError(
-                f"{name} is {tuple(theirs[name].size)} in {folder} and {tuple(x.shape)} in the "
-                "module; load a checkpoint into the module it is of"
+                f"{name} is {tuple(size)} in {folder} and {tuple(x.shape)} in the module; {into}"
             )
 
 
@@ -253,30 +262,17 @@ def _optimizer_content(fsdp: FSDP, optimizer: Optimizer) -> dict:
     return {"state": state, "param_groups": _groups(fsdp, optimizer)}
 
 
-def _places(fsdp: FSDP, optimizer: Optimizer, metadata: Metadata, folder: Path) -> dict:
-    """Return where the optimizer's part is to be read to: a new optimizer has no state yet."""
-    stored = metadata.state_dict_metadata
-    groups = _groups(fsdp, optimizer)
-    theirs = set()
-    for key in stored:
-        if key.startswith(GROUPS):
-            theirs.add(key.removeprefix(GROUPS))
-    ours = set()
-    for n, group in enumerate(groups):
-        for key in group:
-            ours.add(f"{n}.{key}")
-    if theirs != ours:
-        other = f"other settings ({', '.join(sorted(theirs ^ ours))})" if theirs else "no optimizer"
-        raise ValueError(f"{folder} has {other}; load it into an optimizer as it was")
+def _places(fsdp: FSDP, metadata: Metadata) -> dict[str, dict]:
+    """Return where the optimizer's state is to be read to: a new optimizer has none yet."""
     mesh, state = _mesh(fsdp), {}
-    for p in _by_master(fsdp, optimizer).values():
+    for p in fsdp._parameters_in_order:
         name = p.names[0]
         begin = f"{STATE}{name}."
-        for key, value in stored.items():
+        for key, value in metadata.state_dict_metadata.items():
             if key.startswith(begin):
                 place = _place(p, value, mesh)
                 state.setdefault(name, {})[key.removeprefix(begin)] = place
-    return {"state": state, "param_groups": groups}
+    return state
 
 
 def _place(p: Sharded | Replicated, value: object, mesh: DeviceMesh) -> object:
@@ -287,9 +283,3 @@ def _place(p: Sharded | Replicated, value: object, mesh: DeviceMesh) -> object:
     if isinstance(p, Sharded) and len(value.size):
         return _whole(p, torch.empty_like(p.master, dtype=dtype).detach(), mesh)
     return torch.empty(value.size, dtype=dtype, device="cpu")
-
-
-def _check_groups(fsdp: FSDP, optimizer: Optimizer, content: dict, folder: Path) -> None:
-    for theirs, ours in zip(content["param_groups"], _groups(fsdp, optimizer), strict=True):
-        if theirs["params"] != ours["params"]:
-            raise ValueError(f"{folder} has other parameters in its groups")

@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "a2lib"
 SECONDS = 100  # what runs longer hangs
 RANKS = 2
 TILED, KERNELS = "attention/tiled.py", "attention/kernels.py"
-DDP, GROUP, CARRIERS = "parallel/ddp.py", "parallel/group.py", "parallel/carriers.py"
+DDP, GROUP = "parallel/ddp.py", "parallel/group.py"
 SHARDED, EXCHANGE = "parallel/sharded_optimizer.py", "parallel/exchange.py"
 SHARDS, UNITS = "parallel/fsdp/shards.py", "parallel/fsdp/units.py"
 TRANSFERS = "parallel/fsdp/transfers.py"
@@ -143,7 +143,7 @@ PLANTED = {
             (GROUP, "dist.ReduceOp.AVG if group.size() > 1 else dist", "dist")
         ],
         "the optimizer steps before the all-reduces have ended": [
-            (CARRIERS, "in works:\n                work.wait()", "in works:\n                pass")
+            (DDP, "in works:\n                work.wait()", "in works:\n                pass")
         ],
         "frozen parameters get a hook": [
             (

@@ -36,9 +36,10 @@ number of ranks, because a matrix product over more rows sums in another groupin
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -47,10 +48,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from a2lib.parallel.agreement import Agreement, Members
-from a2lib.parallel.carriers import Backend, choose
-from a2lib.parallel.copy_engines import CopyEngines, Then
+from a2lib.parallel.copy_engines import CopyEngines, Then, choose
 from a2lib.parallel.finish import watch_steps
-from a2lib.parallel.group import capturing, make_alike, mean_operator, member, one_device
+from a2lib.parallel.group import Mean, capturing, make_alike, mean_operator, member, one_device
+from a2lib.parallel.lane import Lane
 from a2lib.parallel.tensors import by_dtype
 
 MB = 2**20
@@ -280,21 +281,124 @@ class _UnderWay:
     sent: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
-class _Overlapped(_Replica):
-    """All-reduces during backward, a bucket of gradients each; what the two classes share, which
-    ``BucketedDDP`` says.
+class Backend:
+    """Asynchronous all-reduces of NCCL or gloo, one call a bucket, on the gradients themselves or,
+    in another dtype, on copies."""
 
-    The buckets are in the order in which rank 0's first backward made the gradients, and in the
-    reverse order of registration before. They leave in that order on every rank, whatever the order
-    of arrival: collectives are paired by order, not by name. For a CUDA graph run a few steps
-    first, since the first finish reads the order on the host.
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._dtype, self._mean = dtype, Mean(group)
+        # Of each message what writes the means, which holds the tensors until it has arrived since
+        # the backend does not, and what lets the current stream wait for it.
+        self._sent: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self._lane = Lane(device)
+
+    def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
+        """Take note of each bucket's parameters; nothing of the old ones is on its way."""
+
+    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
+        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. ``then`` is
+        called with them on a stream that waits for the message; on the CPU the host does."""
+        grads = [p.grad for p in params]
+        dense = [_as_sent(g, self._dtype) for g in grads]
+        works = self._mean(dense)
+
+        def write() -> None:
+            for work in works:
+                work.wait()
+            for grad, arrived in zip(grads, dense, strict=True):
+                if arrived is not grad:
+                    grad.copy_(arrived)
+
+        if then is None:
+            self._sent.append((write, write))
+            return
+
+        def write_and_go_on() -> None:
+            write()
+            then(params)
+
+        end = self._lane.run(write_and_go_on)
+        self._sent.append((write, functools.partial(Lane.wait, end)))
+
+    def arrive(self) -> None:
+        """Let the current stream wait for all that was sent, and write it into the gradients."""
+        sent, self._sent = self._sent, []
+        for _, wait in sent:
+            wait()
+
+
+def _as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return the gradient contiguous and in the dtype it travels in: itself or a copy."""
+    if dtype is None or not grad.is_floating_point():
+        return grad.contiguous()
+    return grad.to(dtype, memory_format=torch.contiguous_format)
+
+
+class BucketedDDP(_Replica):
+    """Average gradients by one asynchronous all-reduce per bucket, during the backward.
+
+    A bucket is a group of gradients of one dtype. It is sent as soon as its last gradient is there.
+
+    Arguments:
+
+    - ``module`` and ``group`` are those of ``NaiveDDP``, as are the methods.
+    - ``bucket_size_mb`` is the most that a bucket holds, in MB of 2**20 bytes. A parameter that is
+      larger is a bucket by itself.
+    - ``communication`` says what sends a bucket. "backend" is one call of NCCL or gloo on the
+      gradients themselves. "copy_engines" is for CUDA and GPUs of one host that reach each other's
+      memory, and for large buckets (100 MB was measured). "auto" is copy engines where they can be
+      used, else the backend; the attribute ``why_backend`` then says why. The attribute
+      ``communication`` has the choice.
+    - ``communication_dtype`` is the dtype in which floating gradients are sent. None sends each in
+      its own; bfloat16 halves the bytes of float32. ``.grad`` keeps its dtype.
+
+    Order: every rank sends its buckets in the order in which rank 0's first backward made the
+    gradients, and in that one in the reverse order of registration. A parameter that gets no
+    gradient delays all later buckets until the finish. Hooks of a module that is compiled as a
+    whole fire after its backward: compile block by block. To capture a step in a CUDA graph, run a
+    few steps first: the first finish reads the order on the host.
+
+    Between a backward and the finish, RuntimeError is raised for a second gradient of a parameter
+    (a second backward outside of ``no_sync``, or a checkpoint with use_reentrant=True around a
+    module that is used twice) and for another tensor in its ``.grad``, because the first gradient
+    may be on its way.
+
+    With copy engines, each ``.grad`` is a view of memory that stays, and the next means overwrite
+    it. The gradients that the backward made are kept until the finish as well.
+
+    Rounding: copy engines add in float32, in the order of the ranks, and round the mean once. A
+    backend adds in the dtype that is sent, and may round at each of the W - 1 additions. With two
+    ranks the two round alike.
+
+    Raises ValueError for "copy_engines" where they cannot be used, and for other wrong arguments.
     """
 
     def __init__(
-        self, module: nn.Module, bucket_bytes: float, carrier: Backend | CopyEngines
+        self,
+        module: nn.Module,
+        bucket_size_mb: float,
+        group: dist.ProcessGroup | None = None,
+        *,
+        communication: str = "backend",
+        communication_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(module, carrier.group)
-        self._bucket_bytes, self._carrier = bucket_bytes, carrier
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb must be above 0; got {bucket_size_mb!r}")
+        if communication_dtype is not None and not communication_dtype.is_floating_point:
+            raise ValueError(
+                f"communication_dtype must be a floating dtype or None; got {communication_dtype}"
+            )
+        device = one_device(module)
+        self.communication, self.why_backend = choose(communication, group, device)
+        super().__init__(module, group)
+        carriers = {"backend": Backend, "copy_engines": CopyEngines}
+        self._carrier = carriers[self.communication](group, device, communication_dtype)
+        self._bucket_bytes = bucket_size_mb * MB
         self._then: Then | None = None
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
@@ -409,7 +513,7 @@ class _Overlapped(_Replica):
             self._order_known = True
 
 
-class DDP(_Overlapped):
+class DDP(BucketedDDP):
     """Average gradients by one asynchronous all-reduce per parameter, during the backward.
 
     Each gradient is sent where it lies, as soon as the backward has added it up. Arguments, methods
@@ -418,68 +522,7 @@ class DDP(_Overlapped):
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(module, 0, Backend(group))
-
-
-class BucketedDDP(_Overlapped):
-    """Average gradients by one asynchronous all-reduce per bucket, during the backward.
-
-    A bucket is a group of gradients of one dtype. It is sent as soon as its last gradient is there.
-
-    Arguments:
-
-    - ``module`` and ``group`` are those of ``NaiveDDP``, as are the methods.
-    - ``bucket_size_mb`` is the most that a bucket holds, in MB of 2**20 bytes. A parameter that is
-      larger is a bucket by itself.
-    - ``communication`` says what sends a bucket. "backend" is one call of NCCL or gloo on the
-      gradients themselves. "copy_engines" is for CUDA and GPUs of one host that reach each other's
-      memory, and for large buckets (100 MB was measured). "auto" is copy engines where they can be
-      used, else the backend; the attribute ``why_backend`` then says why. The attribute
-      ``communication`` has the choice.
-    - ``communication_dtype`` is the dtype in which floating gradients are sent. None sends each in
-      its own; bfloat16 halves the bytes of float32. ``.grad`` keeps its dtype.
-
-    Order: every rank sends its buckets in the order in which rank 0's first backward made the
-    gradients. A parameter that gets no gradient delays all later buckets until the finish. Hooks of
-    a module that is compiled as a whole fire after its backward: compile block by block.
-
-    Between a backward and the finish, RuntimeError is raised for a second gradient of a parameter
-    (a second backward outside of ``no_sync``, or a checkpoint with use_reentrant=True around a
-    module that is used twice) and for another tensor in its ``.grad``, because the first gradient
-    may be on its way.
-
-    With copy engines, each ``.grad`` is a view of memory that stays, and the next means overwrite
-    it. The gradients that the backward made are kept until the finish as well.
-
-    Rounding: copy engines add in float32, in the order of the ranks, and round the mean once. A
-    backend adds in the dtype that is sent, and may round at each of the W - 1 additions. With two
-    ranks the two round alike.
-
-    Raises ValueError for "copy_engines" where they cannot be used, and for other wrong arguments.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        bucket_size_mb: float,
-        group: dist.ProcessGroup | None = None,
-        *,
-        communication: str = "backend",
-        communication_dtype: torch.dtype | None = None,
-    ) -> None:
-        if not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb must be above 0; got {bucket_size_mb!r}")
-        if communication_dtype is not None and not communication_dtype.is_floating_point:
-            raise ValueError(
-                f"communication_dtype must be a floating dtype or None; got {communication_dtype}"
-            )
-        device = one_device(module)
-        self.communication, self.why_backend = choose(communication, group, device)
-        if self.communication == "copy_engines":
-            carrier = CopyEngines(group, device, communication_dtype)
-        else:
-            carrier = Backend(group, communication_dtype)
-        super().__init__(module, bucket_size_mb * MB, carrier)
+        super().__init__(module, 1 / MB, group)  # no second gradient fits in
 
 
 def _hook(me: weakref.ref[_Replica], i: int):

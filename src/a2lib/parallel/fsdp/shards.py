@@ -137,12 +137,11 @@ class Sharded:
         """Return how many elements of the whole, flat and not padded, each rank has."""
         return shares(self.shape.numel(), self.slot, self.world_size)
 
-    def take_whole_gradient(self) -> Tensor | None:
-        """Return the gradient of the whole, contiguous, and drop it here; None where there is
-        none."""
+    def take_whole_gradient(self) -> Tensor:
+        """Return the gradient of the whole, contiguous, and drop it here; none counts as zero."""
         gradient = self.shown.grad
         if gradient is None:
-            return None
+            return torch.zeros(self.shape, dtype=self.shown_dtype, device=self.master.device)
         self.shown.grad = None
         self._present = True
         if gradient.is_sparse:

@@ -135,12 +135,12 @@ class FSDP(nn.Module):
         self._shared: SharedMemory | None = None
         if self.communication == "copy_engines":
             needed = []
-            for parts in division.units.values():
-                needed.append(shared_bytes(parts.sharded, self.world_size))
+            for of_unit in division.of_unit.values():
+                needed.append(shared_bytes(of_unit, self.world_size))
             self._shared = SharedMemory(max(needed), group, self.device)
         self._units = []
-        for name, parts in division.units.items():
-            self._units.append(Unit(name, parts, lane, self._transfer_of))
+        for name, of_unit in division.of_unit.items():
+            self._units.append(Unit(name, division.modules[name], of_unit, lane, self._transfer_of))
         self._schedule = Schedule(self._units, self._trained, lane)
         self._held_whole = False  # within gathered()
         # What is asked of the module, of optimizers and of the other ranks.

@@ -47,6 +47,7 @@ class Bug:
 
 
 BROADCAST = "    broadcast_from_first([*module.parameters(), *module.buffers()], group)\n"
+ALL_GATHER = "        copy_all(self._rows, self._masters)\n        if self._wholes:\n"
 # By check: the name of each bug and its edits.
 PLANTED = {
     "attention": {
@@ -165,8 +166,10 @@ PLANTED = {
         "counters are not set back for the next step": [
             (
                 DDP,
-                "        self._forget()\n        if not self._order_known",
-                "        if not self._order_known",
+                "        problem = self._average()\n        self._step = self._new_step()\n",
+                "        first = not self._order_known\n        problem = self._average()\n"
+                "        if first:\n            self._step = self._new_step()\n"
+                "        self._step.forwards, self._step.accumulated = 0, False\n",
             ),
             (DDP, "        if i in now.arrived:", "        if False:"),
             (DDP, "        if replaced:", "        if False:"),
@@ -226,19 +229,19 @@ PLANTED = {
         "freed weights are used in the backward without a gather": [
             (
                 TRANSFERS,
-                "        copy_all(self._rows, self._masters)\n",
+                ALL_GATHER,
                 "        if not hasattr(self, 'once'):\n"
                 "            copy_all(self._rows, self._masters)\n"
-                "        self.once = True\n",
+                "        self.once = True\n        if self._wholes:\n",
             )
         ],
         "later steps gather the weights of the first step": [
             (
                 TRANSFERS,
-                "        copy_all(self._rows, self._masters)\n",
+                ALL_GATHER,
                 "        if not hasattr(self, 'once'):\n"
                 "            self.once = [p.clone() for p in self._masters]\n"
-                "        copy_all(self._rows, self.once)\n",
+                "        copy_all(self._rows, self.once)\n        if self._wholes:\n",
             )
         ],
         "a rank keeps the rows of the other rank": [

@@ -61,14 +61,16 @@ _wrappers: weakref.WeakSet[_Replica] = weakref.WeakSet()
 
 @dataclass(slots=True)
 class _Step:
-    """The counts of a wrapper since the last finish. Not attributes of the wrapper, which is a
-    module: to set one of those costs the host as much as a message."""
+    """What has happened since the last finish. Not attributes of the wrapper, which is a module: to
+    set one of those costs the host as much as a message."""
 
     forwards: int = 0  # of the wrapper, whose backward is to be averaged
     accumulated: bool = False  # a backward has added to a gradient
-
-    def clear(self) -> None:
-        self.forwards, self.accumulated = 0, False
+    waits_for: list[int] = field(default_factory=list)  # gradients that each bucket has not yet
+    next: int = 0  # the bucket to send
+    arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
+    # The gradient that each parameter of what was sent has to have still.
+    sent: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 class _Replica(nn.Module):
@@ -151,7 +153,7 @@ class _Replica(nn.Module):
         forwards = self._step.forwards
         missing = self._fill_missing()
         problem = self._average()
-        self._step.clear()
+        self._step = self._new_step()
         for i in self._agreement.end_step(missing, forwards):
             self._trained[i].grad = None
         if problem:
@@ -172,14 +174,16 @@ class _Replica(nn.Module):
         where one of them finishes the step all the same, every rank raises RuntimeError. After
         backwards in ``no_sync`` alone nothing is sent, and each rank may step on its own gradients.
         """
-        in_no_sync_alone = self._step.accumulated and not self._step.forwards
-        if self._has_sent() or not in_no_sync_alone:
-            self._give_up()
-            self._fill_missing()
-            self._average()
-            self._step.clear()
-            self._agreement.end_step([], Agreement.GIVEN_UP)
-        self._step.clear()
+        step = self._step
+        in_no_sync_alone = step.accumulated and not step.forwards and not step.arrived
+        if in_no_sync_alone:
+            self._step = self._new_step()
+            return
+        self._give_up()
+        self._fill_missing()
+        self._average()
+        self._step = self._new_step()
+        self._agreement.end_step([], Agreement.GIVEN_UP)
 
     def _fill_missing(self) -> list[int]:
         """Give zeros to the parameters without a gradient, and return their places."""
@@ -190,11 +194,11 @@ class _Replica(nn.Module):
                 p.grad = torch.zeros_like(p)
         return missing
 
+    def _new_step(self) -> _Step:
+        return _Step()
+
     def _gradient_is_there(self, i: int) -> None:
         self._step.accumulated = True
-
-    def _has_sent(self) -> bool:
-        return False
 
     def _give_up(self) -> None:
         """Drop the gradients that have not left, and what was to follow on those that have."""
@@ -268,17 +272,6 @@ class FlatDDP(_Replica):
                 grad.copy_(flat[begin : begin + grad.numel()].view_as(grad))
                 begin += grad.numel()
         return ""
-
-
-@dataclass(slots=True)
-class _UnderWay:
-    """The buckets that were sent since the last finish, and what the next ones wait for."""
-
-    waits_for: list[int]  # gradients that each bucket has not yet
-    next: int = 0  # the bucket to send
-    arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
-    # The gradient that each parameter of what was sent has to have still.
-    sent: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 class Backend:
@@ -402,6 +395,7 @@ class BucketedDDP(_Replica):
         self._then: Then | None = None
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
+        self._step = self._new_step()
 
     @contextlib.contextmanager
     def each_mean(self, then: Then) -> Iterator[None]:
@@ -441,16 +435,15 @@ class BucketedDDP(_Replica):
         for bucket in self._buckets:
             self._bucket_parameters.append([self._trained[i] for i in bucket])
         self._carrier.lay_out(self._bucket_parameters)
-        self._forget()
 
-    def _forget(self) -> None:
-        self._under_way = _UnderWay(list(map(len, self._buckets)))
+    def _new_step(self) -> _Step:
+        return _Step(waits_for=list(map(len, self._buckets)))
 
     def _gradient_is_there(self, i: int) -> None:
-        self._step.accumulated = True
+        now = self._step
+        now.accumulated = True
         if not self._synchronizing:
             return
-        now = self._under_way
         if i in now.arrived:
             raise RuntimeError(
                 f"{self._names[i]} got a second gradient before finish_gradient_synchronization: "
@@ -466,7 +459,7 @@ class BucketedDDP(_Replica):
 
     def _send_next(self, then: Then | None = None) -> None:
         """Without recording a graph."""
-        now = self._under_way
+        now = self._step
         bucket = self._buckets[now.next]
         for i in bucket:
             self._check_dense(i)
@@ -475,23 +468,19 @@ class BucketedDDP(_Replica):
         for i in bucket:
             now.sent.append((i, self._trained[i].grad))
 
-    def _has_sent(self) -> bool:
-        return bool(self._under_way.arrived)
-
     def _give_up(self) -> None:
-        now = self._under_way
+        now = self._step
         for bucket in self._buckets[now.next :]:
             for i in bucket:
                 self._trained[i].grad = None
         now.arrived.clear()  # no order to go by
 
     def _average(self) -> str:
-        now = self._under_way
+        now = self._step
         while now.next < len(self._buckets):
             self._send_next()
         replaced = [i for i, grad in now.sent if self._trained[i].grad is not grad]
         self._carrier.arrive()
-        self._forget()
         if not self._order_known:
             self._take_order(list(now.arrived))
         if replaced:
@@ -541,21 +530,16 @@ def _remove(hooks: list) -> None:
 
 
 def _refuse_a_second_wrapper(module: nn.Module) -> None:
-    if _wrapper_of(module) is None:
-        return
-    gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
-    other = _wrapper_of(module)
-    if other is not None:
+    if _wrappers_of(module):
+        gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
+    for other in _wrappers_of(module):
         raise RuntimeError(
             f"a {type(other).__name__} has parameters of this module: averaged twice, they would "
             "be wrong; drop that wrapper first"
         )
 
 
-def _wrapper_of(module: nn.Module) -> _Replica | None:
-    """Return a wrapper that has some of the module's parameters already."""
+def _wrappers_of(module: nn.Module) -> list[_Replica]:
+    """Return the wrappers that have some of the module's parameters already."""
     ids = set(map(id, module.parameters()))
-    for wrapper in list(_wrappers):
-        if not ids.isdisjoint(map(id, wrapper._trained)):
-            return wrapper
-    return None
+    return [w for w in _wrappers if not ids.isdisjoint(map(id, w._trained))]

@@ -5,7 +5,6 @@ parameter by rows.
 """
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator
 
 import torch
@@ -120,13 +119,8 @@ class FSDP(nn.Module):
         self.communication, self.why_backend = choose(communication, group, self.device)
         division = divide(module, compute_dtype, self.rank, self.world_size)
         self._parameters_in_order = division.parameters
-        self._sharded: list[Sharded] = []
-        self._replicated: list[Replicated] = []
-        for p in division.parameters:
-            if isinstance(p, Sharded):
-                self._sharded.append(p)
-            else:
-                self._replicated.append(p)
+        self._sharded = [p for p in division.parameters if isinstance(p, Sharded)]
+        self._replicated = [p for p in division.parameters if isinstance(p, Replicated)]
         self._trained = [p for p in division.parameters if p.master.requires_grad]
         self._were_trained = [p.master.requires_grad for p in division.parameters]
         trained_whole = [p for p in self._replicated if p.master.requires_grad]
@@ -145,7 +139,11 @@ class FSDP(nn.Module):
         self._held_whole = False  # within gathered()
         # What is asked of the module, of optimizers and of the other ranks.
         self._members = Members(module, [p.shown for p in division.parameters])
-        self._optimizers = Optimizers(self._sharded, group)
+        # A rank that is alone has all rows.
+        divided = self._sharded if self.world_size > 1 else []
+        refuse_norms_of(divided)
+        refuse_state_dicts(divided)
+        self._optimizers = Optimizers(divided)
         self._agreement = Agreement([p.names[0] for p in self._trained], self.device, group)
         self._meeting = Meeting(group)
         self._mean = Mean(group)
@@ -156,9 +154,6 @@ class FSDP(nn.Module):
         for part in division.owners | unit_modules:
             part._fsdp = _NoCopies()
         watch_steps(self)
-        if self.world_size > 1:
-            refuse_norms_of(self._sharded)
-            refuse_state_dicts(self._sharded)
 
     def _transfer_of(
         self, sharded: list[Sharded], alike: list[Alike]
@@ -269,8 +264,7 @@ class FSDP(nn.Module):
         for p in parameters:
             grad = p.master.grad
             if grad is not None:
-                grad = torch.view_as_real(grad) if grad.is_complex() else grad
-                total = total + grad.square().sum()  # in float64 if one is
+                total = total + torch.linalg.vector_norm(grad).square()  # in float64 if one is
         return total
 
     def observe(self, observer: Callable[[str, str], object] | None) -> None:
@@ -317,7 +311,7 @@ class FSDP(nn.Module):
         @torch.compiler.disable
         def after(module: nn.Module, args: tuple, output: object) -> None:
             if not self._held_whole:
-                self._schedule.after_forward(unit, output, self._before_backward)
+                self._schedule.after_forward(unit, output)
 
         return before, after
 
@@ -354,14 +348,6 @@ class FSDP(nn.Module):
         gradients = torch.is_grad_enabled() and not capturing(self.device)
         self._schedule.begin_forward(gradients)
 
-    def _before_backward(self, unit: Unit, mark: object) -> None:
-        if torch.is_grad_enabled():  # within a backward, with create_graph alone
-            raise RuntimeError(
-                "FSDP has no backward of a backward, since gathered parameters are freed: call "
-                "this one without create_graph"
-            )
-        self._schedule.before_backward(unit, mark)
-
     # The finish.
 
     def _average_replicated_and_drop_unused(self, forwards: int) -> None:
@@ -377,13 +363,12 @@ class FSDP(nn.Module):
 
     def _check_parameters(self) -> None:
         self._members.check()
-        trained = [p.master.requires_grad for p in self._parameters_in_order]
-        if trained != self._were_trained:
-            changed = list(map(operator.ne, trained, self._were_trained)).index(True)
-            raise RuntimeError(
-                f"{self._parameters_in_order[changed].names[0]} was frozen or thawed after it was "
-                "wrapped; change requires_grad before"
-            )
+        for p, was in zip(self._parameters_in_order, self._were_trained, strict=True):
+            if p.master.requires_grad != was:
+                raise RuntimeError(
+                    f"{p.names[0]} was frozen or thawed after it was wrapped; change requires_grad "
+                    "before"
+                )
 
     def _check_backward(self) -> None:
         if self._schedule.is_in_backward():

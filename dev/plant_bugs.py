@@ -46,7 +46,7 @@ class Bug:
         return f"{self.check}: {self.name}"
 
 
-BROADCAST = "    broadcast_from_first([*module.parameters(), *module.buffers()], group)\n"
+BROADCAST = "    for x in (*module.parameters(), *module.buffers()):\n        if x.numel():\n"
 ALL_GATHER = "        copy_all(self._rows, self._masters)\n        if self._wholes:\n"
 # By check: the name of each bug and its edits.
 PLANTED = {
@@ -139,7 +139,9 @@ PLANTED = {
     },
     "ddp": {
         "nothing": [],
-        "weights of rank 0 are not broadcast": [(GROUP, BROADCAST, "")],
+        "weights of rank 0 are not broadcast": [
+            (GROUP, BROADCAST, BROADCAST.replace("x.numel()", "False"))
+        ],
         "gradients are summed, not averaged": [
             (GROUP, "dist.ReduceOp.AVG if group.size() > 1 else dist", "dist")
         ],

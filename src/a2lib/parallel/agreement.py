@@ -30,7 +30,8 @@ class Members:
 
     def check(self) -> None:
         """Raise RuntimeError for a parameter that came or was replaced since then."""
-        if self._is_as_before():
+        # Of thousands of entries at each step: nothing here is a loop of Python's.
+        if all(map(operator.is_, self._entries(), self._before)):
             return
         for name, p in self._module.named_parameters():
             if id(p) not in self._allowed:
@@ -45,16 +46,11 @@ class Members:
         for module in self._module.modules():
             # PyTorch's public names for what is in them walk the tree.
             self._tables += [module._parameters, module._modules]
-        self._filled = [table for table in self._tables if table]
         self._before = list(self._entries())
 
     def _entries(self) -> Iterator[object]:
-        return itertools.chain.from_iterable(map(dict.values, self._filled))
-
-    def _is_as_before(self) -> bool:
-        # Of thousands of entries at each step: nothing here is a loop of Python's.
-        count = sum(map(len, self._tables))
-        return count == len(self._before) and all(map(operator.is_, self._entries(), self._before))
+        entries = itertools.chain.from_iterable(map(dict.values, self._tables))
+        return itertools.chain(entries, [self])  # an end, which one more or less would move
 
 
 class Agreement:

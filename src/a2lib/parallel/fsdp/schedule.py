@@ -228,9 +228,12 @@ class Schedule:
 
     # The end of a step.
 
-    def is_in_backward(self) -> bool:
-        """Return whether a backward has begun and not ended."""
-        return bool(self._begun)
+    def check_no_backward_runs(self) -> None:
+        """Raise RuntimeError where a backward has begun and not ended: one that raised."""
+        if self._begun:
+            raise RuntimeError(
+                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
+            )
 
     def send_all(self) -> None:
         """Send the root's gradients unless they have left: every rank does, also one on which it

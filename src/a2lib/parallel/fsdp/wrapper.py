@@ -176,7 +176,7 @@ class FSDP(nn.Module):
         wrapping, and after a backward that raised. Raises it on every rank where one of them began
         other forwards since the last step than the rest.
         """
-        self._check_backward()
+        self._schedule.check_no_backward_runs()
         for unit in self._units:
             unit.show(False)
         self._check_parameters()
@@ -341,7 +341,7 @@ class FSDP(nn.Module):
         self._schedule.before_forward(unit)
 
     def _begin_forward(self) -> None:
-        self._check_backward()
+        self._schedule.check_no_backward_runs()
         self._members.check()
         if self._schedule.waits_for_backward:
             self._meeting.meet()  # the last forward was left, which the others may be in
@@ -369,12 +369,6 @@ class FSDP(nn.Module):
                     f"{p.names[0]} was frozen or thawed after it was wrapped; change requires_grad "
                     "before"
                 )
-
-    def _check_backward(self) -> None:
-        if self._schedule.is_in_backward():
-            raise RuntimeError(
-                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
-            )
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError("change the dtype or the device of a module before it is wrapped")

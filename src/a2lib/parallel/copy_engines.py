@@ -270,10 +270,6 @@ class _Place:
         self.address, self.dtype = self.view.data_ptr(), self.view.dtype
         self.stride = self.view.stride()
 
-    def holds(self, grad: Tensor) -> bool:
-        """Return whether the gradient is here already."""
-        return grad.data_ptr() == self.address and grad.dtype == self.dtype
-
     def is_like(self, grad: Tensor) -> bool:
         """Return whether the gradient lies as it would here, from an address on that a kernel reads
         as quickly, which then is compiled for no other."""
@@ -358,7 +354,8 @@ class CopyEngines:
         sent, staged, back = [], [], []
         for place, p in zip(places, params, strict=True):
             grad, source = p.grad, place.view
-            if not place.holds(grad):
+            is_here = grad.data_ptr() == place.address and grad.dtype == place.dtype
+            if not is_here:
                 self._held.append(grad)
                 if place.is_like(grad):
                     source = grad

@@ -37,10 +37,9 @@ def _register() -> None:
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
     _refuse(optimizer)
-    if torch.compiler.is_compiling():
-        return
-    for wrapper in _wrappers:
-        wrapper.meet(optimizer)
+    if not torch.compiler.is_compiling():
+        for wrapper in _wrappers:
+            wrapper.meet(optimizer)
 
 
 def _refuse(optimizer: Optimizer, *_: object) -> None:

@@ -159,20 +159,15 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
                 tokens.copy_(batch)  # an input is written in place
                 loss = captured.replay()
 
-    ``warmup`` steps are taken before the capture, so ``warmup + 1`` steps are taken in all. Every
-    wrapper of this package can be part of the step.
+    ``warmup`` steps, at least 1, are taken before the capture, so ``warmup + 1`` in all. In them
+    the order of the gradients is agreed on, and memory, communicators and kernels are made.
 
-    Arguments:
+    ``step`` takes no arguments and returns tensors, of which the floating ones must be finite. It
+    is called on a side stream; every wrapper of this package can be part of it. It must fulfil
+    these conditions:
 
-    - ``step`` takes no arguments and returns tensors, of which the floating ones must be finite. It
-      is called on a side stream. Each call must do the same work on the same addresses: between
-      replays write inputs in place, and also a learning rate that changes, which has to be a
-      tensor.
-    - ``warmup`` is the number of steps before the capture, at least 1. In them the order of the
-      gradients is agreed on, and memory, communicators and kernels are made.
-
-    The step must fulfil these conditions:
-
+    - Each call does the same work on the same addresses: between replays write inputs in place, and
+      also a learning rate that changes, which has to be a tensor.
     - The optimizer counts its steps on the GPU (``capturable=True``).
     - The caller holds no loss or output of an earlier step. Autograd would hand the gradients over
       on that step's stream, which is not captured.

@@ -1,8 +1,6 @@
 """An optimizer whose state is divided over the ranks: each updates its own parameters, then all
 exchange them.
 
-    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
-
 This is the first stage of ZeRO (Rajbhandari et al., arXiv 1910.02054) in memory: AdamW's 8 bytes a
 parameter become 8/W. In communication it is not quite: it takes gradients that DDP has already
 averaged, so the exchange of the parameters, (W-1)/W of their bytes in and out of each rank, comes

@@ -24,7 +24,7 @@ An update of each bucket as soon as it is the mean, beside the rest of the commu
 ``a2lib.optim.MasterAdamW.overlapping(ddp)``.
 
 Clipping, norms and loss scaling come after ``finish_gradient_synchronization``. An optimizer's step
-without it raises RuntimeError (``finish``).
+without it raises RuntimeError (``agreement``).
 
 To the bit: with two ranks each mean is (a + b) / 2 however it is cut into pieces, so all four
 classes, every bucket size and one process that adds the two ranks' gradients agree exactly. With
@@ -47,16 +47,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from a2lib.parallel.agreement import Agreement, Members
+from a2lib.parallel.agreement import Agreement, Members, watch_steps, wrappers
 from a2lib.parallel.copy_engines import CopyEngines, Then, choose
-from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.group import Mean, capturing, make_alike, mean_operator, member, one_device
 from a2lib.parallel.lane import Lane
 from a2lib.parallel.tensors import by_dtype
 
 MB = 2**20
-
-_wrappers: weakref.WeakSet[_Replica] = weakref.WeakSet()
 
 
 @dataclass(slots=True)
@@ -101,7 +98,6 @@ class _Replica(nn.Module):
             hooks.append(p.register_post_accumulate_grad_hook(_hook(me, i)))
         # Each would cost a call in every later backward.
         weakref.finalize(self, _remove, hooks).atexit = False
-        _wrappers.add(self)
         watch_steps(self)
 
     def forward(self, *args, **kwargs):
@@ -542,4 +538,5 @@ def _refuse_a_second_wrapper(module: nn.Module) -> None:
 def _wrappers_of(module: nn.Module) -> list[_Replica]:
     """Return the wrappers that have some of the module's parameters already."""
     ids = set(map(id, module.parameters()))
-    return [w for w in _wrappers if not ids.isdisjoint(map(id, w._trained))]
+    replicas = [w for w in wrappers if isinstance(w, _Replica)]
+    return [w for w in replicas if not ids.isdisjoint(map(id, w._trained))]

@@ -68,7 +68,6 @@ class Mean:
     for."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        member(group)
         self._group = group or dist.group.WORLD
         self._one, self._several = AllreduceOptions(), AllreduceCoalescedOptions()
         self._one.asyncOp = self._several.asyncOp = True
@@ -120,7 +119,6 @@ def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None
 
     The processes would pair other tensors than they mean: wrong sums, or a hang.
     """
-    rank, _ = member(group)
     gathered = everyone(list(lines), group)
     for other, theirs in enumerate(gathered):
         for here, there in itertools.zip_longest(gathered[0], theirs, fillvalue="no more"):

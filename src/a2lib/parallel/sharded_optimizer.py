@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
+from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.exchange import Chunk, lay_out
-from a2lib.parallel.finish import parameters_of
 from a2lib.parallel.group import check_alike, describe, is_shard, member
 from a2lib.parallel.owners import assign
 

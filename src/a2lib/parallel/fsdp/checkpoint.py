@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from a2lib.parallel.finish import parameters_of
+from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.fsdp.division import clean
 from a2lib.parallel.fsdp.refusals import check_rows
 from a2lib.parallel.fsdp.shards import Replicated, Sharded

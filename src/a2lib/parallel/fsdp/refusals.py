@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from a2lib.parallel.finish import parameters_of
+from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.fsdp.shards import Sharded
 
 _shards: weakref.WeakSet[Sharded] = weakref.WeakSet()  # whose gradients have no norm of torch's

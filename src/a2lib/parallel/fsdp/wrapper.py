@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
-from a2lib.parallel.agreement import Agreement, Meeting, Members
+from a2lib.parallel.agreement import Agreement, Meeting, Members, watch_steps
 from a2lib.parallel.copy_engines import SharedMemory, choose
-from a2lib.parallel.finish import watch_steps
 from a2lib.parallel.fsdp.division import divide
 from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward

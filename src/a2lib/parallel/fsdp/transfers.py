@@ -25,7 +25,7 @@ from torch import Tensor
 
 from a2lib.parallel.copy_engines import ALIGN, SharedMemory, Slots, slot_bytes
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.group import all_gather_coalesced, member, reduce_scatter_coalesced
+from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
 from a2lib.parallel.tensors import copy_all, round_up
 
 
@@ -100,12 +100,9 @@ class BackendTransfer:
 
     sends_slots = True  # of the gradients
 
-    def __init__(
-        self, sharded: list[Sharded], alike: list[Alike], group: dist.ProcessGroup | None
-    ) -> None:
+    def __init__(self, sharded: list[Sharded], group: dist.ProcessGroup | None) -> None:
         self._group = group
-        rank, _ = member(group)
-        own_slots = [p.slot_of(rank) for p in sharded]
+        own_slots = [p.slot_of(p.rank) for p in sharded]
         self._rows, self._masters = _rows_of(sharded, own_slots)
         # As bytes, whatever the dtype: not every backend sends every one.
         self._wholes = [p.buffer.data.view(torch.uint8) for p in sharded]

@@ -158,7 +158,7 @@ class FSDP(nn.Module):
         self, sharded: list[Sharded], alike: list[Alike]
     ) -> BackendTransfer | CopiedTransfer:
         if self._shared is None:
-            return BackendTransfer(sharded, alike, self.group)
+            return BackendTransfer(sharded, self.group)
         return CopiedTransfer(sharded, alike, self._shared)
 
     def forward(self, *args, **kwargs):

@@ -1,6 +1,7 @@
 """The notebooks of a training step that ranks take together, on two GPUs at tiny size."""
 
 import pytest
+import torch
 from notebook_cells import load_cells
 
 from a2lib.lab import bulk, read_section, sweep
@@ -35,7 +36,7 @@ def test_every_way_to_average_gradients(capture):
     ways = [cells.way(name) for name in ("naive", "flat", "overlapped")]
     ways += [*cells.DRAWN[2:], *cells.IN_BF16, cells.UPDATING, *cells.MORE_UPDATING]
     if not capture:
-        ways += [cells.way("torch_ddp", 25), *cells.PEERS]
+        ways += [cells.way("torch_ddp", 25), *cells.OF_TORCH]
     [first, *_] = cells.tasks[0]
     rows = measured(cells.table, [[{**first, **way} for way in ways]], cells.measure)
     for row in rows:
@@ -46,6 +47,34 @@ def test_every_way_to_average_gradients(capture):
     for device, name in pictures:
         kinds = {row["kind"] for row in bulk.read("strip", device, name).rows}
         assert {"communication", "matmul"} <= kinds, name
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_every_way_that_asks_nccl(capture):
+    cells = load_cells("ddp", **TINY, capture=capture)
+    [first, *_] = cells.tasks[0]
+    ways = cells.OURS_BY_NCCL if capture else cells.TORCH_BY_NCCL
+    rows = measured(cells.table, [[{**first, **way} for way in ways]], cells.measure)
+    assert {row["wrapper"] for row in rows} == {way["wrapper"] for way in ways}
+
+
+def test_products_leave_multiprocessors_within_a_context():
+    library = torch.backends.cuda.preferred_blas_library()
+    with pytest.raises(KeyError), load_cells("ddp", **TINY).leaving_sms(16):
+        assert torch._C._get_sm_carveout_experimental() == 16
+        raise KeyError
+    assert torch._C._get_sm_carveout_experimental() is None
+    assert torch.backends.cuda.preferred_blas_library() == library
+
+
+def test_data_parallelism_with_16_bit_weights():
+    cells = load_cells("fsdp", **TINY, capture=True)
+    [first, *_] = cells.tasks[0]
+    task = []
+    for name in cells.REPLICATED:
+        task.append({**first, "wrapper": name, "precision": "bf16_weights"})
+    for row in measured(cells.table, [task], cells.measure):
+        assert float(row["ms_without"]) > 0
 
 
 @pytest.mark.parametrize("capture", [False, True])

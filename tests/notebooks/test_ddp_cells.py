@@ -11,7 +11,7 @@ from notebook_cells import load_cells
 from a2lib.lab import ParameterError, bulk, read_section, sweep
 from a2lib.lab.notebook import Run
 
-SWEEPS = ("essential", "xl25", "2.7B", "plain-xl25", "plain-2.7B", "all")
+SWEEPS = ("essential", "xl25", "2.7B", "plain-xl25", "plain-2.7B", "all", "peers", "fair")
 OURS = ["naive", "flat", "overlapped", "bucketed", "updating"]
 # The wrapper of a reader who has followed the handout, and one of whom forgets to divide.
 OF_A_READER = """
@@ -54,7 +54,10 @@ def test_the_sweeps_and_the_default_ask_for_every_published_row(gpus):
     gpus(2)
     cells = load_cells("ddp", sweep="all")
     published = {cells.table.identify(row) for row in committed.measured("ddp")}
-    assert published and published <= set(keys(cells)) | set(keys(load_cells("ddp")))
+    asked = {*keys(cells), *keys(load_cells("ddp"))}
+    for name in ("peers", "fair"):
+        asked.update(keys(load_cells("ddp", sweep=name)))
+    assert published and published <= asked
     assert set(keys(load_cells("ddp", sweep="essential"))) <= set(keys(cells))
 
 
@@ -72,10 +75,42 @@ def test_what_the_parameters_name(gpus):
     ]
 
 
-def test_pytorchs_wrapper_is_not_captured(gpus):
+def test_products_leave_multiprocessors_in_a_graph_alone(gpus):
+    """Launched, the step beside it would leave them too."""
     gpus(2)
-    with pytest.raises(ParameterError, match="torch_ddp"):
-        load_cells("ddp", capture=True, wrappers="torch_ddp")
+    [task] = load_cells("ddp", capture=True, wrappers="bucketed_carveout_16").tasks
+    assert [key["wrapper"] for key in task] == ["bucketed_carveout_16"]
+    with pytest.raises(ParameterError, match="bucketed_carveout_16"):
+        load_cells("ddp", wrappers="bucketed_carveout_16")
+
+
+def test_what_leaves_multiprocessors_is_a_way_of_its_own(gpus):
+    gpus(2)
+    cells = load_cells("ddp", sweep="peers")
+    assert set(cells.NCCL_OPTIONS) < set(cells.MAKE_BUCKETED)
+    assert {key["wrapper"] for task in cells.tasks for key in task} == {
+        "bucketed",
+        "torch_ddp",
+        *cells.NCCL_OPTIONS,
+    }
+    assert all(cells.NCCL_OPTIONS[name] == {"max_ctas": 16} for name in cells.SMS_LEFT)
+
+
+def test_weights_of_16_bits_and_an_option_that_gloo_lacks(gpus):
+    """One GPU's update beside its backward is in turns where a step is captured."""
+    gpus(0)
+    named = "bucketed,updating,bucketed_max_ctas_8,torch_ddp_zero_cta"
+    options = {"precision": "bf16_weights", "sent_dtype": "bf16", "context": 8}
+    cells = load_cells("ddp", wrappers=named, **options)
+    run = Run("ddp", {}, {}, "cpu", "cpu")
+    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=2, device="cpu") == 0
+    rows = {row["wrapper"]: row for row in read_section("ddp")["cpu"]}
+    for name in ("bucketed", "updating"):
+        assert (rows[name]["status"], rows[name]["precision"]) == ("ok", "bf16_weights"), rows[name]
+        assert float(rows[name]["ms"]) > 0 and float(rows[name]["ms_without"]) > 0
+    for name, option in (("bucketed_max_ctas_8", "max_ctas"), ("torch_ddp_zero_cta", "cta_policy")):
+        assert (rows[name]["status"], rows[name]["ms"]) == ("unsupported", "")
+        assert rows[name]["note"] == f"{option}: an option of NCCL, and these ranks send by gloo"
 
 
 @pytest.mark.slow

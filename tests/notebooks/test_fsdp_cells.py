@@ -9,7 +9,7 @@ import torch
 from forked import STEPS
 from notebook_cells import identities, load_cells
 
-from a2lib.lab import ParameterError, bulk, read_section, sweep
+from a2lib.lab import bulk, read_section, sweep
 from a2lib.lab.notebook import Run
 from a2lib.shapes import TINY
 from a2lib.theory import fsdp as theory
@@ -35,6 +35,14 @@ MAKE["mine"] = lambda model, low: FSDP(model, low)
 MAKE["own"] = no_reduction
 """
 
+REPLICATED_BY_GLOO = """
+def by_gloo(model):
+    return BucketedDDP(model, 100, communication_dtype=torch.bfloat16)
+
+why_not = lambda group, device: ""
+REPLICATED.update(ddp_copies=by_gloo, ddp_updating=by_gloo, nobody=lambda model: model)
+"""
+
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -42,9 +50,32 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 def test_the_sweeps_ask_for_every_published_row(gpus):
     gpus(2)
     cells = load_cells("fsdp", sweep="all")
-    for table, tasks in ((cells.table, cells.tasks), (cells.memory_table, cells.memory_tasks)):
+    asked, of_memory = identities(cells.table, cells.tasks), cells.memory_table
+    for name in ("peers", "symm_mem", "fair"):
+        timed = load_cells("fsdp", sweep=name)
+        asked |= identities(cells.table, timed.tasks)
+        assert not timed.memory_tasks
+    for table, keys in (
+        (cells.table, asked),
+        (of_memory, identities(of_memory, cells.memory_tasks)),
+    ):
         published = {table.identify(row) for row in committed.measured(table.section.name)}
-        assert published and published <= identities(table, tasks)
+        assert published and published <= keys
+
+
+def test_the_fair_sweep_has_data_parallelism_with_16_bit_weights(gpus):
+    gpus(2)
+    cells = load_cells("fsdp", sweep="fair")
+    keys = [key for task in cells.tasks for key in task]
+    assert {(key["model"], key["capture"]) for key in keys} == {("xl25", True)}
+    precisions = {key["wrapper"]: key["precision"] for key in keys}
+    assert precisions == {
+        "ddp_copies": "bf16_weights",
+        "ddp_updating": "bf16_weights",
+        "fsdp_copies": "bf16",
+        "fsdp": "bf16",
+        "fsdp2": "bf16",
+    }
 
 
 def test_what_the_parameters_name(gpus):
@@ -57,10 +88,49 @@ def test_what_the_parameters_name(gpus):
     assert [key["wrapper"] for key in cells.tasks[0]] == ["fsdp2"]
 
 
-def test_pytorchs_is_not_captured(gpus):
+def test_pytorchs_is_captured_where_it_is_named(gpus):
     gpus(2)
-    with pytest.raises(ParameterError, match="fsdp2"):
-        load_cells("fsdp", capture=True, wrappers="fsdp2")
+    [task] = load_cells("fsdp", capture=True, wrappers="fsdp,fsdp2").tasks
+    assert [key["wrapper"] for key in task] == ["fsdp", "fsdp2"]
+
+
+def test_what_asks_nccl_is_unsupported_over_gloo(gpus):
+    """And copy engines without a GPU; the row says why."""
+    gpus(0)
+    cells = load_cells("fsdp", wrappers="fsdp_max_ctas_8,fsdp2_symm_mem,fsdp2_symm_gather")
+    assert not cells.memory_tasks
+    [task] = cells.tasks
+    task += [{**task[0], "wrapper": name, "precision": "bf16_weights"} for name in cells.REPLICATED]
+    run = Run("fsdp", {}, {}, "cpu", "cpu")
+    assert sweep(cells.table, [task], cells.measure, run, ranks=2, device="cpu") == 0
+    rows = {row["wrapper"]: row for row in read_section("fsdp")["cpu"]}
+    assert len(rows) == len(task) == 5
+    assert {row["status"] for row in rows.values()} == {"unsupported"}
+    of_nccl = "an option of NCCL, and these ranks send by gloo"
+    assert rows["fsdp_max_ctas_8"]["note"] == f"max_ctas: {of_nccl}"
+    assert rows["fsdp2_symm_gather"]["note"] == f"cta_policy: {of_nccl}"
+    notes = {f"cta_policy: {of_nccl}"}
+    notes.add(f"torch {torch.__version__} has no FSDPModule.set_symm_mem_for_comm()")
+    assert rows["fsdp2_symm_mem"]["note"] in notes
+    assert "copy" in rows["ddp_copies"]["note"] or "GPU" in rows["ddp_copies"]["note"]
+
+
+def test_data_parallelism_with_16_bit_weights_is_measured_beside_its_own_update(gpus):
+    """Here over gloo, and with gradients that nobody averages."""
+    gpus(0)
+    cells = load_cells("fsdp", context=8)
+    exec(REPLICATED_BY_GLOO, cells.namespace)
+    [[key, *_]] = cells.tasks
+    task = []
+    for name in cells.REPLICATED:
+        task.append({**key, "wrapper": name, "precision": "bf16_weights"})
+    run = Run("fsdp", {}, {}, "cpu", "cpu")
+    assert sweep(cells.table, [task], cells.measure, run, ranks=2, device="cpu") == 0
+    rows = {row["wrapper"]: row for row in read_section("fsdp")["cpu"]}
+    for name in ("ddp_copies", "ddp_updating"):
+        assert rows[name]["status"] == "ok", rows[name]
+        assert float(rows[name]["ms"]) > 0 and float(rows[name]["ms_without"]) > 0
+    assert rows["nobody"]["status"] == "error" and "off their mean" in rows["nobody"]["note"]
 
 
 @pytest.mark.parametrize("world", [2, 8])

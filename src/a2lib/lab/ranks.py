@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 
+from a2lib.errors import UnsupportedError
 from a2lib.lab.device import gpu_count
 from a2lib.lab.parameters import ParameterError, choice, whole
 from a2lib.lab.timing import RankTimes, from_rest, in_turns, sample_count
@@ -23,10 +24,13 @@ SWITCHES = (
     "NCCL_SHM_DISABLE",
     "NCCL_MIN_CTAS",
     "NCCL_MAX_CTAS",
+    "NCCL_CTA_POLICY",
     "NCCL_CUMEM_ENABLE",
     "NCCL_GRAPH_REGISTER",
 )
 WARMUP = 3
+# The groups that `nccl_group` has made in this process, by their options.
+_groups: dict = {}
 
 
 def backend_of(world_size: int, backend: str = "auto") -> tuple[str, str]:
@@ -53,6 +57,30 @@ def join_alone(device: str) -> None:
     if not dist.is_initialized():
         backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def nccl_group(**options: int):
+    """Return a process group of all ranks whose NCCL communicator has these options, entries of
+    ``ProcessGroupNCCL.Options().config``; every rank calls it, and the same options have one group.
+
+    Raises UnsupportedError where the ranks have another backend, or PyTorch knows no such entry.
+    """
+    import torch
+    import torch.distributed as dist
+
+    names = ", ".join(options)
+    backend = dist.get_backend()
+    if backend != "nccl":
+        raise UnsupportedError(f"{names}: an option of NCCL, and these ranks send by {backend}")
+    wanted = dist.ProcessGroupNCCL.Options()
+    for name, value in options.items():
+        if not hasattr(wanted.config, name):
+            raise UnsupportedError(f"{name}: torch {torch.__version__} has no such option of NCCL")
+        setattr(wanted.config, name, value)
+    key = tuple(sorted(options.items()))
+    if key not in _groups:
+        _groups[key] = dist.new_group(pg_options=wanted)
+    return _groups[key]
 
 
 def conditions(device: str) -> str:

@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
+from a2lib.errors import UnsupportedError
 from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
 from a2lib.lab.steps import Phase, StepConfig, TrainingStep
@@ -164,16 +165,16 @@ def stand_still(optimizer):
     return optimizer
 
 
-def fully_sharded(model, low, device: str) -> None:
+def fully_sharded(model, low, device: str, group=None) -> None:
     """Shard `model` by PyTorch's FSDP2 in the units that ours has, freed where ours are: blocks
     after their forward but for the last, the rest after backward. `low` is the dtype that it
-    computes in, None its own. Collective."""
+    computes in, None its own; `group` has all ranks. Collective."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = DeviceMesh.from_group(dist.group.WORLD, device)
+    mesh = DeviceMesh.from_group(group or dist.group.WORLD, device)
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
     for block in model.layers:
         again = block is not model.layers[-1]
@@ -225,10 +226,22 @@ def adamw(params, device: str):
 
 
 def replayed(step: Callable, capture: bool, held: ExitStack) -> Callable:
-    """Return the step, or if `capture` its replay from a CUDA graph, as long as `held` is open."""
+    """Return the step, or if `capture` its replay from a CUDA graph, as long as `held` is open.
+
+    A capture that fails raises UnsupportedError, or what it raised if that was out of memory.
+    """
+    import torch
+
     from a2lib.parallel import capture_step
 
-    return held.enter_context(capture_step(step)).replay if capture else step
+    if not capture:
+        return step
+    try:
+        return held.enter_context(capture_step(step)).replay
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UnsupportedError(f"no CUDA graph of this step: {error}") from error
 
 
 def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankTimes]:

@@ -47,3 +47,29 @@ def test_bytes_and_times_of_two_ways():
     full = 3 * (blocks + 4 * attention + head) / (3 * (blocks + 2 * attention + head))
     assert planned["mfu_full"] == pytest.approx(full * planned["mfu"])
     assert planned["mfu"] == pytest.approx(3 * (blocks + 2 * attention + head) / 5000 * 1e3 / 989.4)
+
+
+def test_states_in_bf16_stand_beside_the_ladder():
+    names = ("own_attention", "own_copies", "bf16_states")
+    rows = [{**ROW, "way": way, "ms": 4000.0, "kept_bytes": 2 * ROOT} for way in names]
+    rows[1]["ms"] = 3900.0
+    for row in rows:
+        row |= {"ms_forward": 1.0, "ms_backward": 2.0}
+        row |= {"allocated_bytes": 100e9, "reserved_bytes": 110e9}
+    table = leaderboard.columns(pd.DataFrame(rows), tables)
+    first, last, beside = table.to_dict("records")
+    assert (last["way"], last["gained"]) == ("own_copies", 100.0)
+    assert (beside["way"], beside["state"], first["state"]) == ("bf16_states", 3 * P, 6 * P)
+    assert pd.isna(beside["gained"]) and pd.isna(beside["predicted"])
+    assert [*leaderboard.ladder(table)["way"]] == ["own_attention", "own_copies"]
+    table["computing"] = [3990.0, 3890.0, 3500.0]
+    lines = leaderboard.side_by_side(table, ["own_attention", "bf16_states"])
+    assert [*lines.columns] == ["quantity", "7 a2lib's attention", "bf16 states"]
+    waits = lines[lines["quantity"] == "step less these kernels, ms"]
+    assert [*waits.iloc[0]][1:] == ["10", "500"]
+
+
+def test_runs_have_letters_by_their_age():
+    rows = pd.DataFrame({"run": ["20261129T202000Z-b", "20261127T014557Z-a", "20261129T202000Z-b"]})
+    assert [*rows["run"].map(leaderboard.run_letters(rows))] == ["B", "A", "B"]
+    assert leaderboard.run_days(rows) == "A: 2026-11-27, B: 2026-11-29"

@@ -1,6 +1,7 @@
 """The 8B step: what each configuration's time and bytes should consist of, beside its rows."""
 
 import dataclasses
+from string import ascii_uppercase
 
 import pandas as pd
 
@@ -19,7 +20,8 @@ from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import fused_step
 from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
 
-CONFIGURATIONS = {  # a way of the rows, and its name on the page
+# A way of the rows, and its name on the page. Each step of the ladder keeps the changes before it.
+LADDER = {
     "recomputed": "1 baseline",
     "attention_kept": "2 save attention",
     "fused_head": "3 fused loss",
@@ -28,8 +30,9 @@ CONFIGURATIONS = {  # a way of the rows, and its name on the page
     "offloaded": "6 offload",
     "own_attention": "7 a2lib's attention",
     "own_copies": "8 copy engines",
-    "bf16_states": "9 bf16 states",
 }
+BESIDE = {"bf16_states": "bf16 states"}  # compared with the ladder, and no step of it
+CONFIGURATIONS = {**LADDER, **BESIDE}
 STATE_BYTES = {"bf16_states": 6}  # of a parameter: weight and moments; fp32 where not named
 NO_PREDICTION = ("recomputed", "own_fsdp", "own_copies")  # of what a configuration gains
 PIECES = {
@@ -63,9 +66,11 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     counted: bytes of the peak, counted
     PIECES: ms predicted at measured rates; ``unaccounted`` is the rest of the step
     predicted_ms: their sum without the rest
-    gained, predicted: ms that the step is shorter than the one before, measured and predicted
+    gained, predicted: ms that a step of the ladder is shorter than the one before, measured and
+        predicted
     in ..., in collectives, in copies, in blocks: ms of a traced step's kernels by piece; of what
         runs beside them; of the blocks' matmuls
+    computing: ms of the kernels of COMPUTING
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     attention = attention_rates(rows_of("flash"))
@@ -85,9 +90,16 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows = rows.assign(predicted_ms=explained, unaccounted=rows["ms"] - explained)
     rows = rows.sort_values("way", key=lambda way: way.map(list(CONFIGURATIONS).index))
     rows = rows.join(_traced(rows))
+    in_computing = rows.reindex(columns=[f"in {piece}" for piece in COMPUTING])
+    rows["computing"] = in_computing.sum(axis=1, skipna=False)
     of_one_step = ["model", "layers", "batch", "context", "world_size"]
-    shorter = -rows.groupby(of_one_step)[["ms", "predicted_ms"]].diff()
+    shorter = -ladder(rows).groupby(of_one_step)[["ms", "predicted_ms"]].diff()
     return rows.assign(gained=shorter["ms"], predicted=shorter["predicted_ms"])
+
+
+def ladder(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the LADDER's configurations."""
+    return rows[rows["way"].isin(LADDER)]
 
 
 def attention_rates(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -180,9 +192,10 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return step, gain, prediction, MFU and HFU of each configuration."""
+    """Return run, step, gain, prediction, MFU and HFU of each configuration."""
     columns = {
         "configuration": rows["way"].map(CONFIGURATIONS),
+        "run": rows["run"].map(run_letters(rows)),
         "step": rows["ms"].map(count),
         "gained": cells(rows["gained"]),
         "predicted": cells(rows["predicted"].mask(rows["way"].isin(NO_PREDICTION))),
@@ -190,6 +203,39 @@ def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
         "HFU": rows["hfu"].map(percent),
     }
     return pd.DataFrame(columns)
+
+
+def run_letters(rows: pd.DataFrame) -> dict[str, str]:
+    """Return a letter for each run of the rows, A for the earliest."""
+    runs = sorted(set(rows["run"]))
+    return {run: ascii_uppercase[number] for number, run in enumerate(runs)}
+
+
+def run_days(rows: pd.DataFrame) -> str:
+    """Return the day of each of the rows' runs by its letter: "A: 2026-11-27, B: 2026-11-29"."""
+    days = []
+    for run, letter in run_letters(rows).items():
+        day = pd.Timestamp(run.partition("-")[0])
+        days.append(f"{letter}: {day:%Y-%m-%d}")
+    return ", ".join(days)
+
+
+def side_by_side(rows: pd.DataFrame, ways: list[str]) -> pd.DataFrame:
+    """Return where the time and the memory of a few configurations go, a column for each."""
+    rows = rows.set_index("way").loc[ways]
+    values = {
+        "step, ms": rows["ms"],
+        "forward, ms": rows["ms_forward"],
+        "backward, ms": rows["ms_backward"],
+        "computing kernels, ms": rows["computing"],
+        "step less these kernels, ms": rows["ms"] - rows["computing"],
+        "largest peak, GB": rows["allocated_bytes"] / 1e9,
+        "reserved after the steps, GB": rows["reserved_bytes"] / 1e9,
+    }
+    lines = []
+    for name, line in values.items():
+        lines.append([name, *line.map(count)])
+    return pd.DataFrame(lines, columns=["quantity", *(CONFIGURATIONS[way] for way in ways)])
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:

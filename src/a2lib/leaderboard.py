@@ -5,8 +5,8 @@
     torchrun --standalone --nproc-per-node 1 -m a2lib.leaderboard --num-layers 8
     torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard --size tiny
 
-The first takes the fastest way with masters in fp32 and no FP8, the second PyTorch's parts, the third a part
-of the model on one GPU, the last runs without a GPU.
+The first takes the fastest way with masters in fp32 and no FP8, the second PyTorch's parts, the
+third a part of the model on one GPU, the last runs without a GPU.
 ``LADDER`` has the ways to take the step, of which each changes one thing of the one before.
 ``Training`` is the step, ``plan`` decides what each block keeps, ``measure`` times the step as
 triton.testing.do_bench does: 30 s of steps after a warm-up of 10 s, the L2 cache cleared before

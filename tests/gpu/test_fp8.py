@@ -5,8 +5,7 @@ import torch
 
 from a2lib.model.fp8 import fp8_product, fp8_rows, fp8_swiglu
 
-if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
-    pytest.skip("needs a GPU with FP8", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 
 def off(tensor, right):

@@ -52,7 +52,7 @@ TORCH_FREE = ("", "paths", "errors", "command", "checks", "shapes", "activations
 TORCH_FREE += ("papermill_default", "theory", "lab", "report")
 HEAVY = ("torch", "triton")
 # Modules of such a part that are PyTorch's modes or functions: who imports them has torch.
-OF_TORCH = ("a2lib.lab.tape", "a2lib.lab.peers", "a2lib.lab.sanity")
+OF_TORCH = ("a2lib.lab.tape", "a2lib.lab.sanity")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from a2lib.theory.layout_memory import kept_by_block
 from a2lib.theory.layouts import Case, Layout, Training
 
 # Round numbers: 1,000 operations, 10 bytes to a device of the node (of two), 1 byte to others.
-TOY = Device("toy", 1e3, 1e6, 1e30, 10.0, 1.0, 2, fp32=100.0)
+TOY = Device("toy", 1e3, 1e6, 1e30, 10.0, 1.0, 2)
 TINY = Shape(d_model=4, d_ff=6, num_layers=2, num_heads=2, vocab_size=10)
 WIDE = Shape(d_model=8, d_ff=16, num_layers=12, num_heads=4, vocab_size=64)
 
@@ -17,9 +17,8 @@ NOTHING = dict.fromkeys(
 
 
 def training(batch=4, context=4, shape=TINY, **more):
-    """A training of this library's uncompiled blocks, at the whole of the peak."""
-    defaults = {"activations": "library", "efficiency": 1.0}
-    return Training(shape, batch, context, **{**defaults, **more})
+    """A training at the whole of the peak."""
+    return Training(shape, batch, context, efficiency=1.0, **more)
 
 
 def kept(job):

@@ -37,9 +37,8 @@ from torch.utils.checkpoint import checkpoint
 from a2lib.activations import CHUNK, PRODUCTS, BlockPlan
 from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.lab import Timing, inductor, memory, synchronize
-from a2lib.lab.clock import Clock, Mark
 from a2lib.lab.device import device_kind
-from a2lib.lab.timing import RankTimes, meet
+from a2lib.lab.timing import Clock, Mark, RankTimes, meet
 from a2lib.lab.training import fully_sharded
 from a2lib.lab.worker import join_group
 from a2lib.model import TransformerLM, cross_entropy

@@ -45,8 +45,8 @@ def main(command: click.Command, args: list[str] | None = None, *more: object, *
     if command.name == "papermill":
         args = list(sys.argv[1:] if args is None else args)
         paths = positionals(command, args)
-        if paths:
-            refuse_paths(*map(Path, paths))
+        if len(paths) == 2:
+            refuse_overwriting(*map(Path, paths))
         if paths and is_ours(Path(paths[0])):
             output = None
             if len(paths) == 1:
@@ -72,28 +72,11 @@ def positionals(command: click.Command, args: list[str]) -> list[str]:
     return [path for path in paths if isinstance(path, str)]
 
 
-def refuse_paths(notebook: Path, output: Path | None = None) -> None:
-    """End this process with one line for a notebook that is none of notebooks/, or an output that
-    is a folder, or another of them: `papermill notebooks/f*.ipynb` would write over a record."""
-    ours = ROOT / "notebooks"
-    names = sorted(path.stem for path in ours.glob("*.ipynb"))
-    if notebook.suffix == ".ipynb" and notebook.parent.resolve() == ours.resolve():
-        if notebook.stem not in names:
-            raise SystemExit(f"no notebook {none_of(names, notebook.stem)}")
-    elif notebook.stem in names and is_absent(notebook):
-        path = os.path.relpath(ours / notebook.name)
-        raise SystemExit(f"no file {notebook}; did you mean {path}?")
-    if output is None:
-        return
-    if output.is_dir():
-        raise SystemExit(f"{output} is a folder: name a file, {output / notebook.name} say")
+def refuse_overwriting(notebook: Path, output: Path) -> None:
+    """End this process with one line where the output is another of this repository's notebooks:
+    `papermill notebooks/f*.ipynb` would write over a record."""
     if is_ours(output) and output.resolve() != notebook.resolve():
         raise SystemExit(f"{output} is a notebook itself, and would be written over: name one file")
-
-
-def is_absent(notebook: Path) -> bool:
-    """Return whether papermill would look for a file, not for a URL, and there is none."""
-    return notebook.suffix == ".ipynb" and not notebook.exists() and ":" not in str(notebook)
 
 
 def is_ours(notebook: Path) -> bool:

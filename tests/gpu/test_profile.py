@@ -1,14 +1,15 @@
 """Traces and snapshots of a GPU: what the readers say against what CUDA and PyTorch count."""
 
 import collections
+import shutil
 import sys
 
 import pytest
 import torch
+from notebook_cells import load_cells
 
-from a2lib.lab import nsight, snapshot, trace
+from a2lib.lab import snapshot, trace
 from a2lib.lab.ranges import annotate
-from a2lib.lab.saved import saved_for_backward
 from a2lib.lab.steps import StepConfig, TrainingStep, timed
 from a2lib.model import RotaryPositionalEmbedding, TransformerBlock, TransformerLM, cross_entropy
 from a2lib.shapes import Shape
@@ -21,8 +22,9 @@ IN_A_BLOCK = "attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2
 
 def check(traced):
     """What must hold of a trace of two steps of two blocks, whoever recorded it."""
+    cells = load_cells("profile")
     assert list(traced.steps()) == ["step 0", "step 1"]
-    unfiled = trace.unfiled_percent(traced.kernels)
+    unfiled = cells.unfiled_percent(traced.kernels)
     assert unfiled["no_launch_percent"] == 0 and unfiled["no_class_percent"] < 1, unfiled
     # After each step, outside of its range and its clock, the host reads the loss.
     outside = [k.name for k in traced.kernels if not k.path]
@@ -37,10 +39,10 @@ def check(traced):
         assert launched.keys() >= linears, launched
         phases = collections.Counter(k.phase for k in products)
         assert phases["backward"] >= 2 * len(linears), launched
-    for phases in trace.phase_times(traced).values():
-        assert set(phases) == {*trace.PHASES, trace.STEP}
+    for phases in cells.phase_times(traced).values():
+        assert set(phases) == {*trace.PHASES, "step"}
         for times in phases.values():
-            assert 0 < times.ms_busy <= times.ms and times.us_queued > 0
+            assert 0 < times["ms_busy"] <= times["ms"] and times["us_queued"] > 0
 
 
 def test_a_trace_by_torch_profiler():
@@ -57,13 +59,13 @@ def test_a_trace_by_torch_profiler():
     check(traced)
 
 
-@pytest.mark.skipif(nsight.find() is None, reason="needs Nsight Systems")
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="needs Nsight Systems")
 def test_a_trace_by_nsight_systems(tmp_path):
     options = "--num-layers=2 --context=128 --batch=2 --warmup=2 --steps=2 --nvtx=modules --json"
     command = [sys.executable, "-m", "a2lib.benchmark", *options.split()]
-    path, printed = nsight.record(command, tmp_path / "report", timeout_s=300)
+    traced, printed = load_cells("profile").under_nsys(command, tmp_path / "report")
     assert '"status": "ok"' in printed
-    check(trace.from_nsys(path))
+    check(traced)
 
 
 def test_the_recorded_peak_is_the_allocators():
@@ -105,6 +107,6 @@ def test_what_a_block_keeps_is_what_the_formula_says(attention, precision):
     block = TransformerBlock(128, 2, 256, rope, attention, device="cuda")
     x = torch.randn(batch, context, 128, device="cuda", requires_grad=True)
     with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-        _, saved = saved_for_backward(block, x)
+        _, saved = load_cells("memory").saved_for_backward(block, x)
     want = block_saved_bytes(shape, batch, context, attention, precision)
-    assert sum(one.bytes for one in saved) == want, [(one.operations, one.bytes) for one in saved]
+    assert sum(one["bytes"] for one in saved) == want, saved

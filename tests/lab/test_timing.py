@@ -16,7 +16,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from a2lib.lab import SECTIONS, Timing, graphs, time_call, time_many, timing
-from a2lib.lab import clock as clocks
 from a2lib.lab.failures import LostContext
 from a2lib.lab.timing import RankTimes
 
@@ -194,16 +193,16 @@ def test_the_gpu_clock_flushes_outside_of_the_events(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
     monkeypatch.setattr(torch, "empty", lambda *size, **options: flush)
     monkeypatch.setattr(
-        clocks, "Sensors", lambda: types.SimpleNamespace(sm_mhz=lambda: log.append("clock") or 1980)
+        timing, "Sensors", lambda: types.SimpleNamespace(sm_mhz=lambda: log.append("clock") or 1980)
     )
-    clock = clocks.Clock("cuda")
+    clock = timing.Clock("cuda")
     assert clock.samples(lambda: log.append("call"), 2) == [2, 2]
     # The clock is read while the queue is being worked off.
     assert log == ["flush", "event", "call", "event"] * 2 + ["clock", "synchronize"]
     assert clock.sm_mhz == 1980
     log.clear()
     ticks = iter((5_000_000, 11_000_000))  # ns before the first call and after the last
-    monkeypatch.setattr(clocks, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
     assert clock.host(lambda: log.append("call"), 3) == 2.0
     assert log == ["synchronize", *["call"] * 3, "synchronize"]
 
@@ -261,8 +260,8 @@ def test_the_clock_is_the_median_of_the_readings_that_succeeded(monkeypatch):
 
 
 class FakeGraphs:
-    def __init__(self, unusable=False):
-        self.log, self.unusable, self.alive = [], unusable, set()
+    def __init__(self):
+        self.log, self.alive = [], set()
 
     def capture(self, make, calls):
         call = make()
@@ -271,11 +270,6 @@ class FakeGraphs:
             call()
         self.alive.add(call.name)
         return types.SimpleNamespace(replay=call, release=lambda: self.alive.discard(call.name))
-
-    def mend(self):
-        self.log.append("mend")
-        if self.unusable:
-            raise LostContext("gone")
 
 
 def maker(name, *milliseconds):
@@ -287,14 +281,12 @@ def maker(name, *milliseconds):
     return make
 
 
-def replay(*makers, expected=1.0, unusable=False):
+def replay(*makers, expected=1.0):
     made = {make().name: make for make in makers}
-    fake, clock = FakeGraphs(unusable), FakeClock()
+    fake, clock = FakeGraphs(), FakeClock()
     expected_ms = dict.fromkeys(made, expected)
-    try:
-        done = graphs.time_replays(made, expected_ms, max_n=20, graphs=fake, clock=clock)
-    finally:
-        assert not fake.alive and clock.released
+    done = graphs.time_replays(made, expected_ms, max_n=20, graphs=fake, clock=clock)
+    assert not fake.alive and clock.released
     return done, fake, clock
 
 
@@ -319,20 +311,11 @@ def test_as_many_replays_are_taken_as_fit():
 
 
 @pytest.mark.parametrize("at", [0, 2, 3, 10])
-def test_a_failure_of_a_replay_is_its_own_and_the_rest_go_on(at):
+def test_a_failure_of_a_capture_or_a_replay_names_the_call_and_ends_the_process(at):
     error = MemoryError("out of memory")
-    done, fake, _ = replay(maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0))
-    assert done["b"] is error and error.__traceback__ is None
-    assert done["a"].n == done["c"].n == 20
-    assert fake.log.count("mend") == 1
-
-
-@pytest.mark.parametrize("at", [0, 3])
-def test_an_unusable_device_ends_it(at):
-    error = RuntimeError("illegal memory access")
-    makers = maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0)
-    with pytest.raises(LostContext):
-        replay(*makers, unusable=True)
+    with pytest.raises(LostContext) as caught:
+        replay(maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0))
+    assert (caught.value.name, caught.value.columns) == ("b", {"note": "no graph: out of memory"})
 
 
 @pytest.mark.gpu

@@ -23,8 +23,8 @@ def raising(error):
 
 @pytest.fixture
 def time(monkeypatch):
-    """``time(makers, replays)``: the rows on a "GPU" that is the CPU, with these replays; those too
-    before it raises, then ``time.raised`` is what."""
+    """``time(makers, error)``: the rows on a "GPU" that is the CPU, whose replays raise the error
+    if there is one; those too before it raises, then ``time.raised`` is what."""
     time_many = graphs.time_many
     monkeypatch.setattr(
         graphs,
@@ -32,21 +32,24 @@ def time(monkeypatch):
         lambda calls, device, **timing: time_many(calls, device="cpu", **timing),
     )
 
-    def measure(makers, replays=None):
+    def measure(makers, error=None):
         def time_replays(captured, expected_ms):
             assert captured.keys() == expected_ms.keys() and all(expected_ms.values())
             for call in captured.values():
                 call()()
-            if isinstance(replays, Exception):
-                raise replays
-            return replays or dict.fromkeys(captured, REPLAYED)
+            if error:
+                raise error
+            return dict.fromkeys(captured, REPLAYED)
 
         monkeypatch.setattr(graphs, "time_replays", time_replays)
         rows, measure.raised = {}, None
         try:
-            rows.update(graphs.time_in_turns(makers, SECTIONS["flash"], device="cuda", **QUICK))
-        except failures.LostContext as error:
-            measure.raised = error
+            for name, row in graphs.time_in_turns(
+                makers, SECTIONS["flash"], device="cuda", **QUICK
+            ):
+                rows[name] = row
+        except failures.LostContext as lost:
+            measure.raised = lost
         return rows
 
     return measure
@@ -74,15 +77,12 @@ def test_what_fails_is_a_row_and_the_others_are_timed(time):
     assert rows["good"]["ms_graph"] == 0.25
 
 
-def test_what_cannot_be_captured_keeps_its_time_and_says_why(time):
-    rows = time({"a": make, "b": make}, {"a": RuntimeError("x" * 1000), "b": REPLAYED})
-    assert rows["a"]["ms"] > 0 and "ms_graph" not in rows["a"]
-    assert rows["a"]["note"] == "no graph: RuntimeError: " + "x" * 173 + "..."
-    assert rows["b"]["ms_graph"] == 0.25
-
-
-def test_where_a_graph_spoils_the_device_all_are_measured_elsewhere(time):
-    assert not time({"a": make, "b": make}, failures.LostContext("gone")) and time.raised
+def test_what_cannot_be_captured_keeps_its_time_and_the_rest_is_measured_elsewhere(time):
+    lost = graphs.NoGraph("b", RuntimeError("x" * 1000))
+    rows = time({"a": make, "b": make, "c": make}, lost)
+    assert list(rows) == ["b"] and time.raised is lost
+    assert rows["b"]["ms"] > 0 and "ms_graph" not in rows["b"]
+    assert rows["b"]["note"] == "no graph: RuntimeError: " + "x" * 173 + "..."
 
 
 def test_a_device_lost_in_turns_blames_nobody(time):

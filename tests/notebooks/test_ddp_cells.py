@@ -8,8 +8,9 @@ import pytest
 from forked import STEPS
 from notebook_cells import load_cells
 
-from a2lib.lab import ParameterError, bulk, read_section, sweep
+from a2lib.lab import ParameterError, bulk, read_section, sweep, trace
 from a2lib.lab.notebook import Run
+from a2lib.lab.trace import Kernel
 
 SWEEPS = ("essential", "xl25", "2.7B", "plain-xl25", "plain-2.7B", "all", "peers", "fair")
 OURS = ["naive", "flat", "overlapped", "bucketed", "updating"]
@@ -147,3 +148,21 @@ def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus, tmp_path):
     assert picture.run == rows["bucketed", "backend"]["run"]
     assert (picture.about["section"], picture.about["wrapper"]) == ("ddp", "bucketed")
     assert "backward" in {row["phase"] for row in picture.rows}
+
+
+def test_the_window_of_a_replay_ends_backward_with_its_last_product(gpus):
+    """20 ms of products, an all-reduce until 24, the optimizer from there to 60."""
+    gpus(0)
+    ms = 1_000_000
+    kernels = [
+        Kernel("nvjet_tst", "7", 0, 20 * ms),
+        Kernel("ncclDevKernel_AllReduce", "9", 18 * ms, 24 * ms),
+        Kernel("multi_tensor_apply_kernel<FusedAdam>", "7", 24 * ms, 60 * ms),
+    ]
+    replay = trace.Trace("torch", kernels, [])
+    rows = load_cells("ddp").around_end_of_backward(replay, captured=True)
+    assert [(row["kind"], row["start_us"], row["duration_us"]) for row in rows] == [
+        ("matmul", 0, 15_000),
+        ("communication", 13_000, 6_000),
+        ("optimizer", 19_000, 11_000),
+    ]

@@ -222,17 +222,7 @@ def test_another_notebook_of_the_repository_is_never_written_over(repository):
         assert "would be written over" in done.stderr and other.read_bytes() == before
 
 
-def test_an_output_that_is_a_folder_or_lies_in_none_is_one_clear_line(repository):
-    (repository / "results").mkdir()
-    done = run(repository, [*LITERAL, "results"], ends=1)
-    assert done.stderr == "results is a folder: name a file, results/tiny.ipynb say\n"
+def test_an_output_that_lies_in_no_folder_is_one_clear_line(repository):
     done = run(repository, [*LITERAL, "nowhere/mine.ipynb"], ends=1)
     assert done.stderr.splitlines()[-1] == "output folder nowhere doesn't exist."
     assert "Traceback" not in done.stderr
-
-
-def test_a_misspelt_notebook_names_the_nearest(repository):
-    done = run(repository, [PAPERMILL, "notebooks/tinny.ipynb"], ends=1)
-    assert done.stderr.strip() == "no notebook tinny (did you mean tiny?); allowed are tiny"
-    done = run(repository, [PAPERMILL, "notebook/tiny.ipynb"], ends=1)
-    assert done.stderr == "no file notebook/tiny.ipynb; did you mean notebooks/tiny.ipynb?\n"

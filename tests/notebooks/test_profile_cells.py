@@ -1,13 +1,16 @@
 """The cells of notebooks/profile.ipynb at the smallest size, through a worker."""
 
 import json
+import os
 from dataclasses import asdict
 
+import pytest
 import traced_by_hand
 from notebook_cells import load_cells
+from programs import write_program
 
 from a2lib import benchmark, lab
-from a2lib.lab import bulk, nsight, start_run
+from a2lib.lab import bulk, start_run, trace
 from a2lib.lab.steps import StepTimes
 
 
@@ -37,22 +40,73 @@ def test_a_trace_is_rows_and_pictures(tmp_path, monkeypatch, forked_workers):
         assert {row["phase"] for row in strip} == {phase}
 
 
-def test_nsight_systems_traces_the_same_step_in_a_process_of_its_own(tmp_path, monkeypatch):
+@pytest.fixture
+def traced(tmp_path):
+    traced_by_hand.write_nsys(tmp_path / "report.sqlite")
+    return trace.from_nsys(tmp_path / "report.sqlite")
+
+
+def test_what_could_not_be_filed(traced):
+    assert load_cells("profile").unfiled_percent(traced.kernels) == {
+        "no_launch_percent": 100 * 25 / 400,
+        "no_range_percent": 0,
+        "no_class_percent": 100 * 20 / 400,
+    }
+
+
+def test_each_phase_by_the_gpu_and_by_the_host(traced):
+    cells = load_cells("profile")
+    (phases,) = cells.phase_times(traced).values()
+    assert len(cells.median_step(traced)) == 8
+    # From 100 to 280 by four kernels, 160 of them at work, launched in 190 by four calls of 5.
+    assert tuple(phases["forward"].values()) == (4, 0.18, 0.16, 0.19, 90.0)
+    assert tuple(phases["backward"].values()) == (2, 0.16, 0.15, 0.3, 160.0)
+    assert tuple(phases["step"].values())[:4] == (8, 0.865, 0.355, 1)
+
+
+# `profile` runs the command behind the options and leaves a report; `export` makes a file of it.
+NSYS = """#!/usr/bin/env bash
+for word in "$@"; do case $word in --output=*) output=${word#--output=} ;; esac; done
+if [ "$1" = export ]; then cp "$HAND" "$output"; exit; fi
+while [ "${2#-}" != "$2" ]; do shift; done
+echo report >"$output.nsys-rep"
+"${@:2}"
+"""
+
+
+@pytest.fixture
+def nsys(tmp_path, monkeypatch):
+    """A script in the place of nsys."""
+    traced_by_hand.write_nsys(tmp_path / "hand.sqlite")
+    write_program(tmp_path / "bin" / "nsys", NSYS)
+    monkeypatch.setenv("HAND", str(tmp_path / "hand.sqlite"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_a_command_under_nsys_is_a_trace_or_one_line(nsys, tmp_path):
+    cells = load_cells("profile")
+    (tmp_path / "r.sqlite").write_text("of another run")
+    traced, printed = cells.under_nsys(["echo", "said"], tmp_path / "r")
+    assert len(traced.kernels) == 9 and printed == "said\n"
+    with pytest.raises(RuntimeError, match="^nsys profile ended with 3: it printed nothing$"):
+        cells.under_nsys(["bash", "-c", "exit 3"], tmp_path / "r")
+
+
+def test_nsight_systems_traces_the_same_step_in_a_process_of_its_own(tmp_path, monkeypatch, traced):
     """A stand-in gives a report of three phases of one step."""
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
     ns = load_cells("profile", context="8", mode="train-step", precision="bf16")
     commands = []
 
-    def record(command, report, timeout_s):
+    def under_nsys(command, report):
         commands.append(command)
         assert "." not in report.name
         phases = ("forward", "loss", "backward", "optimizer", "step", "wall")
         times = asdict(StepTimes(dict.fromkeys(phases, 2.0), {}, None))
         said = json.dumps({"status": "ok", "note": "", "steps": [times] * 3})
-        traced_by_hand.write_nsys(tmp_path / "report.sqlite")
-        return tmp_path / "report.sqlite", f"Generating report\n{said}\n"
+        return traced, f"Generating report\n{said}\n"
 
-    monkeypatch.setattr(nsight, "record", record)
+    monkeypatch.setitem(ns.namespace, "under_nsys", under_nsys)
     ns.traces.run = start_run(command="", parameters={}, device="cpu", data=tmp_path)
     case = {**ns.asked[0], "profiler": "nsys"}
     keys = [{**case, "phase": phase} for phase in ("forward", "loss", "step")]

@@ -58,25 +58,25 @@ def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
 
 
 def test_what_is_elementwise_is_read_and_written_once():
-    """By hand, of a token of TINY in fp32: 2 * 2 * 4 widths of 4 of the stream, 2 * 2 of queries
-    and of keys, 8 hidden of 6, and of ten logits three times."""
-    slow = replace(TOY, memory_bandwidth=1.0, flops=1e30, fp32=1e30)
-    job = training(batch=1, precision="fp32")
+    """By hand, of a token of TINY: 2 * 2 * 4 widths of 4 of the stream, 2 * 2 of queries and of
+    keys, 8 hidden of 6, and of ten logits three times; two bytes each."""
+    slow = replace(TOY, memory_bandwidth=1.0, flops=1e30)
+    job = training(batch=1)
 
     def moved(layout=None, **more):
         result = evaluate(replace(job, **more), layout or Layout(), slow)
         return result.time.work["elementwise"]
 
-    block = 4 * (2 * 2 * 4 * 4 + 2 * 2 * (4 + 4) + 8 * 6)
-    assert moved() == 4 * (2 * block + 4 * 3 * 10)
+    block = 2 * (2 * 2 * 4 * 4 + 2 * 2 * (4 + 4) + 8 * 6)
+    assert moved() == 4 * (2 * block + 2 * 3 * 10)
     assert moved(Layout(tensor=2)) == moved() / 2
-    again = 4 * (2 * 4 * 4 + 2 * (4 + 4) + 3 * 6)
+    again = 2 * (2 * 4 * 4 + 2 * (4 + 4) + 3 * 6)
     assert moved(Layout(checkpointing="block")) == moved() + 4 * 2 * again
-    scores = 4 * 2 * 4 * 2 * 4  # bytes of the scores of two blocks of two heads, in fp32
+    scores = 4 * 2 * 4 * 2 * 2  # bytes of the scores of two blocks of two heads
     assert moved(attention="eager") == moved() + scores * 11
     # without a gate 5 hidden in place of 8
     plain = GroupedShape(4, 6, 2, 2, 10, gated=False)
-    assert moved(shape=plain) == moved() - 4 * 2 * 4 * 3 * 6
+    assert moved(shape=plain) == moved() - 4 * 2 * 2 * 3 * 6
 
 
 def test_selective_computes_the_scores_again_and_no_product():
@@ -94,7 +94,7 @@ def test_selective_computes_the_scores_again_and_no_product():
 @pytest.mark.parametrize("name", ["Llama-3-8B", "8B"])
 def test_the_work_of_a_layout_without_recomputation_is_the_models(name):
     """In operations: products and half of the scores, whose backward computes five for four."""
-    job = training(16, 4096, PRESETS[name], activations="fused")
+    job = training(16, 4096, PRESETS[name])
     parts = forward_flops_by_part(job.shape, 16, 4096, causal=True)
     work = evaluate(job, Layout(), replace(TOY, flops=1.0)).time.work
     assert work["products"] == pytest.approx(3 * (sum(parts.values()) - parts["attention"]))

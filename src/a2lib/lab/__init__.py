@@ -7,7 +7,7 @@ from a2lib.lab.device import device_kind, device_slug, gpu_count, synchronize
 from a2lib.lab.lock import DeviceBusy, device_lock
 from a2lib.lab.memory import peak_bytes
 from a2lib.lab.notebook import start
-from a2lib.lab.parameters import ParameterError, choice, choices, divisible, flag, whole, wholes
+from a2lib.lab.parameters import ParameterError, choice, choices, flag, whole, wholes
 from a2lib.lab.runs import read_runs, start_run
 from a2lib.lab.sections import SECTIONS, Section
 from a2lib.lab.store import StoreError, Table, read_section
@@ -27,7 +27,6 @@ __all__ = [
     "device_kind",
     "device_lock",
     "device_slug",
-    "divisible",
     "flag",
     "gpu_count",
     "peak_bytes",

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import hashlib
 import re
 import statistics
 import sys
@@ -52,17 +51,6 @@ def device_slug() -> str:
     import torch
 
     return slugify(torch.cuda.get_device_name())
-
-
-def gpu_hash() -> str:
-    """Eight digits that tell the current CUDA device from others of its kind, made of its UUID, and
-    do not say which it is; "cpu" without CUDA."""
-    if device_kind() == "cpu":
-        return "cpu"
-    import torch
-
-    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    return hashlib.sha256(str(uuid).encode()).hexdigest()[:8]
 
 
 def synchronize(device: str) -> None:

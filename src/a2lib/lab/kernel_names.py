@@ -1,65 +1,64 @@
 """Tell by its name what kind of work a kernel does.
 
-The first rule that matches counts. Names are those of PyTorch, cuBLAS, cuDNN, Triton and NCCL on
-Hopper as their sources and public traces have them; a trace says by ``unfiled_percent`` how much of
-its time no rule knows. A name shows what a kernel is, not what it is for: a softmax or a norm
-written out is elementwise and reductions, and only its range tells.
+The first rule that matches counts; what none knows is "other". Names are those of PyTorch, cuBLAS,
+cuDNN, Triton and NCCL on Hopper as their sources and public traces have them. A name shows what a
+kernel is, not what it is for: a softmax or a norm written out is elementwise and reductions, and
+only its range tells.
 """
 
 import functools
 import re
 
-MATMUL, ATTENTION, SOFTMAX, NORM = "matmul", "attention", "softmax", "normalisation"
-LOSS, EMBEDDING, OPTIMIZER, FUSED = "loss", "embedding", "optimizer", "fused"
-ELEMENTWISE, REDUCTION, COPY = "elementwise", "reduction", "copy"
-COMMUNICATION, OTHER = "communication", "other"
 KINDS = (
-    *(MATMUL, ATTENTION, SOFTMAX, NORM, ELEMENTWISE, REDUCTION, COPY, FUSED),
-    *(LOSS, EMBEDDING, OPTIMIZER, COMMUNICATION, OTHER),
+    *("matmul", "attention", "softmax", "normalisation", "elementwise", "reduction", "copy"),
+    *("fused", "loss", "embedding", "optimizer", "communication", "other"),
 )
 
 # (kind, pattern); case counts. Attention before matmul: its kernels are cutlass templates. What is
 # before "elementwise" is there because that word stands in the name of most kernels.
 RULES = (
     (
-        COMMUNICATION,
+        "communication",
         r"^nccl|ncclDevKernel|ncclKernel|all_reduce_kernel|c10d::|gloo:|^Memcpy PtoP|"
         # Of copy engines: the mean that they have brought together, and PyTorch's barriers.
         r"^_mean_kernel$|barrier_kernel",
     ),
     (
-        ATTENTION,
+        "attention",
         # What is fused around a call of attention has its name.
         r"flash_(fwd|bwd)|Flash_(fwd|bwd)|FlashAttn|fmha|sdpa|^(?!triton_(poi|per|red)_).*attention|"
         r"compute_dot_do_o|convert_dq_to_16bits|"
         r"^(forward|backward|backward_dq|backward_dkdv|prepare|finish|split|chunk|combine)_kernel$|"
         r"^backward_(chunks|wide)_kernel$",
     ),
-    (LOSS, r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
-    (SOFTMAX, r"softmax|SoftMax"),
-    (OPTIMIZER, r"multi_tensor_apply_kernel|[Ff]used_?[Aa]dam|^adamw$|aten::_f(used|oreach)_"),
+    ("loss", r"nll_loss|LogSoftMax|log_softmax|cross_entropy"),
+    ("softmax", r"softmax|SoftMax"),
+    ("optimizer", r"multi_tensor_apply_kernel|[Ff]used_?[Aa]dam|^adamw$|aten::_f(used|oreach)_"),
     (
-        MATMUL,
+        "matmul",
         r"nvjet|gemm|gemv|cutlass|splitK|cublas|xmma|triton_tem_|dot_kernel|"
         r"^aten::(addmm|mm|bmm|baddbmm|matmul)$",
     ),
-    (FUSED, r"^triton_"),
-    (NORM, r"(layer|rms|batch|group)_norm|(Layer|RMS|Batch|Group)Norm|RowwiseMoments|GammaBeta"),
+    ("fused", r"^triton_"),
     (
-        EMBEDDING,
+        "normalisation",
+        r"(layer|rms|batch|group)_norm|(Layer|RMS|Batch|Group)Norm|RowwiseMoments|GammaBeta",
+    ),
+    (
+        "embedding",
         r"embedding|indexSelect|index_select|vectorized_gather|RadixSort|radix_sort|"
         r"krn_partial|compute_grad_weight|sum_and_scatter|compute_num_of_partial|"
         # Of many tokens, whose gradients are sorted by token and added up.
         r"cub::\S*Device(UniqueByKey|Select|Compact|Scan)",
     ),
     (
-        COPY,
+        "copy",
         r"^Mem(cpy|set)|copy_kernel|CatArray|FillFunctor|^aten::(copy_|cat|fill_|zero_|clone)$|"
         r"transpose_readWrite",
     ),
-    (REDUCTION, r"reduce_kernel|DeviceReduce|^aten::(sum|mean|amax|max|min|norm)$"),
+    ("reduction", r"reduce_kernel|DeviceReduce|^aten::(sum|mean|amax|max|min|norm)$"),
     (
-        ELEMENTWISE,
+        "elementwise",
         r"elementwise|pointwise|CUDAFunctor|^aten::(add|sub|mul|div|pow|rsqrt|silu|neg|exp|where|"
         r"masked_fill|gt|sigmoid|sqrt|lerp|addcmul|addcdiv|arange|silu_backward|random)_?$",
     ),
@@ -70,7 +69,7 @@ _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in RULES)
 @functools.lru_cache(maxsize=65_536)
 def kind_of(name: str) -> str:
     """The class of a kernel's (demangled) name, one of ``KINDS``."""
-    return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
+    return next((kind for kind, pattern in _COMPILED if pattern.search(name)), "other")
 
 
 # Nsight's demangler writes "<unnamed>" and "(int)4" where that of torch.profiler has "(anonymous

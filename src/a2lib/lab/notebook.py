@@ -18,13 +18,12 @@ import textwrap
 import time
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from a2lib import paths
 from a2lib.lab.device import device_kind, device_slug
 from a2lib.lab.parameters import flag, whole
-from a2lib.lab.runs import start_run, versions
-from a2lib.lab.store import Table
+from a2lib.lab.runs import versions
 
 YEAR_S = 366 * 24 * 3600
 
@@ -33,8 +32,7 @@ YEAR_S = 366 * 24 * 3600
 class Run:
     """One execution of a notebook on `device`, "cuda" or "cpu".
 
-    `until` is when nothing more is started (`time.time()`), or infinity. `left` counts the rows
-    that the time limit has left so far.
+    `until` is when nothing more is started (`time.time()`), or infinity.
     """
 
     notebook: str
@@ -44,7 +42,6 @@ class Run:
     slug: str
     until: float = float("inf")
     remeasure: bool = False
-    left: int = field(default=0, compare=False)
 
     @property
     def parameters(self) -> dict[str, object]:
@@ -59,17 +56,6 @@ class Run:
             if value != self.defaults[name] and name != "time_limit_s":
                 words += ["-p", name, shlex.quote(str(value))]
         return " ".join(["papermill", f"notebooks/{self.notebook}.ipynb", *words])
-
-    def record(self, table: Table, devices: int, measure: Callable) -> str:
-        """Record a run of `measure` on so many devices in runs.csv and return its id."""
-        return start_run(
-            command=self.command,
-            parameters=self.parameters,
-            device=table.device,
-            n_devices=devices,
-            data=table.data,
-            source=source_hash(measure),
-        )
 
 
 def start(notebook: str, namespace: Mapping[str, object]) -> Run:

@@ -94,13 +94,6 @@ def choices(
     return list(dict.fromkeys(part.strip() for part in parts))
 
 
-def divisible(name: str, value: int, parts: int) -> int:
-    """Return `value`, which has to be a multiple of `parts`. Raises ParameterError."""
-    if value % parts:
-        raise _refusal(name, value, f"multiples of {parts}")
-    return value
-
-
 def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value in BLANK)
 

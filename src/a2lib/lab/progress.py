@@ -1,7 +1,8 @@
 """A progress bar that a saved notebook shows as one line, and a terminal as well.
 
 papermill shows no output of a cell while it runs. Its plugin (`a2lib.papermill_default`) therefore
-names the terminal in `$A2LIB_TERMINAL`, and the same line is written there.
+names the terminal in `$A2LIB_TERMINAL`, and the same line is written there; a script's is the one
+of its standard error.
 """
 
 import contextlib
@@ -23,8 +24,7 @@ class Progress:
     that did not fail: a failure takes no time, or another one.
 
     In a notebook the bar is one output, replaced in place (tqdm's own would leave every state in
-    the file). Elsewhere it is a line on standard error for each tenth. Its owner calls `show` now
-    and then, so that the time goes on between rows.
+    the file). Its owner calls `show` now and then, so that the time goes on between rows.
     """
 
     def __init__(self, total: int, what: str) -> None:
@@ -32,17 +32,14 @@ class Progress:
         self._text = ""
         self._failed: Counter[str] = Counter()
         self._started = self._shown = time.monotonic()
-        self._terminal = _open_terminal()
         self._output = _display(self._line())
+        self._terminal = _open_terminal(is_script=self._output is None)
 
     def advance(self, steps: int = 1, status: str = "ok") -> None:
         """Count `steps` more as done; with another `status` than "ok" they failed."""
-        tenths = self._tenths()
         self.done += steps
         if status != "ok":
             self._failed[status] += steps
-        if not (self._output or self._terminal) and self._tenths() > tenths:
-            print(self._line(), file=sys.stderr)
         self.show()
 
     def say(self, text: str) -> None:
@@ -75,9 +72,6 @@ class Progress:
                 self._terminal.close()
             self._terminal = None
 
-    def _tenths(self) -> int:
-        return 10 * self.done // max(1, self.total)
-
     def _line(self) -> str:
         from tqdm import tqdm
 
@@ -97,14 +91,15 @@ class Progress:
         return " ".join([bar, *failed, self._text]).rstrip()
 
 
-def _open_terminal():
-    """Return the terminal of the command that runs this notebook, or None."""
+def _open_terminal(is_script: bool):
+    """Return the terminal of the command that runs this notebook or this script, or None."""
     path = os.environ.get(TERMINAL)
-    if not path:
-        return None
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
-        return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
+        if not path and is_script:
+            path = os.ttyname(2)
+        if path:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
+            return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
     return None
 
 

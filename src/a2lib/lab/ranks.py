@@ -49,16 +49,6 @@ def backend_of(world_size: int, backend: str = "auto") -> tuple[str, str]:
     return backend, DEVICES[backend]
 
 
-def join_alone(device: str) -> None:
-    """Make a process group of this process alone, unless there is a group: a sweep with one rank
-    starts none."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        backend = "nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-
-
 def nccl_group(**options: int):
     """Return a process group of all ranks whose NCCL communicator has these options, entries of
     ``ProcessGroupNCCL.Options().config``; every rank calls it, and the same options have one group.

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple, Self
 
-from a2lib.lab.saved import follow
 from a2lib.theory.memory.step import (
     CATEGORIES,
     GRADIENTS,
@@ -194,6 +193,22 @@ class Recorder:
 
 def _now() -> int:
     return time.time_ns() // 1000
+
+
+def follow(model, inside: list[str]) -> list:
+    """Hooks by which ``inside`` has the names of the modules that are being called, the innermost
+    last; to be removed by the caller."""
+
+    def leave(*_) -> None:
+        inside.pop()
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks += [
+            module.register_forward_pre_hook(lambda *_, name=name: inside.append(name)),
+            module.register_forward_hook(leave, always_call=True),
+        ]
+    return hooks
 
 
 def read(snapshot: dict, phases: Iterable[Phase] = (), owners: Iterable[Owner] = ()) -> Recording:

@@ -31,10 +31,10 @@ from typing import Self
 
 from a2lib.checks import check_name
 from a2lib.errors import UnsupportedError
-from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
 from a2lib.lab.failures import LostContext
 from a2lib.lab.memory import free_memory
+from a2lib.lab.timing import Mark
 from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory import roofline

@@ -29,9 +29,10 @@ from a2lib.errors import OneLine
 from a2lib.lab import guard
 from a2lib.lab.failures import note as one_line
 from a2lib.lab.lock import device_lock
-from a2lib.lab.notebook import Run
+from a2lib.lab.notebook import Run, source_hash
 from a2lib.lab.progress import Progress
 from a2lib.lab.ranks import cores
+from a2lib.lab.runs import start_run
 from a2lib.lab.store import StoreError, Table
 from a2lib.paths import cache_dir
 
@@ -109,7 +110,14 @@ def sweep(
         _folder() as (folder, mark),
         contextlib.closing(Progress(total, table.section.name)) as bar,
     ):
-        run_id = run.record(table, ranks if device == "cuda" else 1, measure)
+        run_id = start_run(
+            command=run.command,
+            parameters=run.parameters,
+            device=table.device,
+            n_devices=ranks if device == "cuda" else 1,
+            data=table.data,
+            source=source_hash(measure),
+        )
         job = {
             "measure": measure,
             "table": table,
@@ -129,7 +137,6 @@ def sweep(
                 " same command again"
             ) from None
     print(f"{table.section.name}: {total - left} rows measured\n  run     {run_id}")
-    run.left += left
     if left:
         print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
         print(f"  {run.command}")

@@ -18,15 +18,17 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from a2lib.lab.clock import Clock
-from a2lib.lab.device import synchronize
+from a2lib.lab.device import Sensors, synchronize
 from a2lib.lab.failures import detached
+from a2lib.lab.memory import free_memory
 from a2lib.lab.sections import Section
 
+# As triton.testing.do_bench: several times the L2 cache of any GPU there is.
+FLUSH_BYTES = 256 * 2**20
 # A call this long is not repeated to warm up: its first call is the warm-up.
 LONG_MS = 1000.0
 # The samples of each implementation are spread over this many turns.
@@ -36,6 +38,92 @@ TURNS = 10
 # often, of short calls and of others.
 HOST_SHORT_MS = 5.0
 HOST_SHORT, HOST_OTHERS = (5, 9), (1, 3)
+
+
+class Mark:
+    """A moment: on a GPU when the current stream comes to it, else now.
+
+    One ``in_graph`` is part of the graph that is captured, and the moment that of its last replay.
+    """
+
+    def __init__(self, device: str, in_graph: bool = False, *, now: bool = True) -> None:
+        self._event = None
+        if device == "cuda":
+            import torch
+
+            self._event = torch.cuda.Event(enable_timing=True, external=in_graph)
+        if now:
+            self.come()
+
+    def come(self) -> None:
+        """Be this moment: for a mark that was made before, ``now`` False."""
+        if self._event is not None:
+            self._event.record()
+        self._ns = time.perf_counter_ns()
+
+    def ms_until(self, later: Self) -> float:
+        """Milliseconds; on a GPU both must have come."""
+        if self._event is not None:
+            return self._event.elapsed_time(later._event)
+        return self.host_ms_until(later)
+
+    def host_ms_until(self, later: Self) -> float:
+        """Milliseconds between the calls that made them."""
+        return (later._ns - self._ns) / 1e6
+
+
+class Clock:
+    """A clock for calls on "cuda" or "cpu".
+
+    On "cuda" it is CUDA events around each call on the current stream, the L2 cache flushed before
+    it. On "cpu" it is the host's monotonic clock; a call is done when it is queued, and caches are
+    left as the call before left them.
+
+    The calls of one batch are queued without waiting in between, so that the host runs ahead as it
+    does in a training step and a launch is only seen where the host cannot keep up. ``sm_mhz`` is
+    the clock of the multiprocessors near the end of the last ``samples``, None if not known.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device, self._flush, self._sensors = device, None, None
+        self.sm_mhz: int | None = None
+        if device == "cuda":
+            import torch
+
+            self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+            self._sensors = Sensors()
+
+    def samples(self, fn: Callable[[], object], n: int) -> list[float]:
+        """The milliseconds of each of ``n`` calls, all of them finished on return."""
+        # Made before, since what the host does between two marks may be in the time.
+        marks = [(Mark(self._device, now=False), Mark(self._device, now=False)) for _ in range(n)]
+        for start, end in marks:
+            if self._flush is not None:
+                self._flush.zero_()
+            start.come()
+            fn()
+            end.come()
+        if self._sensors is not None:
+            # Read while the queue is still being worked off: an idle GPU may have lowered it.
+            self.sm_mhz = self._sensors.sm_mhz()
+        synchronize(self._device)
+        return [start.ms_until(end) for start, end in marks]
+
+    def host(self, fn: Callable[[], object], n: int) -> float | None:
+        """The host's milliseconds per call to issue ``n`` calls; None where it does the work."""
+        if self._device == "cpu":
+            return None
+        synchronize(self._device)
+        start = time.perf_counter_ns()
+        for _ in range(n):
+            fn()
+        taken = time.perf_counter_ns() - start
+        synchronize(self._device)
+        return taken / n / 1e6
+
+    def release(self) -> None:
+        """Give back memory that a failed call left behind."""
+        free_memory(self._device)
 
 
 @dataclass(frozen=True)
@@ -105,33 +193,6 @@ def time_call(fn: Callable[[], object], **options: object) -> Timing:
     return result
 
 
-class Attempts:
-    """Calls by name: the first that raises ends its name, whose exception is in ``failed``, without
-    the frames that hold tensors; ``after(name)`` is called then."""
-
-    def __init__(self, after: Callable[[str], None]) -> None:
-        self.failed: dict[str, Exception] = {}
-        self._after = after
-
-    def __call__(self, action: Callable[..., None], name: str, *arguments: object) -> None:
-        """``action(name, *arguments)``, unless the name has failed."""
-        if name not in self.failed:
-            try:
-                action(name, *arguments)
-            except Exception as error:
-                self.failed[name] = detached(error)
-                self._after(name)
-
-    def results(
-        self, names: Iterable[str], timing_of: Callable[[str], Timing]
-    ) -> dict[str, Timing | Exception]:
-        """Return the Timing of each name, or the exception that ended it."""
-        results: dict[str, Timing | Exception] = {}
-        for name in names:
-            results[name] = self.failed[name] if name in self.failed else timing_of(name)
-        return results
-
-
 def time_many(
     functions: Mapping[str, Callable[[], object]],
     *,
@@ -166,11 +227,19 @@ def time_many(
     hosts: dict[str, list[float]] = {name: [] for name in functions}
     mhz: dict[str, list[int | None]] = {}
     due: dict[str, int] = {}
+    failures: dict[str, Exception] = {}
 
-    def give_back(name: str) -> None:
-        # A device broken by the failed call refuses this too; each later call has its own error.
-        with contextlib.suppress(Exception):
-            clock.release()
+    def attempt(action: Callable[..., None], name: str, *arguments: object) -> None:
+        """Call the action, unless the name has failed."""
+        if name in failures:
+            return
+        try:
+            action(name, *arguments)
+        except Exception as error:
+            failures[name] = detached(error)
+            # A device broken by the failed call refuses this too; each later one has its own error.
+            with contextlib.suppress(Exception):
+                clock.release()
 
     def warm_up(name: str) -> None:
         clock.samples(functions[name], 1)
@@ -193,14 +262,13 @@ def time_many(
         if taken is not None:
             hosts[name].append(taken)
 
-    attempt = Attempts(give_back)
     for name in functions:
         attempt(warm_up, name)
     for name, n in in_turns(due):
         attempt(sample, name, n)
     plans = {}
     for name in due:
-        if name not in attempt.failed:
+        if name not in failures:
             is_short = statistics.median(samples[name]) < HOST_SHORT_MS
             plans[name] = HOST_SHORT if is_short else HOST_OTHERS
     for turn in range(max(HOST_SHORT[1], HOST_OTHERS[1])):
@@ -208,10 +276,13 @@ def time_many(
             if turn < repetitions:
                 attempt(time_host, name, calls)
 
-    def timing_of(name: str) -> Timing:
-        return Timing.from_samples(samples[name], hosts[name], mhz[name])
-
-    return attempt.results(functions, timing_of)
+    results: dict[str, Timing | Exception] = {}
+    for name in functions:
+        if name in failures:
+            results[name] = failures[name]
+        else:
+            results[name] = Timing.from_samples(samples[name], hosts[name], mhz[name])
+    return results
 
 
 def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:

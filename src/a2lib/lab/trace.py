@@ -4,7 +4,6 @@
     trace = from_nsys("report.sqlite")         # nsys export --type sqlite report.nsys-rep
     kernel_rows(trace.kernels)                 # calls, time, share by phase, part, kind and name
     trace.steps()["step 0"]                    # the kernels launched in a range of that name
-    phase_times(trace)["step 0"]["backward"]   # the GPU's time and the host's
 
 A kernel belongs to the ranges in which it was launched, by the launch's correlation id: when it ran
 says nothing, since the host is ahead of the GPU. Backward is launched by a thread of its own while
@@ -17,19 +16,15 @@ from __future__ import annotations
 import functools
 import re
 import sqlite3
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.errors import OneLine
-from a2lib.lab.device import synchronize
-from a2lib.lab.kernel_names import COMMUNICATION, MATMUL, OTHER, kind_of, shorten
+from a2lib.lab.kernel_names import kind_of, shorten
 
 PHASES = ("forward", "loss", "backward", "optimizer")
-STEP = "step"  # the whole of one
 HOST = "host"  # the stream of what launches
 NO_LAUNCH = "no launch"  # the phase of a kernel whose launch is not in the trace
 # The range around a step.
@@ -56,12 +51,7 @@ LOST = " or ".join(f"text like '%{word}%'" for word in ("lost", "drop", "overflo
 PROCESS = "globalTid >> 24"
 LEAST_SHARE = 0.001  # of all time: a kernel below it is filed under "rest"
 ROWS = 1500
-MS = 1_000_000  # nanoseconds
 NEIGHBOURS_NS = 2000  # pieces of one kind and range that are no further apart are one row
-
-
-class TraceError(OneLine, ValueError):
-    """There is no trace, or not what is looked for; the message is one line and says why."""
 
 
 @dataclass(frozen=True)
@@ -211,13 +201,13 @@ def from_nsys(path: Path | str) -> Trace:
 
     `nsys stats` gives kernels by range too, but only by the range of their own thread, in which no
     kernel of a backward is. Tables as in the "SQLite Schema Reference" of Nsight Systems 2025; one
-    that would be empty is not there. Raises TraceError where no kernel was
+    that would be empty is not there. Raises ValueError where no kernel was
     traced, or events were lost.
     """
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as base:
         for (text,) in _select(base, "DIAGNOSTIC_EVENT", "text", LOST):
-            raise TraceError(f"the trace is not whole: {text}")
+            raise ValueError(f"the trace is not whole: {text}")
         words = dict(_select(base, "StringIds", "id, value"))
         calls: dict[tuple[int, int], Span] = {}
         for process, correlation, name, start, end in _select(
@@ -259,9 +249,9 @@ def _select(
 
 def _complete(source: str, kernels: list[Kernel], ranges: list[Span]) -> Trace:
     """Return the trace with its kernels in order, each with the path of its launch. Raises
-    TraceError where there is none."""
+    ValueError where there is none."""
     if not kernels:
-        raise TraceError("no kernel and no operator was traced")
+        raise ValueError("no kernel and no operator was traced")
     kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
     _file_under_ranges(kernels, ranges)
     return Trace(source, kernels, ranges)
@@ -303,80 +293,6 @@ def span_ns(kernels: Sequence[Kernel]) -> int:
     first = min(kernel.start_ns for kernel in kernels)
     last = max(kernel.end_ns for kernel in kernels)
     return last - first
-
-
-def median_step(trace: Trace) -> list[Kernel]:
-    """Return the kernels of the step whose busy time is the median one (the lower of two). Raises
-    TraceError where the trace names no step."""
-    steps = sorted(trace.steps().values(), key=busy_ns)
-    if not steps:
-        raise TraceError("the trace names no step")
-    return steps[(len(steps) - 1) // 2]
-
-
-@dataclass(frozen=True)
-class PhaseTimes:
-    """One phase of one step, or a whole one.
-
-    A phase's kernels run after its range, since the host is ahead of the GPU: `ms` is the GPU's
-    time, from the first kernel's start to the last one's end, `ms_busy` that with a kernel running;
-    `ms_range` is the range's length on the host. `us_queued` is the median time from the end of a
-    launch to its kernel's start, 0 on a CPU.
-    """
-
-    launches: int
-    ms: float
-    ms_busy: float
-    ms_range: float
-    us_queued: float
-
-
-def phase_times(trace: Trace) -> dict[str, dict[str, PhaseTimes]]:
-    """Return the times of each phase of each step, and of the whole `STEP`."""
-    times = {}
-    for step, kernels in trace.steps().items():
-        around = next(span for span in trace.ranges if span.name == step)
-        times[step] = {STEP: _times(kernels, [around])}
-        for phase in PHASES:
-            ranges = [span for span in trace.ranges if span.name == phase and span.is_in(around)]
-            of_phase = [kernel for kernel in kernels if kernel.phase == phase]
-            if ranges and of_phase:
-                times[step][phase] = _times(of_phase, ranges)
-    return times
-
-
-def _times(kernels: list[Kernel], ranges: list[Span]) -> PhaseTimes:
-    queued_ns = []
-    for kernel in kernels:
-        if kernel.launch is not None:
-            queued_ns.append(max(0, kernel.start_ns - kernel.launch.end_ns))
-    return PhaseTimes(
-        launches=len(kernels),
-        ms=span_ns(kernels) / 1e6,
-        ms_busy=busy_ns(kernels) / 1e6,
-        ms_range=sum(span.duration_ns for span in ranges) / 1e6,
-        us_queued=statistics.median(queued_ns) / 1e3 if queued_ns else 0.0,
-    )
-
-
-def unfiled_percent(kernels: Sequence[Kernel]) -> dict[str, float]:
-    """Return shares of kernel time in percent, by column of a row: without a launch, launched
-    outside of any range, of a name that no rule knows."""
-    total = no_launch = no_range = no_class = 0
-    for kernel in kernels:
-        total += kernel.duration_ns
-        if kernel.launch is None:
-            no_launch += kernel.duration_ns
-        elif not kernel.path:
-            no_range += kernel.duration_ns
-        if kernel.kind == OTHER:
-            no_class += kernel.duration_ns
-    total = total or 1
-    return {
-        "no_launch_percent": 100 * no_launch / total,
-        "no_range_percent": 100 * no_range / total,
-        "no_class_percent": 100 * no_class / total,
-    }
 
 
 def kernel_rows(kernels: Sequence[Kernel]) -> list[dict[str, object]]:
@@ -449,64 +365,3 @@ def strip_rows(
         row["kind"], row["phase"], row["part"] = piece.work
         rows.append(row)
     return rows
-
-
-def block_windows(trace: Trace, step: Sequence[Kernel], layers: int) -> dict[str, list[dict]]:
-    """Return strips as long as a block of a step of so many: phase -> rows, for forward and
-    backward. A window is one of `layers` equal parts of the phase, in its middle."""
-    windows = {}
-    for phase in ("forward", "backward"):
-        in_phase = [kernel for kernel in step if kernel.phase == phase]
-        if not in_phase:
-            continue
-        length = span_ns(in_phase) // layers
-        start = min(kernel.start_ns for kernel in in_phase) + layers // 2 * length
-        rows = strip_rows(trace.kernels, start, length)
-        if rows:
-            windows[phase] = rows
-    return windows
-
-
-def record(step: Callable, device: str, steps: int = 2) -> Trace | None:
-    """Take steps on every rank, each as `step(phase)`; return rank 0's trace of them, None on the
-    other ranks."""
-    import torch
-    import torch.distributed as dist
-
-    if dist.get_rank() != 0:
-        for _ in range(steps):
-            step(nullcontext)
-        synchronize(device)
-        return None
-    with torch.profiler.profile() as profiler:
-        for _ in range(steps):
-            step(torch.profiler.record_function)
-        synchronize(device)
-    return from_profiler(profiler)
-
-
-def around_end_of_backward(trace: Trace, captured: bool = False) -> list[dict[str, object]]:
-    """Return the strip of 15 ms before and after the end of the last backward, without launches. Of
-    a step that is `captured` no phase is known: it ends with the last product then. Raises
-    TraceError where there is no backward."""
-    if captured:
-        backward = [kernel for kernel in trace.kernels if kernel.kind == MATMUL]
-    else:
-        backward = _last_backward(trace)
-    if not backward:
-        raise TraceError("no kernel of a backward was traced")
-    end_ns = max(kernel.end_ns for kernel in backward)
-    rows = strip_rows(trace.kernels, end_ns - 15 * MS, 30 * MS, most=100 * ROWS)
-    return [row for row in rows if row["stream"] != HOST][:ROWS]
-
-
-def _last_backward(trace: Trace) -> list[Kernel]:
-    """Return what the last step computes in backward."""
-    starts = [span.start_ns for span in trace.ranges if span.name == "backward"]
-    last_start = max(starts, default=0)
-    computed = []
-    for kernel in trace.kernels:
-        is_computing = kernel.phase == "backward" and kernel.kind != COMMUNICATION
-        if is_computing and kernel.launch.start_ns >= last_start:
-            computed.append(kernel)
-    return computed

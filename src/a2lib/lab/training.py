@@ -5,7 +5,7 @@
         means = training.mean_gradients()            # over the ranks, nothing wrapped yet
         with training.wrapped(BucketedDDP(training.model, 25)):
             training.error(means)                    # of the gradients that the wrapper leaves
-            times = time_in_turns({"sent": training}, device)
+            times = time_steps({"sent": training}, device)
             times["sent"].slowest.ms                 # of each step the slowest rank, the median
 
 With a learning rate of 0 the weights stay what they are, at the work of any other step: all
@@ -25,10 +25,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from a2lib.errors import UnsupportedError
-from a2lib.lab.clock import Mark
 from a2lib.lab.device import synchronize
 from a2lib.lab.steps import Phase, StepConfig, TrainingStep
-from a2lib.lab.timing import RankTimes, in_turns, meet
+from a2lib.lab.timing import Mark, RankTimes, in_turns, meet
 from a2lib.parallel.graphs import CudaGraphs
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
@@ -217,14 +216,6 @@ def marking(name: str, device: str, marks: list[Mark]) -> Phase:
     return phase
 
 
-def adamw(params, device: str):
-    """Return PyTorch's AdamW that leaves the weights as they are and can be captured."""
-    import torch
-
-    capturable = device == "cuda"
-    return torch.optim.AdamW(params, lr=0.0, fused=True, capturable=capturable)
-
-
 def replayed(step: Callable, capture: bool, held: ExitStack) -> Callable:
     """Return the step, or if `capture` its replay from a CUDA graph, as long as `held` is open.
 
@@ -244,7 +235,7 @@ def replayed(step: Callable, capture: bool, held: ExitStack) -> Callable:
         raise UnsupportedError(f"no CUDA graph of this step: {error}") from error
 
 
-def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankTimes]:
+def time_steps(steps: Mapping[str, Callable], device: str) -> dict[str, RankTimes]:
     """Time each of `steps`, in turns whose order changes, and return what every rank took.
 
     A step's time is from its begin to the next one's, several of them in a row.
@@ -253,12 +244,12 @@ def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankT
 
     longest = 0.0
     for step in steps.values():
-        times, _ = time_steps(step, device, 1)
+        times, _ = _in_a_row(step, device, 1)
         longest = max(longest, *times)
     count = STEPS if max(everyone(longest)) < LONG_MS else FEWEST
     taken, issued = defaultdict(list), defaultdict(list)
     for name, several in in_turns(dict.fromkeys(steps, count)):
-        times, host = time_steps(steps[name], device, several)
+        times, host = _in_a_row(steps[name], device, several)
         taken[name] += times
         issued[name].append(host)
     every = {}
@@ -268,7 +259,7 @@ def time_in_turns(steps: Mapping[str, Callable], device: str) -> dict[str, RankT
     return every
 
 
-def time_steps(step: Callable, device: str, count: int) -> tuple[list[float], float]:
+def _in_a_row(step: Callable, device: str, count: int) -> tuple[list[float], float]:
     """Return the milliseconds of each of `count` steps behind a first one, which all ranks begin
     from rest, and what the host took to issue that first one."""
     meet(device)

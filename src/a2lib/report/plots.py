@@ -88,6 +88,7 @@ def stacked(
     numbers: bool = True,
     least: float = 0.07,
     xlabel: str = "",
+    room: float = 0.16,
 ) -> None:
     """Draw a horizontal bar for each line of ``parts``, the first on top, with a piece for each
     column.
@@ -96,6 +97,7 @@ def stacked(
     text: what stands at the end of each bar.
     numbers: whether a piece shows its number, if it takes at least the share ``least`` of the
         longest bar.
+    room: of the longest bar, for the text at its end.
     """
     longest = parts[list(colours)].sum(axis=1).to_numpy(dtype=float).max()
     left = np.zeros(len(parts))
@@ -117,7 +119,8 @@ def stacked(
         left += sizes
     if len(text):
         ax.bar_label(pieces, text, padding=5)
-    lying(ax, parts.index, longest, xlabel, room=0.16 if len(text) else 0.02)
+        ax.grid(False)  # the text would cross it
+    lying(ax, parts.index, longest, xlabel, room=room if len(text) else 0.02)
 
 
 def stacks(
@@ -181,7 +184,7 @@ def name_lanes(ax, at: Sequence[float], names: Sequence[str]) -> None:
     ax.grid(False, axis="y")
 
 
-def lying(ax, labels, longest: float, xlabel: str, room: float = 0.24) -> None:
+def lying(ax, labels, longest: float, xlabel: str, room: float) -> None:
     """Set the axes of horizontal bars, the first on top, with ``room`` (a share of the longest) for
     texts at their ends."""
     name_lanes(ax, range(len(labels)), [str(name) for name in labels])

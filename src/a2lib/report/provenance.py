@@ -7,7 +7,14 @@ import pandas as pd
 from a2lib.report import style
 from a2lib.report.tables import Markdown
 
-VERSIONS = ("driver", "torch", "triton", "cuda", "cudnn")
+# Columns of runs.csv that hold versions, and what people call them.
+VERSIONS = {
+    "driver": "driver",
+    "torch": "PyTorch",
+    "triton": "Triton",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+}
 
 
 def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
@@ -18,10 +25,10 @@ def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
     used = runs.loc[sorted(set(rows["run"]))]
     names = used["n_devices"].astype(str) + " × " + used["device"].map(style.device_name)
     parts = _sorted_values(names)
-    for field in VERSIONS:
+    for field, title in VERSIONS.items():
         versions = _sorted_values(_version(field, value) for value in used[field])
         if versions:
-            parts.append(f"{_title(field)} {' and '.join(versions)}")
+            parts.append(f"{title} {' and '.join(versions)}")
     days = _sorted_values(used["started"].str[:10])
     parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
     commits = [f"`{commit}`" for commit in _sorted_values(used["git"].map(short_commit))]
@@ -78,9 +85,3 @@ def _version(field: str, value: str) -> str:
         major, rest = divmod(int(value), size)
         return f"{major}.{rest // 100}.{rest % 100}"
     return value
-
-
-def _title(field: str) -> str:
-    """Return what a table calls a field of runs.csv."""
-    names = {"torch": "PyTorch", "triton": "Triton", "cuda": "CUDA", "cudnn": "cuDNN"}
-    return names.get(field, field)

@@ -10,6 +10,7 @@ What a whole training takes in a layout is ``evaluate`` in estimate.py.
 import json
 import sys
 from dataclasses import replace
+from itertools import groupby
 
 from a2lib.command import Number, Parser, Whole, add_number, output
 from a2lib.theory import answers
@@ -44,23 +45,18 @@ def parser() -> Parser:
 
 
 def table(every: list[answers.Answer]) -> str:
-    """Return the answers as lines of columns, each assumption once, below the answers that share
-    it."""
-    lines, question = [], ""
-    for answer, after in zip(every, [*every[1:], None], strict=True):
-        if answer.question != question:
-            question = answer.question
-            lines += ["", question]
-        equations = answer.value if isinstance(answer.value, list) else []
-        value = "" if equations else shown(answer.value)
-        part = "" if answer.part == answers.WHOLE else f"({answer.part})"
-        lines.append(
-            f"  {part:<4}{answer.quantity:<65} {value:>16} {answer.unit:<11}{answer.formula}"
-        )
-        lines += [f"        {line}" for line in equations]
-        if after is None or (after.question, after.assumption) != (question, answer.assumption):
-            lines.append(f"        : {answer.assumption}")
-    return "\n".join(lines[1:])
+    """Return the answers as lines of columns, below their question and what they assume."""
+    lines = []
+    for (question, assumption), group in groupby(every, lambda x: (x.question, x.assumption)):
+        lines += [question, f"  {assumption}"]
+        for answer in group:
+            part = "" if answer.part == answers.WHOLE else f"({answer.part})"
+            value = "" if isinstance(answer.value, list) else shown(answer.value)
+            quantity = f"  {part:<4}{answer.quantity:<65}"
+            lines.append(f"{quantity} {value:>16} {answer.unit:<11}{answer.formula}")
+            if isinstance(answer.value, list):
+                lines += [f"        {equation}" for equation in answer.value]
+    return "\n".join(lines)
 
 
 def shown(value: float) -> str:

@@ -43,19 +43,11 @@ def attention_bytes(
     do, and writes dq, dk, dv. end_to_end is both. Raises ValueError as attention_flops.
     """
     check_name("pass", pass_, PASSES)
-    query, key, lse = tensor_bytes(batch, heads, n_queries, n_keys, head_dim, element_bytes)
+    check_sizes(batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys)
+    check_sizes(head_dim=head_dim, element_bytes=element_bytes)
+    row = head_dim * element_bytes
+    query, key = batch * heads * n_queries * row, batch * heads * n_keys * row
+    lse = batch * heads * n_queries * WIDE
     forward = 2 * query + 2 * key + lse
     backward = 4 * query + 4 * key + lse
     return {"forward": forward, "backward": backward, "end_to_end": forward + backward}[pass_]
-
-
-def tensor_bytes(
-    batch: int, heads: int, n_queries: int, n_keys: int, head_dim: int, element_bytes: int
-) -> tuple[int, int, int]:
-    """Return the bytes of q, o, do or dq; of k, v, dk or dv; and of a float32 for each query, as
-    the log-sum-exp has. Raises ValueError for sizes that are not positive integers."""
-    check_sizes(batch=batch, heads=heads, n_queries=n_queries, n_keys=n_keys)
-    check_sizes(head_dim=head_dim, element_bytes=element_bytes)
-    queries, keys = batch * heads * n_queries, batch * heads * n_keys
-    row = head_dim * element_bytes
-    return queries * row, keys * row, queries * WIDE

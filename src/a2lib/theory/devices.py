@@ -24,7 +24,6 @@ class Device:
     link: bytes per second that it sends over the fast links of its node
     network: bytes per second that it sends to other nodes
     node: devices of a node
-    fp32: FLOPs per second without tensor cores
     workspace: bytes that matmuls keep, whatever their sizes
 
     Raises ValueError for a number that is not above 0, or a workspace below 0.
@@ -37,7 +36,6 @@ class Device:
     link: float
     network: float
     node: int
-    fp32: float
     workspace: float = 0.0
 
     def __post_init__(self) -> None:
@@ -48,11 +46,10 @@ class Device:
 
 
 # From Hopper on cuBLAS has a workspace for each of the two threads, of forward and of backward.
-HOPPER = {"fp32": 66.9e12, "workspace": 2.0 * WORKSPACE}
+TWO = 2.0 * WORKSPACE
 DEVICES = {
-    "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, **HOPPER),
-    "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, **HOPPER),
-    "H800": Device("nvidia-h800", 989.4e12, 80e9, 3.35e12, 200e9, 50e9, 8, **HOPPER),
-    "A100": Device("nvidia-a100-80gb", 312e12, 80e9, 2.039e12, 300e9, 25e9, 8, fp32=19.5e12),
-    "B200": Device("nvidia-b200", 2250e12, 180e9, 8e12, 900e9, 50e9, 8, **HOPPER | {"fp32": 80e12}),
-}  # fmt: skip
+    "H100": Device("nvidia-h100-80gb-hbm3", 989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, TWO),
+    "H200": Device("nvidia-h200", 989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, TWO),
+    "H800": Device("nvidia-h800", 989.4e12, 80e9, 3.35e12, 200e9, 50e9, 8, TWO),
+    "A100": Device("nvidia-a100-80gb", 312e12, 80e9, 2.039e12, 300e9, 25e9, 8),
+}

@@ -86,31 +86,25 @@ class Eager:
             sizes["mask"] = self.mask
         return sizes
 
-    def inputs(self, pass_: str) -> dict[str, int]:
-        """Return the bytes of the tensors that are there before a pass, by name: for the backward
-        with those that the forward has saved."""
+    def held(self, pass_: str) -> int:
+        """Return the bytes of the tensors that are there before a pass: q, k and v; for the
+        backward also do, o and what the forward has saved."""
         if pass_ == "forward":
-            return {"q": self.tensor, "k": self.tensor, "v": self.tensor}
-        return self.saved() | {"do": self.tensor, "o": self.tensor}
-
-    def added(self, pass_: str) -> dict[str, int]:
-        """Return the bytes that a pass holds at its peak beyond ``inputs(pass_)``, by name. The
-        peak is p v in the forward, and the softmax's gradient in the backward."""
-        if pass_ == "backward":
-            matrices = dict.fromkeys(("dp", "dp p", "ds"), self.matrix)
-            return {"dv": self.tensor} | matrices
-        tensors = {"scores": self.matrix, "p": self.matrix, "o": self.tensor}
-        if self.causal:
-            tensors |= {"mask": self.mask, "queries": rounded(INDEX * self.n)}
-        return tensors
+            return 3 * self.tensor
+        return sum(self.saved().values()) + 2 * self.tensor
 
     def peak(self, pass_: str) -> int:
-        """Return the bytes that a pass allocates at its peak beyond its inputs."""
-        return sum(self.added(pass_).values())
+        """Return the bytes that a pass holds at its peak beyond ``held(pass_)``: in the backward
+        dv, and at the softmax's gradient dp, its product with p, and ds; in the forward, at p v,
+        the scores, p, o and where there is a mask the mask and its queries' indices."""
+        if pass_ == "backward":
+            return self.tensor + 3 * self.matrix
+        indices = rounded(INDEX * self.n) if self.causal else 0
+        return self.tensor + 2 * self.matrix + self.mask + indices
 
     def total(self, pass_: str) -> int:
-        """Return the bytes of all tensors at the peak of a pass, with its inputs."""
-        return sum(self.inputs(pass_).values()) + self.peak(pass_)
+        """Return the bytes of all tensors at the peak of a pass."""
+        return self.held(pass_) + self.peak(pass_)
 
     def blocks(self, pass_: str) -> int:
         """Return the bytes that PyTorch's allocator takes for a pass and its forward, in blocks.

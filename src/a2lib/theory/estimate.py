@@ -70,4 +70,4 @@ def mfu(
 ) -> float:
     """Return the MFU (model FLOPs utilization) of a step of so many seconds: ``model_flops`` over
     what the devices could compute at the data sheet's peak."""
-    return model_flops(training, count) / (layout.devices * training.peak(device) * seconds)
+    return model_flops(training, count) / (layout.devices * device.flops * seconds)

@@ -1,7 +1,7 @@
 """The bytes of the device with the largest peak in a step of a layout, by component.
 
-Parameters are fp32, gradients fp32 or bf16, and the optimizer's state comes beside them.
-Computation is in bf16, with copies of the weights, or in fp32. Over data x context
+Parameters and AdamW's moments are fp32, gradients fp32 or bf16. Computation is in bf16, with copies
+of the weights, by fused kernels on a residual stream in bf16. Over data x context
 
     fsdp   shards all of that, and gathers three layers at once: in use, next, gradients
     zero2  shards all but the bf16 weights
@@ -9,13 +9,13 @@ Computation is in bf16, with copies of the weights, or in fp32. Over data x cont
     none   shards nothing
 
 With one micro-batch gradients appear as activations are freed. With several they are there all the
-time. Left out are the allocator's blocks and the buffers of a communication library. On one GPU the
-sum agrees with measured peaks of whole models (book/parallelism-measured.md).
+time. Left out are the allocator's blocks and the buffers of a communication library. The sum agrees
+with the measured peaks of FSDP's steps (book/parallelism-measured.md).
 """
 
 from dataclasses import dataclass
 
-from a2lib.theory.layouts import GRADIENTS, OPTIMIZERS, Case, Stage
+from a2lib.theory.layouts import GRADIENTS, MOMENTS, Case, Stage
 from a2lib.theory.products import NARROW, WIDE
 
 # fp32 tensors of the logits' shape: log-softmax, its gradient, that of the logits.
@@ -44,27 +44,14 @@ class Kept:
 
 def kept_by_block(case: Case) -> Kept:
     """Return the bytes that one block saves."""
-    training, shape, layout = case.training, case.shape, case.layout
-    e, d, t = training.element, shape.d_model, layout.tensor
-    # A norm saves one fp32 root per token.
-    if training.activations == "fused":
-        stream = 4 * e * d + 2 * WIDE  # input and output of two norms
-        hidden = 3 if shape.gated else 2  # the gate, the value, their product
-    elif training.precision == "bf16":
-        # Each norm saves its input and its output in fp32; five layers copy their input.
-        stream = 2 * (2 * WIDE * d + WIDE) + 5 * NARROW * d
-        hidden = 4 if shape.gated else 2  # and the output of SiLU
-    else:
-        stream = 2 * (3 * WIDE * d + WIDE)
-        hidden = 4 if shape.gated else 2
+    training, shape, layout, t = case.training, case.shape, case.layout, case.layout.tensor
+    stream = 4 * NARROW * shape.d_model + 2 * WIDE  # input, output and fp32 root of two norms
+    hidden = 3 if shape.gated else 2  # the gate, the value, their product
     log_sums = 0 if training.scores else WIDE * shape.num_heads
-    inner = e * (2 * shape.q_width / t + 2 * case.kv_width)  # queries, results, keys, values
-    inner += log_sums / t + hidden * e * shape.d_ff / t
-    # The output of the softmax, which autocast computes in fp32 and copies.
-    autocast = training.activations == "library" and training.precision == "bf16"
-    score_bytes = WIDE + NARROW if autocast else e
+    inner = NARROW * (2 * shape.q_width / t + 2 * case.kv_width)  # queries, results, keys, values
+    inner += log_sums / t + hidden * NARROW * shape.d_ff / t
     mask = training.context**2 if training.scores else 0
-    scores = case.tokens * score_bytes * training.scores / t + mask
+    scores = case.tokens * NARROW * training.scores / t + mask
     return Kept(case.tokens * stream / layout.rows, case.tokens * inner, scores)
 
 
@@ -112,36 +99,35 @@ class StageMemory:
     def saved(self) -> float:
         """Return the bytes that a block saves of a micro-batch under this checkpointing."""
         case, block = self.case, self.kept
-        stream = case.tokens * case.training.residual * case.shape.d_model / case.layout.rows
+        stream = case.tokens * NARROW * case.shape.d_model / case.layout.rows
         without_scores = block.stream + block.inner
         kept = {"none": block.total, "selective": without_scores, "block": stream}
         return kept[case.layout.checkpointing]
 
     def block_temporaries(self) -> float:
-        """Return the temporaries of a block's backward: what it recomputes, the residual's gradient
-        in two widths, three tensors of the hidden width or of scores, and the gathered input of a
-        matmul with its gradient."""
-        case, training, t = self.case, self.case.training, self.case.layout.tensor
-        d, e = case.shape.d_model, training.element
+        """Return the temporaries of a block's backward: what it recomputes, the stream's gradient
+        twice, three tensors of the hidden width or of scores, and the gathered input of a matmul
+        with its gradient."""
+        case, t = self.case, self.case.layout.tensor
+        two_streams = 2 * NARROW * case.shape.d_model
         again = self.kept.total - self.saved()
-        inner = max(3 * e * case.shape.d_ff / t, SCORE_TENSORS * WIDE * training.scores / t)
-        gradient = (training.residual + e) * d / case.layout.rows
-        gathered = 2 * e * d if case.layout.rows > 1 else 0
-        return again + case.tokens * (gradient + gathered + inner)
+        hidden = 3 * NARROW * case.shape.d_ff
+        scores = SCORE_TENSORS * WIDE * case.training.scores
+        gathered = two_streams if case.layout.rows > 1 else 0
+        per_token = two_streams / case.layout.rows + gathered + max(hidden, scores) / t
+        return again + case.tokens * per_token
 
     def last_norm(self) -> float:
-        """Return the last norm's input and output, and under autocast the head's narrow input."""
-        case, training = self.case, self.case.training
-        copied = NARROW if training.residual > training.element else 0
-        width = 2 * training.residual + copied
-        return self.stage.last * case.tokens * width * case.shape.d_model / case.layout.rows
+        """Return the bytes of the last norm's input and output."""
+        case = self.case
+        return self.stage.last * case.tokens * 2 * NARROW * case.shape.d_model / case.layout.rows
 
     def logits(self) -> float:
         """Return the bytes of the logits of a loss chunk, and of their gathered input."""
-        case, training = self.case, self.case.training
+        case = self.case
         vocabulary = case.table / case.shape.d_model
-        logits = LOGIT_TENSORS * WIDE * vocabulary / training.loss_chunks
-        gathered = training.element * case.shape.d_model if case.layout.rows > 1 else 0
+        logits = LOGIT_TENSORS * WIDE * vocabulary / case.training.loss_chunks
+        gathered = NARROW * case.shape.d_model if case.layout.rows > 1 else 0
         return self.stage.last * case.tokens * (logits + gathered)
 
     def embedding(self) -> float:
@@ -150,40 +136,32 @@ class StageMemory:
         return self.case.table if self.stage.first and not tied else 0
 
     def working_weights(self, gone: float) -> float:
-        """Return the bytes of weights in the precision of matmuls, and of a layer's gradients
-        before they are sent. Autocast's copies of ``gone`` weights were freed."""
-        case, stage, element = self.case, self.stage, self.case.training.element
-        sharding, narrow = case.layout.sharding, element == NARROW
-        largest = max(
-            case.table if stage.first or stage.last else 0,
-            case.block,
-        )
+        """Return the bytes of bf16 weights, and of a layer's gradients before they are sent.
+        Without sharding they are autocast's copies, of which those of ``gone`` weights were
+        freed."""
+        case, stage, sharding = self.case, self.stage, self.case.layout.sharding
+        table = case.table if stage.first or stage.last else 0
+        largest = max(table, case.block)
         if sharding == "fsdp":
-            return element * 3 * largest
-        whole = 0  # in fp32 the weights are what is computed with
-        if narrow and sharding == "none":
-            whole = NARROW * (self.weights - self.embedding() - gone)
-        elif narrow:
-            whole = NARROW * self.weights
-        sent = element * largest if sharding == "zero2" else 0
-        return whole + sent
+            return NARROW * 3 * largest
+        if sharding == "none":
+            return NARROW * (self.weights - self.embedding() - gone)
+        sent = largest if sharding == "zero2" else 0
+        return NARROW * (self.weights + sent)
 
     def components(
         self, gone: float, with_gradients: float, kept: float, temporaries: float
     ) -> dict[str, float]:
         """Return the bytes by component when ``gone`` weights are done with in the backward and
         ``with_gradients`` of them have gradients."""
-        case, training = self.case, self.case.training
-        whole, sharding = self.weights, case.layout.sharding
-        cut = 1 / case.group("data").size
-        narrow = training.element == NARROW
-        cut_weights = cut if sharding == "fsdp" or (sharding != "none" and narrow) else 1
-        cut_gradients = cut if sharding in ("fsdp", "zero2") else 1
-        cut_state = cut if sharding != "none" else 1
+        case, sharding = self.case, self.case.layout.sharding
+        shards = case.group("data").size
+        own = self.weights / (1 if sharding == "none" else shards)
+        gradients = with_gradients / (shards if sharding in ("fsdp", "zero2") else 1)
         return {
-            "parameters": WIDE * whole * cut_weights,
-            "gradients": GRADIENTS[training.gradients] * with_gradients * cut_gradients,
-            "optimizer": OPTIMIZERS[training.optimizer] * whole * cut_state,
+            "parameters": WIDE * own,
+            "gradients": GRADIENTS[case.training.gradients] * gradients,
+            "optimizer": MOMENTS * own,
             "working weights": self.working_weights(gone),
             "activations": kept,
             "temporaries": temporaries + case.device.workspace,

@@ -17,8 +17,8 @@ from typing import NamedTuple, Self
 
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.collectives import all_gather_s
-from a2lib.theory.layouts import GRADIENTS, OPTIMIZERS, Case, Stage
-from a2lib.theory.products import WIDE
+from a2lib.theory.layouts import GRADIENTS, MOMENTS, Case, Stage
+from a2lib.theory.products import NARROW, WIDE
 
 HIDDEN = 0.5  # the share of what can hide that the estimate takes as hidden
 # Reads and writes of a score: a fused softmax between two matmuls.
@@ -130,13 +130,13 @@ def block_flops(case: Case) -> float:
 def microbatch_work(case: Case, stage: Stage) -> dict[str, float]:
     """Return the seconds of a micro-batch's forward and backward on a device of a stage."""
     training, device, shape = case.training, case.device, case.shape
-    rate = case.layout.tensor * training.efficiency * training.peak(device)
+    rate = case.layout.tensor * training.efficiency * device.flops
     products = stage.blocks * step_products(case)
     if stage.last:
         products += 3 * 2 * case.tokens * shape.vocab_size * shape.d_model
     # Weights are read in the forward, for both matmuls of the backward, and for recomputation.
     reads = 4 if case.layout.checkpointing == "block" else 3
-    read_s = reads * training.element * case.weights(stage) / device.memory_bandwidth
+    read_s = reads * NARROW * case.weights(stage) / device.memory_bandwidth
     return {
         "products": max(products / rate, read_s),
         "attention": stage.blocks * step_scores(case) / rate,
@@ -153,27 +153,27 @@ def elementwise_bytes(case: Case, stage: Stage) -> float:
     and writes 1 of the hidden width; its backward reads 3 and writes 2. The loss reads the logits
     twice and writes their gradient.
     """
-    training, shape, layout = case.training, case.shape, case.layout
-    e, t = training.element, layout.tensor
+    training, shape, layout, t = case.training, case.shape, case.layout, case.layout.tensor
     again = 1 if layout.checkpointing == "block" else 0
-    stream = training.residual * 2 * 4 * shape.d_model / layout.rows
-    rope = e * 2 * (shape.q_width / t + case.kv_width)
+    stream = 2 * 4 * shape.d_model / layout.rows
+    rope = 2 * (shape.q_width / t + case.kv_width)
     every_pass = (2 + again) * (stream + rope)
     gate_forward, gate_backward = (3, 5) if shape.gated else (2, 3)
-    gate = e * ((1 + again) * gate_forward + gate_backward) / t
+    gate = ((1 + again) * gate_forward + gate_backward) / t
     hidden = gate * stage.blocks * shape.d_ff
     forward = 1 + (layout.checkpointing != "none")
     passes = forward * SCORE_PASSES["forward"] + SCORE_PASSES["backward"]
-    scores = e * passes * training.scores / t
-    loss = stage.last * 3 * e * shape.vocab_size / t
-    return case.tokens * (stage.blocks * (every_pass + scores) + hidden + loss)
+    scores = passes * training.scores / t
+    loss = stage.last * 3 * shape.vocab_size / t
+    numbers = stage.blocks * (every_pass + scores) + hidden + loss
+    return NARROW * case.tokens * numbers
 
 
 def optimizer_s(case: Case, stage: Stage) -> float:
-    """Return the seconds of the optimizer: it reads weights, gradients and its state, and writes
-    weights and state."""
-    training, updated = case.training, case.weights(stage)
-    moved = 2 * WIDE + GRADIENTS[training.gradients] + 2 * OPTIMIZERS[training.optimizer]
+    """Return the seconds of AdamW: it reads weights, gradients and moments, and writes weights and
+    moments."""
+    updated = case.weights(stage)
+    moved = 2 * WIDE + GRADIENTS[case.training.gradients] + 2 * MOMENTS
     if case.layout.sharding != "none":
         updated /= case.group("data").size
     return moved * updated / case.device.memory_bandwidth
@@ -197,7 +197,7 @@ def once_messages(case: Case, stage: Stage) -> Seconds:
 
 def weight_messages(case: Case, stage: Stage, rings: int) -> Seconds:
     """Return so many rings of a stage's weights over all devices that have the same ones."""
-    return _rings(case, "data", rings * case.training.element * case.weights(stage))
+    return _rings(case, "data", rings * NARROW * case.weights(stage))
 
 
 def tensor_messages(case: Case, stage: Stage) -> Seconds:
@@ -222,7 +222,7 @@ def context_messages(case: Case, stage: Stage) -> Seconds:
     """Return ring attention's rounds: keys and values go to the next device, once less than there
     are devices, and in the backward these and their gradients."""
     rings = stage.blocks * (4 if case.layout.checkpointing == "block" else 3)
-    round_bytes = 2 * case.training.element * case.tokens * case.kv_width
+    round_bytes = 2 * NARROW * case.tokens * case.kv_width
     return _hops(case, "context", rings * (case.layout.context - 1) * round_bytes)
 
 
@@ -241,7 +241,7 @@ def pipeline_messages(case: Case, stage: Stage) -> Seconds:
 
 def _stream_bytes(case: Case) -> float:
     """Return the bytes of a micro-batch's residual stream as it travels."""
-    return case.training.element * case.tokens * case.shape.d_model
+    return NARROW * case.tokens * case.shape.d_model
 
 
 def _rings(case: Case, axis: str, size: float) -> Seconds:

@@ -24,12 +24,9 @@ from a2lib.theory.products import NARROW, WIDE
 SHARDINGS = ("none", "zero1", "zero2", "fsdp")
 SCHEDULES = ("1f1b", "zb-h1")
 STRATEGIES = ("none", "selective", "block")
-PRECISIONS = ("bf16", "fp32")
 ATTENTIONS = ("flash", "eager")
-ACTIVATIONS = ("fused", "library")
 GRADIENTS = {"fp32": WIDE, "bf16": NARROW}
-# Bytes per parameter that an optimizer keeps from step to step.
-OPTIMIZERS = {"adamw": 8, "adamw-bf16": 4, "adamw-8bit": 2}
+MOMENTS = 2 * WIDE  # bytes per parameter that AdamW keeps from step to step
 # The share of the data sheet's peak that matmuls of the 8B model's feed-forward layers reach on an
 # H200 without communication: the best row of data/measured/parallelism. A claim of the page
 # parallelism-measured fails when it is no longer that.
@@ -38,16 +35,11 @@ EFFICIENCY = 0.65
 
 @dataclass(frozen=True)
 class Training:
-    """A model, its batch and how it is trained.
+    """A model, its batch and how it is trained: in bf16, with fp32 weights and AdamW.
 
     shape: the model
     batch, context: sequences of a step over all devices, and tokens of a sequence
-    precision: of matmuls, one of PRECISIONS
     attention: "flash", or "eager", which makes the scores in memory
-    activations: what a block saves: "fused", as fused kernels on a residual stream in the width of
-        computation (Megatron-LM), or "library", as this library's uncompiled blocks, whose stream
-        and norms stay fp32
-    optimizer: one of OPTIMIZERS
     gradients: their width while they add up
     loss_chunks: parts of a micro-batch's tokens that have their logits one after the other
     efficiency: the rate of matmuls and of attention over the data sheet's
@@ -58,42 +50,22 @@ class Training:
     shape: Shape
     batch: int
     context: int
-    precision: str = "bf16"
     attention: str = "flash"
-    activations: str = "fused"
-    optimizer: str = "adamw"
     gradients: str = "fp32"
     loss_chunks: int = 1
     efficiency: float = EFFICIENCY
 
     def __post_init__(self) -> None:
         check_sizes(batch=self.batch, context=self.context, loss_chunks=self.loss_chunks)
-        check_name("precision", self.precision, PRECISIONS)
         check_name("attention", self.attention, ATTENTIONS)
-        check_name("activations", self.activations, ACTIVATIONS)
-        check_name("optimizer", self.optimizer, OPTIMIZERS)
         check_name("gradients", self.gradients, GRADIENTS)
         if not 0 < self.efficiency <= 1:
             raise ValueError(f"efficiency is {self.efficiency!r}; allowed are numbers above 0 to 1")
 
     @property
-    def element(self) -> int:
-        """Bytes per element of matmuls and of communication."""
-        return NARROW if self.precision == "bf16" else WIDE
-
-    @property
-    def residual(self) -> int:
-        """Bytes per element of the residual stream."""
-        return WIDE if self.activations == "library" else self.element
-
-    @property
     def scores(self) -> int:
         """Scores per token and block, if attention makes them in memory."""
         return self.shape.num_heads * self.context if self.attention == "eager" else 0
-
-    def peak(self, device: Device) -> float:
-        """Return the FLOPs per second that the data sheet states for this precision."""
-        return device.flops if self.precision == "bf16" else device.fp32
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,20 @@
 """Pipelines: how long a stage is idle, and how many micro-batches it holds.
 
-Huang et al., 2019 (GPipe), Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages), Qi et al.,
-2024 (zero bubble, ZB-H1).
+Narayanan et al., 2019 (1F1B) and 2021 (interleaved stages), Qi et al., 2024 (zero bubble, ZB-H1).
 """
 
 from a2lib.checks import check_name
 from a2lib.theory.collectives import positive
 
-PIPELINES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+PIPELINES = ("1f1b", "interleaved", "zb-h1")
 
 
 def bubble_share(kind: str, stages: int, microbatches: int, chunks: int = 1) -> float:
     """Return the share of a step in which a stage is idle: (p - 1) / (v m + p - 1).
 
-    ``chunks`` is v, the virtual stages on each device. GPipe and 1F1B are idle equally long. Under
-    ZB-H1 a stage is idle for a third of 1F1B's time, if forward, gradients of inputs and gradients
-    of weights take equally long. Raises ValueError for another kind.
+    ``chunks`` is v, the virtual stages on each device. Under ZB-H1 a stage is idle for a third of
+    1F1B's time, if forward, gradients of inputs and gradients of weights take equally long. Raises
+    ValueError for another kind.
     """
     check_name("pipeline", kind, PIPELINES)
     positive(stages=stages, microbatches=microbatches, chunks=chunks)
@@ -28,7 +27,6 @@ def peak_microbatches(
 ) -> float:
     """Return how many micro-batches' activations ``stage`` (from 0) holds at its peak.
 
-    gpipe: m
     1f1b: p - stage
     interleaved: p + (p - 1 - 2 stage) / v
     zb-h1: p on each stage, until weights have their gradients
@@ -36,8 +34,6 @@ def peak_microbatches(
     It is never more than m. Raises ValueError as ``bubble_share``.
     """
     check_name("pipeline", kind, PIPELINES)
-    if kind == "gpipe":
-        return microbatches
     held = {
         "1f1b": stages - stage,
         "interleaved": stages + (stages - 1 - 2 * stage) / chunks,

@@ -42,11 +42,6 @@ class Layer:
         positive(**vars(self))
 
     @property
-    def product_flops(self):
-        """FLOPs of each of its nine matmuls over the whole batch."""
-        return 2 * self.tokens * self.d_model * self.d_ff
-
-    @property
     def weight_bytes(self):
         """Bytes of its three matrices, and of their gradients."""
         return MATRICES * self.element_bytes * self.d_model * self.d_ff
@@ -166,5 +161,5 @@ EXAMPLE = Layer(2 * 32_768, _SHAPE.d_model, _SHAPE.d_ff, flops=_ON.flops, bandwi
 
 def _cost(layer: Layer, products: int, n, **seconds) -> Cost:
     positive(n=n)
-    flops = products * layer.product_flops / n
+    flops = products * 2 * layer.tokens * layer.d_model * layer.d_ff / n
     return Cost(flops, flops / layer.flops, **seconds)

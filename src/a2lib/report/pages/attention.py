@@ -8,7 +8,7 @@ from a2lib.report.page import one, pick
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
 from a2lib.report.tables import cells
-from a2lib.report.units import count, digits, ms, percent, span
+from a2lib.report.units import count, digits
 from a2lib.theory.eager import Eager, attention_kernels, longest
 from a2lib.theory.roofline import floor
 
@@ -50,7 +50,7 @@ def _theory(row, rate: float | None, bandwidth: float | None) -> dict[str, float
     eager = shape(row.seq_len, row.head_dim, row.causal)
     counted = {
         "matrix": eager.matrix,
-        "held": sum(eager.inputs(row.pass_).values()),
+        "held": eager.held(row.pass_),
         "added": eager.peak(row.pass_),
     }
     if rate and bandwidth:
@@ -127,33 +127,6 @@ def matmul_ms(rate: float, masked_half: bool) -> float:
     return whole if masked_half else whole / 2
 
 
-def causes(rows: pd.DataFrame, rate: float) -> pd.DataFrame:
-    """Return what a2lib's FlashAttention gains over eager attention, cause by cause."""
-    eager = both_ms(rows, "eager")
-    times = {
-        "eager (measured)": eager,
-        "no matrix in memory: matmuls alone (calculated)": matmul_ms(rate, masked_half=True),
-        "and without the masked half (calculated)": matmul_ms(rate, masked_half=False),
-        "and on tensor cores: a2lib (measured)": both_ms(rows, "a2lib"),
-    }
-    lines = [[words, ms(time), percent(time / eager)] for words, time in times.items()]
-    return pd.DataFrame(lines, columns=["forward and backward", "time", "share of eager"])
-
-
-def longest_sequences(limits: pd.DataFrame) -> pd.DataFrame:
-    """Return the longest sequence that ran, by pass and allocator, and what tensors alone allow."""
-    lines = []
-    for pass_ in PASSES:
-        for causal, mask in MASKS.items():
-            here = pick(limits, pass_=pass_, causal=causal)
-            line = [f"{pass_}, {mask}"]
-            for allocator in ("blocks", "expandable"):
-                line.append(span(pick(here, allocator=allocator)["fits_len"], count))
-            lines.append([*line, span(here["tensors_len"], count)])
-    names = ["pass", "usual blocks", "expandable segments", "tensors alone"]
-    return pd.DataFrame(lines, columns=names)
-
-
 def every_time(rows: pd.DataFrame, causal: bool) -> pd.DataFrame:
     """Return times and memory of eager attention at every length and head size."""
     key = ["seq_len", "head_dim"]
@@ -185,34 +158,3 @@ def _means(rows: pd.DataFrame) -> list[str]:
         else:
             words.append(f"{digits(row.ms_mean, 3)} ± {digits(row.ms_std, 2)}")
     return words
-
-
-def tensors() -> pd.DataFrame:
-    """Return every tensor before a pass and what is added at its peak, MiB, by counting; last their
-    sum in bytes."""
-    columns = {}
-    for pass_ in PASSES:
-        for causal, mask in MASKS.items():
-            eager = shape(causal=causal)
-            named = {"before": eager.inputs(pass_), "added": eager.added(pass_)}
-            columns[f"{pass_}, {mask}"] = pd.concat({k: pd.Series(v) for k, v in named.items()})
-    sizes = pd.DataFrame(columns).sort_index(level=0, ascending=False, sort_remaining=False)
-    table = (sizes / 2**20).map("{:,.4g}".format, na_action="ignore")
-    table.index = table.index.map(": ".join)
-    table.loc["**all, bytes**"] = sizes.sum().map("{:,.0f}".format)
-    return table.rename_axis("tensor").reset_index()
-
-
-def without_matrix(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return eager attention and a2lib's, causal, heads of 64: mean times of forward and backward
-    and memory by length."""
-    rows = pick(rows, implementation=["eager", "a2lib"], causal=True, head_dim=64)
-    rows = rows.assign(ms=_means(rows.assign(ms_std=np.nan)), gb=cells(rows["whole"] / 1e9))
-    wide = rows.pivot(index="seq_len", columns=["implementation", "pass"], values=["ms", "gb"])
-    wide = wide.loc[wide["ms", "a2lib", "forward"].notna()]
-    table = pd.DataFrame({"tokens": [count(n) for n in wide.index]}, wide.index)
-    for name in ("eager", "a2lib"):
-        for pass_ in PASSES:
-            table[f"{name}: {pass_}, ms"] = wide["ms", name, pass_]
-        table[f"{name}: GB"] = wide["gb", name, "backward"]
-    return table

@@ -1,4 +1,4 @@
-"""A training step: its MFU, its least time, and the kernels of its trace."""
+"""A training step: its MFU, least time and traced kernels, and what first steps cost."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from a2lib.report.page import one, pick
 from a2lib.report.plots import stacked
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.traces import legend
-from a2lib.report.units import count, digits, ms, percent
+from a2lib.report.units import ms, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import eager_step, fused_step
 from a2lib.theory.transformer import forward_flops, step_flops
@@ -169,36 +169,24 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
     legend(figure, LADDER_PARTS, columns=2)
 
 
-def spread(mean: float, deviation: float) -> str:
-    """Return a mean with its standard deviation, if there is one; a dot for no mean."""
-    if pd.isna(mean):
-        return "·"
-    return digits(mean, 3) + (f" ± {digits(deviation)}" if deviation == deviation else "")
+def firsts(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
+    """Return a row per model, compile and preparation with ``excess``: how much longer a process's
+    first step is than a later one, in ms; the median over processes."""
+    key = ["model", "compile", "prepared"]
+    timed = rows[(rows["status"] == "ok") & rows["part"].isin(["first", "steady"])]
+    wide = timed.pivot_table(index=[*key, "repeat"], columns="part", values="ms", observed=True)
+    excess = (wide["first"] - wide["steady"]).groupby(key).median()
+    return excess.rename("excess").reset_index()
 
 
-def every_phase(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return mean and deviation of the plain step's phases by model and context, of the longest
-    mode that has a time; MFU and peak memory of the whole step."""
-    plain = pick(rows, capture=False, warmup=5, **PLAIN)
-    order = {"train-step": 0, "forward-backward": 1, "forward": 2}
-    plain = plain.assign(mode_order=plain["mode"].map(order), fails=plain["status"] != "ok")
-    wall = (plain["phase"] == "wall") & (plain["mode"] == "train-step")
-    shown = plain[wall | plain["phase"].isin(PHASES)].sort_values(["fails", "mode_order"])
-    shown = shown.drop_duplicates(["model", "context", "phase"])
-    is_timed = shown["status"] == "ok"
-    shown["cell"] = list(map(spread, shown["ms_mean"].where(is_timed), shown["ms_std"]))
-    key = ["model", "context"]
-    table = shown[is_timed].pivot(index=key, columns="phase", values="cell")
-    table = table.reindex(pd.MultiIndex.from_frame(shown[key].drop_duplicates()))
-    table = table.reindex(columns=[*PHASES, "wall"]).fillna("out of memory")
-    steps = shown[shown["phase"] == "wall"].set_index(key).reindex(table.index)
-    table["MFU"] = steps["mfu"].map(lambda share: percent(share, 1), na_action="ignore")
-    peak = steps["peak_bytes"].astype(float) / 1e9
-    table["peak, GB"] = peak.map(lambda size: digits(size, 3), na_action="ignore")
-    return _named(table).rename(columns={"wall": "train-step"})
+def processes(steps, model: str, phase: str = "wall") -> list[np.ndarray]:
+    """Return every step (ms) of each fresh process of a model, warm-up included."""
+    mine = pick(steps, model=model, context=512, phase=phase, status="ok")
+    ordered = mine.sort_values("step_number").groupby("warmup")["ms"]
+    return [times.to_numpy(float) for _, times in ordered]
 
 
-def _named(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.reset_index().sort_values(["model", "context"], key=by_title)
-    table = table.assign(model=table["model"].map(TITLES), context=table["context"].map(count))
-    return table.rename(columns={"context": "tokens"})
+def samples(steps, model: str, warmup: int, phase: str = "wall") -> pd.Series:
+    """Return the ten times (ms) whose mean is taken after so many steps of warm-up."""
+    mine = pick(steps, model=model, context=512, phase=phase, status="ok", warmup=warmup)
+    return mine.sort_values("step_number")["ms"][mine["step_number"].astype(int) >= warmup]

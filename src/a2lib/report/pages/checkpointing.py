@@ -8,7 +8,6 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.page import one, pick
 from a2lib.report.style import Chart
-from a2lib.report.units import gb, ms
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import StepMemory
@@ -57,30 +56,15 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     held: weights, moments and accumulated gradients, which exist between steps
     peak: the predicted peak above ``held``
     whole: ``held`` and the measured peak
-    beyond: what PyTorch's allocator counts between steps more than ``held``
-    tokens_and_counters: of that, tokens and AdamW's count of steps of each parameter
     """
     rows = rows[rows["model"].isin(SIZES) & rows["strategy"].isin(NAMES)]
-    steps = [_step(row) for row in rows.itertuples()]
-    peaks = [strategy_peak(s, name) for s, name in zip(steps, rows["strategy"], strict=True)]
-    rows = rows.assign(held=[_held(s) for s in steps], peak=peaks)
-    return rows.assign(
-        whole=rows["held"] + rows["peak_bytes"],
-        beyond=rows["held_bytes"] - rows["held"],
-        tokens_and_counters=[_tokens_and_counters(s) for s in steps],
-    )
-
-
-def _held(step: StepMemory) -> int:
-    """Return the bytes that exist between steps: weights and moments, and accumulated gradients."""
-    return (12 if step.fresh else 16) * parameter_count(step.shape)
-
-
-def _tokens_and_counters(step: StepMemory) -> int:
-    """Return the bytes of the inputs and targets and of the counters, as the allocator rounds
-    them."""
-    tokens = 8 * step.batch * step.context
-    return 2 * tokens + 512 * len(step.parameters())
+    held, peaks = [], []
+    for row in rows.itertuples():
+        step = _step(row)
+        held.append((12 if step.fresh else 16) * parameter_count(step.shape))
+        peaks.append(strategy_peak(step, row.strategy))
+    rows = rows.assign(held=held, peak=peaks)
+    return rows.assign(whole=rows["held"] + rows["peak_bytes"])
 
 
 def _step(row) -> StepMemory:
@@ -104,12 +88,8 @@ def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
     sizes = [(row.held / 1e9, (row.whole - row.held) / 1e9) for row in few]
     frame = pd.DataFrame(sizes, [NAMES[row.strategy] for row in few], list(names))
     words = [f"{row.whole / 1e9:.0f} GB, {row.ms:,.0f} ms" for row in few]
-
-    def room(ax):
-        ax.set_xlim(0, 156)
-
     xlabel = "GB at the peak"
-    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, more=room)
+    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, room=0.7)
 
 
 def block_tensors() -> dict[str, int]:
@@ -125,32 +105,6 @@ def strategy_row(rows: pd.DataFrame, strategy: str, setting: dict, gradients: st
     """Return the row of a strategy in a setting (FLASH or EAGER); ``gradients`` is "fresh" (made by
     the backward) or "kept" (accumulated)."""
     return one(rows, strategy=strategy, gradients=gradients, **setting)
-
-
-def strategies_table(
-    rows: pd.DataFrame, setting: dict, strategies: tuple[str, ...]
-) -> pd.DataFrame:
-    """Return a table of strategies: whole peak in GB and time of a step, by default and with
-    accumulated gradients."""
-    lines = []
-    for strategy in strategies:
-        cells = [NAMES[strategy]]
-        for gradients in ("fresh", "kept"):
-            few = rows[(rows["strategy"] == strategy) & (rows["gradients"] == gradients)]
-            few = few[(few["layers"] == 32) & (few["precision"] == setting["precision"])]
-            cells += _peak_and_time(few)
-        lines.append(cells)
-    names = ["default: peak", "step", "accumulated: peak", "step"]
-    return pd.DataFrame(lines, columns=["checkpoint around", *names])
-
-
-def _peak_and_time(few: pd.DataFrame) -> list[str]:
-    if not len(few):
-        return ["·", "·"]
-    row = next(few.itertuples())
-    if row.status != "ok":
-        return ["out of memory", "·"]
-    return [gb(row.whole, 3), ms(row.ms, 3)]
 
 
 def lowest(rows: pd.DataFrame, strategies, **where) -> str:

@@ -98,17 +98,6 @@ def published(rows: pd.DataFrame) -> pd.DataFrame:
     return columns(rows.assign(ms=times, ms_queued=float("nan")))
 
 
-def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return ms of all-reduces on the hosts that have several GPUs, by number of GPUs and size."""
-    is_large = rows["size"] > 9e8
-    sizes = rows.assign(size=rows["size"].mask(is_large, GIB))
-    table = sizes.pivot(index=["device", "world_size"], columns="size", values="ms")
-    table = table.map(lambda ms: digits(ms, 3)).rename(columns=lambda size: f"{size // MIB:,} MiB")
-    at_gib = rows[is_large].set_index(["device", "world_size"])["bus"]
-    table["GB/s, largest"] = at_gib.map(lambda rate: digits(rate, 3))
-    return table.reset_index().rename(columns={"world_size": "GPUs"})
-
-
 @chart(height=3.4)
 def bandwidth(figure, rows: pd.DataFrame):
     """Draw bus bandwidth against size: NCCL back to back and synchronized, and gloo, between two

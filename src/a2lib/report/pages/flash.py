@@ -5,9 +5,9 @@ import pandas as pd
 
 from a2lib.report import data, panels, plots
 from a2lib.report.metrics import OURS, by_graph, stated
-from a2lib.report.page import one, pick
+from a2lib.report.page import LEVEL, one, pick
 from a2lib.report.style import COLOURS, DIM, Chart, Look, Looks, chart
-from a2lib.report.units import digits, ms
+from a2lib.report.units import count, digits, ms
 from a2lib.theory import attention
 
 # The first run of the kernels as they are. Five shapes of many heads are of an earlier one, by
@@ -140,6 +140,21 @@ def least_times(pass_: str) -> dict[str, float]:
         "device memory": attention.attention_bytes(**BOARD, element_bytes=2, pass_=pass_),
     }
     return {unit: amounts[unit] / rate for unit, rate in rates().items()}
+
+
+def latency(rows: pd.DataFrame, index: list[str]) -> pd.DataFrame:
+    """Return GPU times to three digits, a line for each value of the ``index`` columns (``seq_len``
+    is one), a column for each implementation; what is within 2 % of its line's least is bold."""
+    names = LOOKS.order(rows["implementation"])
+    wide = rows.pivot(index=index, columns="implementation", values="ms")[names].astype(float)
+    status = rows.pivot(index=index, columns="implementation", values="status")[names]
+    first = wide.le(LEVEL * wide.min(axis=1), axis=0)
+    shown = wide.map(lambda v: digits(v, 3), na_action="ignore")
+    shown = shown.fillna(status.replace("unsupported", "n/a"))
+    shown = shown.mask(first, "**" + shown + "**")
+    shown = shown.rename(columns=LOOKS.label).reset_index()
+    shown["seq_len"] = shown["seq_len"].map(count)
+    return shown.rename(columns={"seq_len": "tokens", "head_dim": "d"})
 
 
 def tile_times(tiles) -> np.ndarray:

@@ -3,7 +3,6 @@
 import pandas as pd
 
 from a2lib.report.page import pick
-from a2lib.report.tables import cells
 
 LIBRARY = "query_chunks"
 RUNGS = {
@@ -75,14 +74,3 @@ def noise(rows: pd.DataFrame, pass_: str = "end_to_end") -> float:
     for kind in ("board", "wide"):
         gains += [gain(rows, kind, rung, pass_) for rung in SAME[kind]]
     return float((pd.concat(gains) - 1).abs().max())
-
-
-def gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each step and peer: at each shape its ms, and what the step gains where it
-    changes a kernel."""
-    columns = {"step": [*RUNGS.values(), *PEERS.values()]}
-    for kind, name in SHAPES.items():
-        medians = rungs(rows, kind)
-        columns[f"{name}, ms"] = cells(medians["ms"])
-        columns[f"{name}, gain"] = cells(medians["gain"].mask(medians.index.isin(SAME[kind])))
-    return pd.DataFrame(columns)

@@ -1,4 +1,4 @@
-"""The atlas of attention's shapes: maps, the FlashAttention-3 paper's shapes, every time."""
+"""The atlas of attention's shapes: maps, and the FlashAttention-3 paper's shapes."""
 
 from itertools import product
 
@@ -7,13 +7,11 @@ import pandas as pd
 from a2lib.report import panels, plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
-from a2lib.report.pages.flash import FA4, LOOKS, OWN, PART, PASSES, against
-from a2lib.report.pages.flash_tables import latency
+from a2lib.report.pages.flash import FA4, LOOKS, OWN, PASSES, against
 from a2lib.report.style import chart
 from a2lib.report.units import count
 
 PAPER_SHOWN = (OURS, "sdpa_cudnn", "flex", "sdpa_flash", FA4)
-DTYPES = ("bf16", "fp32")
 
 
 def ratios(rows: pd.DataFrame, dtype: str, pass_: str = "end_to_end") -> pd.DataFrame:
@@ -77,17 +75,3 @@ def paper(figure, rows: pd.DataFrame, ceiling: float):
     for ax in axes[-1]:
         ax.set_xlabel("tokens per sequence")
     panels.legend(figure, panels.handles(names, LOOKS), columns=5)
-
-
-def every(page, rows: pd.DataFrame) -> str:
-    """Return the tables of GPU times for each dtype and pass: lines by head size and length, of the
-    attentions that have a kernel for it."""
-    tables = []
-    for dtype in DTYPES:
-        for pass_, title in PASSES.items():
-            here = pick(rows, kind="one head", dtype=dtype, pass_=pass_)
-            timed = set(here.dropna(subset=["ms"])["implementation"]) - {PART, FA4}
-            frame = latency(pick(here, implementation=timed), ["head_dim", "seq_len"])
-            label = f"tab-shapes-ms-{dtype}-{pass_.replace('_', '-')}"
-            tables.append(str(page.table(frame, f"{dtype}, {title}, ms", label, 0, 2, fold=False)))
-    return "\n\n".join(tables)

@@ -5,9 +5,8 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.page import one
 from a2lib.report.pages import benchmark
-from a2lib.report.pages.benchmark import FAST, NARROW, TITLES, by_title
+from a2lib.report.pages.benchmark import FAST, NARROW
 from a2lib.report.style import COLOURS, Chart
-from a2lib.report.tables import cells
 from a2lib.report.units import ms, percent
 
 # A sustained step's name -> its configuration and mode, in a CUDA graph.
@@ -53,29 +52,6 @@ def steps(rows: pd.DataFrame, model: str) -> Chart:
     shown = [one(rows, model=model, step=name) for name in STEPS]
     words = [f"{ms(row.ms_mean, 3)}, {percent(row.mfu)}" for row in shown]
     times = pd.DataFrame({"step": [row.ms_mean for row in shown]}, STEPS)
-
-    def room(ax):
-        ax.set_xlim(0, 1.45 * times["step"].max())
-        ax.grid(False)  # the text crosses it
-
-    return plots.stacks(
-        times, {"step": COLOURS[1]}, 2.2, text=words, numbers=False, xlabel="a step, ms", more=room
-    )
-
-
-def by_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return time, MFU, energy, power and clock of each sustained step, as texts."""
-    rows = rows.fillna({"step": "PyTorch's attention, fp32 weights"})
-    rows = rows.sort_values(["model", "ms_mean"], ascending=[True, False], key=by_title)
-    return pd.DataFrame(
-        {
-            "model": rows["model"].map(TITLES),
-            "step": rows["step"],
-            "ms": cells(rows["ms_mean"]),
-            "MFU": rows["mfu"].map(percent),
-            "J": cells(rows["joules"]),
-            "W": cells(rows["watts"]),
-            "ms at the limit": cells(rows["ms_limit"]),
-            "MHz": rows["sm_mhz"].map("{:,.0f}".format),
-        }
-    )
+    xlabel = "a step, ms"
+    colours = {"step": COLOURS[1]}
+    return plots.stacks(times, colours, 2.2, text=words, numbers=False, xlabel=xlabel, room=0.45)

@@ -7,11 +7,10 @@ import pandas as pd
 
 from a2lib.report import plots, traces
 from a2lib.report.page import one, pick
-from a2lib.report.pages import timeline
 from a2lib.report.style import Chart
 from a2lib.report.units import digits
 from a2lib.shapes import SIZES
-from a2lib.theory.memory.saved import block_saved, block_saved_bytes
+from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.memory.step import SAVED, StepMemory, asked, peak
 from a2lib.theory.transformer import block_parameter_count, parameter_count
 
@@ -133,8 +132,9 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     frame = pd.DataFrame({name: pieces(case) for name, case in steps.items()}).T / 1e9
     words = []
     for case in steps.values():
+        measured = at(rows, case.context, case.precision, case.attention)
         total = f"{peak(case).total / 1e9:.0f}"
-        words.append(total if _ran(rows, case) else f"{total}, oom")
+        words.append(f"{total}, oom" if measured.status == "oom" else total)
     capacity = rows["capacity"].iloc[0] / 1e9
 
     def limit(ax):
@@ -145,11 +145,6 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
 
     xlabel = "GB at the peak"
     return plots.stacks(frame, PIECES, 4.2, text=words, numbers=False, xlabel=xlabel, more=limit)
-
-
-def _ran(rows: pd.DataFrame, case: StepMemory) -> bool:
-    """Return whether the measured training step did not run out of memory."""
-    return at(rows, case.context, case.precision, case.attention).status == "ok"
 
 
 def at(
@@ -197,17 +192,6 @@ def two_terms(context: int) -> int:
     return max(16 * parameters, 12 * parameters + saved)
 
 
-def copies(size: str) -> int:
-    """Return the bytes of the bf16 copies of weights that autocast keeps: of every matrix except
-    the embedding."""
-    shape = SIZES[size]
-    weights = 0
-    for name, bytes_ in block_saved(shape, BATCH, 128, "eager", "bf16").items():
-        if name.endswith(".16"):
-            weights += bytes_
-    return shape.num_layers * weights + 2 * shape.vocab_size * shape.d_model
-
-
 def bf16_over_fp32(rows: pd.DataFrame, mode: str = "train-step") -> pd.Series:
     """Return the peak in bf16 divided by that in fp32 with eager attention, by model and context,
     where both fit."""
@@ -238,8 +222,3 @@ def peaks(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
     wide = few.pivot(index="context", columns="column", values="cell").reset_index()
     wide["context"] = wide["context"].map("{:,}".format)
     return wide.rename(columns={"context": "tokens"})
-
-
-def in_use_after(rows: pd.DataFrame, **about) -> int:
-    """Return the bytes of tensors that are in use when a recorded training step has ended."""
-    return timeline.total(over(rows, mode="train-step", **about)[-1])

@@ -1,21 +1,18 @@
 """Mixed precision: sums as exact arithmetic predicts them, and what bf16 gains by model size."""
 
-import numpy as np
 import pandas as pd
 
-from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.metrics import ceilings, copy_bandwidth, floors
 from a2lib.report.page import one
 from a2lib.report.plots import label
 from a2lib.report.style import COLOURS, INK, chart
 from a2lib.shapes import SIZES
 from a2lib.theory.floating import Loop, decimal
-from a2lib.theory.transformer import forward_flops, parameter_count
+from a2lib.theory.roofline import Floor
+from a2lib.theory.step_floor import eager_step
 
 MODELS = ("small", "medium", "large", "xl25", "2.7B", "10B")
 BATCH, CONTEXT = 4, 512
-# How often an eager block's forward reads or writes a tensor of each kind beside its matmuls.
-ACCESSES = {"residual": 20, "hidden": 5, "scores": 12}
-CAST_BYTES = 6  # autocast reads a weight in fp32 and writes it in bf16, in every forward
 LOSS_SCALE = 2**16  # with which torch.amp.GradScaler begins
 SHADES = {"fp32": COLOURS[1], "fp16": COLOURS[2], "bf16": COLOURS[0]}
 
@@ -32,17 +29,6 @@ def sums(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
         same = Loop(row.sum_dtype, row.addend_dtype, int(row.terms), row.addend, row.cast)
         predicted.append(decimal(same.result()))
     return rows.assign(predicted=predicted)
-
-
-def binades(each: Loop) -> pd.DataFrame:
-    """Return the additions of a loop by the power of two that the sum had reached before each,
-    their ``start``: how many they are, and ``gain``, what most of them added."""
-    partial = np.array(each.partial_sums())
-    before = partial[:-1]
-    start = 2.0 ** np.floor(np.log2(before))
-    additions = pd.DataFrame({"start": start, "gain": np.diff(partial)}).groupby("start")["gain"]
-    most = additions.agg(lambda gains: gains.mode()[0])
-    return pd.DataFrame({"additions": additions.size(), "gain": most}).reset_index()
 
 
 def pass_ms(
@@ -76,30 +62,11 @@ def gain(
     return fp32_ms / pass_ms(rows, model, pass_, precision, launched)
 
 
-def estimate(model: str, ceiling: pd.DataFrame) -> dict[str, float]:
-    """Return what counting says of an eager forward, in ms.
-
-    matmuls, matmuls_bf16: at the best measured rates
-    rest: everything else, as accesses to fp32 tensors at the best bandwidth
-    casts: of the weights to bf16
-    gain: of bf16 over fp32
-    """
-    rates, bandwidth = ceilings(ceiling), copy_bandwidth(ceiling)
-    shape = SIZES[model]
-    tokens = BATCH * CONTEXT
-    elements = {"residual": tokens * shape.d_model, "hidden": tokens * shape.d_ff}
-    elements["scores"] = BATCH * shape.num_heads * CONTEXT**2
-    accesses = sum(ACCESSES[kind] * number for kind, number in elements.items())
-    weights = parameter_count(shape) - shape.vocab_size * shape.d_model
-    flops = forward_flops(shape, BATCH, CONTEXT)
-    ms = {
-        "matmuls": flops / rates["fp32"] / 1e9,
-        "matmuls_bf16": flops / rates["bf16"] / 1e9,
-        "rest": 4 * shape.num_layers * accesses / bandwidth / 1e9,
-        "casts": CAST_BYTES * weights / bandwidth / 1e9,
-    }
-    fp32, bf16 = ms["matmuls"] + ms["rest"], ms["matmuls_bf16"] + ms["rest"] + ms["casts"]
-    return ms | {"gain": fp32 / bf16}
+def least(model: str, precision: str, ceiling: pd.DataFrame) -> dict[str, Floor]:
+    """Return the ``floors`` of an eager forward's kernels by the best measured rates."""
+    kernels = eager_step(SIZES[model], BATCH, CONTEXT, precision)
+    forward = [kernel for kernel in kernels if kernel.phase == "forward"]
+    return floors(forward, ceilings(ceiling), copy_bandwidth(ceiling), precision)
 
 
 @chart(height=3.0)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from a2lib.report.page import one, pick
 from a2lib.report.style import chart
-from a2lib.report.units import Number, count, percent
+from a2lib.report.units import Number, count
 from a2lib.shapes import SIZES
 from a2lib.theory import parallelism
 from a2lib.theory.devices import DEVICES
@@ -22,7 +22,6 @@ from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
 
 NAMES = {"dp": "data parallel", "fsdp": "FSDP", "tp": "tensor parallel"}
-SHORT = {"dp": "DP", "fsdp": "FSDP", "tp": "TP"}
 # The three parts of a pass's time above its prediction.
 PARTS = ["slow_matmuls", "slow_collectives", "slow_together"]
 PREDICTED = ["W", "compute", "communication", "predicted", "excess", *PARTS, "hidden"]
@@ -207,33 +206,6 @@ def could_hide(row) -> float:
 def sent_rate(row) -> float:
     """Return the bytes a second that a pass sends when it only communicates."""
     return row.W * row.communication / row.ms_communication
-
-
-def thresholds_table(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
-    """Return the thresholds of every scheme and pass: by the data sheet's C and W, by the measured
-    ones, and where the measured lines cross."""
-    layer = measured_layer(rows)
-    lines = []
-    for scheme, pass_ in THRESHOLDS:
-        unit = "width" if scheme == "tp" else "tokens"
-        by_sheet = count(threshold(sheet, scheme, pass_))
-        by_rates = count(threshold(layer, scheme, pass_))
-        measured = about(crossing(rows, scheme, pass_))
-        lines.append([f"{NAMES[scheme]}, {pass_}: {unit}", by_sheet, by_rates, measured])
-    heads = ["pass", "data sheet", "measured C, W", "measured"]
-    return pd.DataFrame(lines, columns=heads)
-
-
-def hidden_table(rows: pd.DataFrame, width: int) -> pd.DataFrame:
-    """Return the hidden share by batch, of every scheme and pass at a layer's width."""
-    sent = pick(sending(rows), d_ff=width).set_index("tokens")
-    shares = {}
-    for scheme, pass_ in THRESHOLDS:
-        hidden = pick(sent, scheme=scheme, pass_=pass_)["hidden"]
-        shares[f"{SHORT[scheme]} {pass_}"] = hidden.map(percent)
-    table = pd.DataFrame(shares).sort_index()
-    table.insert(0, "tokens", table.index.map(count))
-    return table
 
 
 @chart(height=5.0)

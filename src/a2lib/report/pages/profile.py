@@ -3,13 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from a2lib.lab.trace import HOST
 from a2lib.report import traces
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, moved_bytes
 from a2lib.report.page import pick
 from a2lib.report.plots import stacked
 from a2lib.report.style import chart
-from a2lib.report.tables import cells
 from a2lib.report.units import digits, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
@@ -59,7 +57,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     top, top_calls, top_ms, top_share: the kernel that takes most
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
     floor, ...: by counting (``count_work``)
-    depth: launches queued ahead of the GPU
     launch_us: CPU time per launch in µs, while Python does not wait for a full queue
     quick, slow: the phase in the quickest and in the slowest process that timed it
     idle_least, idle_most: the shares of these in which no kernel runs
@@ -73,7 +70,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     bandwidth, rates = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
     counted = [count_work(row, rates, bandwidth) for row in rows.itertuples()]
     rows = rows.join(pd.DataFrame(counted))
-    rows["depth"] = rows["us_queued"] / 1e3 * rows["launches"] / rows["ms_busy"]
     rows["launch_us"] = 1e3 * rows["ms_host"] / rows["launches"]
     return add_timers(rows, rows_of("benchmark"), rows_of("compile_model"))
 
@@ -213,49 +209,6 @@ def fp32_steps(rows: pd.DataFrame) -> pd.DataFrame:
     return few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
 
 
-def answers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the answers to nsys_profile in eager fp32 for each size and context, as texts.
-
-    The forward is that of a trace of forwards, or of a training step where there is none; its
-    top kernel is that of ``tops``.
-    """
-    key = ["model", "context"]
-    plain = {"way": "fp32", "profiler": "nsys"}
-    traced = pick(rows, mode=["forward", "train-step"], phase="forward", **plain)
-    in_step = traced[traced["mode"] == "train-step"].set_index(key)
-    forwards = by_size(traced.sort_values("mode").drop_duplicates(key)).set_index(key)
-    steps = pick(rows, mode="train-step", phase="step", **plain).set_index(key)
-    # Two kernels can share a name that was cut short, so full names win.
-    top = forwards[["top_calls", "top_share"]].astype(float)
-    top.update(tops(rows).query("phase == 'forward'").set_index(key)[list(top)].astype(float))
-    flops = in_step["multiply_flops"] / in_step["softmax_flops"]
-    cases = forwards.index
-    table = pd.DataFrame(
-        {
-            "(a) timer, ms": cells(forwards["ms_timer"]),
-            "trace, ms": cells(forwards["ms"]),
-            "(b) calls": top["top_calls"].map("{:.0f}".format),
-            "share": top["top_share"].map(percent),
-            "(c) forward": forwards["share"].map(percent),
-            "(d) step": steps["share"][cases].map(percent),
-            "(e) time": in_step["softmax_ratio"][cases].map(digits),
-            "FLOPs": [f"1/{digits(flops[case])}" for case in cases],
-        },
-        index=cases,
-    )
-    return table.reset_index()
-
-
-def crop_to_shorter(first: list[dict], second: list[dict]) -> list[list[dict]]:
-    """Cut two strips to one length: until the last kernel of the one whose last kernel ends
-    first."""
-    strips = [first, second]
-    ends = []
-    for strip in strips:
-        ends.append(max(traces.end_us(row) for row in strip if row["stream"] != HOST))
-    return [traces.cropped(strip, -np.inf, min(ends)) for strip in strips]
-
-
 @chart(height=5.0)
 def ways(figure, rows: pd.DataFrame):
     """Draw the kernel time of a step by class, a bar for each configuration, a panel per model."""
@@ -266,9 +219,8 @@ def ways(figure, rows: pd.DataFrame):
         sums = bars.sum(axis=1)
         shares = (bars["matmuls"] + bars["fused attention"]) / sums
         words = sums.map(lambda ms: digits(ms, 3)) + ", " + shares.map(percent)
-        stacked(ax, bars, SHOWN, text=words, xlabel="kernel time in a step (ms)", least=0.09)
-        ax.set_xlim(0, 1.3 * sums.max())
-        ax.grid(False)  # the text crosses it
+        xlabel = "kernel time in a step (ms)"
+        stacked(ax, bars, SHOWN, text=words, xlabel=xlabel, least=0.09, room=0.3)
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
     traces.legend(figure, SHOWN, columns=2)

@@ -6,14 +6,12 @@ from a2lib.parallel.owners import CHUNKS
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives
-from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
-from a2lib.report.tables import cells
 from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
-from a2lib.theory.sharding import UPDATE_BYTES, Held
+from a2lib.theory.sharding import UPDATE_BYTES, held_bytes
 from a2lib.theory.transformer import parameter_count
 
 MOMENTS = {
@@ -44,8 +42,7 @@ def _counted(row) -> float:
         return float("nan")
     sizes = SIZES[row.model], int(row.batch), int(row.context)
     step = StepMemory(*sizes, precision=row.precision, attention=row.attention)
-    held = Held(step, int(row.world_size), row.optimizer != "plain")
-    return sum(held.at(row.moment).values())
+    return held_bytes(step, int(row.world_size), row.optimizer != "plain", row.moment)
 
 
 def moment(memory: pd.DataFrame, optimizer: str, when: str, precision: str = "bf16"):
@@ -110,37 +107,3 @@ def memory_bars(memory: pd.DataFrame) -> Chart:
     frame = pd.DataFrame(parts).T
     xlabel = "GB on each of two GPUs"
     return stacks(frame, SHADES, 3.3, columns=3, text=totals, xlabel=xlabel)
-
-
-def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
-    """Return the moments of the first step in fp32, of both models in GB, beside the formula and
-    the peaks since the moment before."""
-    rows = pick(memory, precision="fp32", moment=list(MOMENTS))
-    lines = []
-    for row in rows.sort_values(["model", "optimizer"]).itertuples():
-        sizes = [getattr(row, column) for column in PARTS]
-        sizes += [row.present_bytes, row.counted, row.tensor_bytes]
-        words = f"{row.moment}, {OPTIMIZERS[row.optimizer]}"
-        lines.append([TITLES[row.model], words, *cells(size / 1e9 for size in sizes)])
-    heads = ["model", "moment", *PARTS.values(), "total", "formula", "peak"]
-    return pd.DataFrame(lines, columns=heads)
-
-
-def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return steps, and update with exchange, replicated and sharded, in ms."""
-    transports = {"copy_engines": "copy engines", "backend": "NCCL"}
-    by_mode = {}
-    for plain, sharded in pairs(steps):
-        # Copy engines from Python were measured on another machine, which launches slowly.
-        if plain.carrier == "backend" or plain.capture:
-            launched = "graph" if plain.capture else "Python"
-            mode = f"{plain.precision}, {launched}, {transports[plain.carrier]}"
-            by_mode[f"{TITLES[plain.model]}, {mode}"] = plain, sharded
-    torch = [one(steps, optimizer=name, wrapper="torch_ddp") for name in ("plain", "zero")]
-    by_mode["2.0B, bf16, Python, PyTorch's own"] = torch
-    lines = []
-    for mode, (plain, sharded) in by_mode.items():
-        times = (plain.ms, sharded.ms, plain.ms_optimizer, sharded.ms_optimizer)
-        lines.append([mode, *cells(times)])
-    heads = ["model and mode", "step", "sharded step", "update", "sharded update"]
-    return pd.DataFrame(lines, columns=heads)

@@ -1,4 +1,4 @@
-"""Count exactly what activation checkpointing saves and recomputes, for N equal blocks.
+"""Count exactly what activation checkpointing saves, for N equal blocks.
 
 Let a block's input take I bytes, what it saves for its backward A (its input included), its
 parameters' gradients G, and the most that is in use while one block's backward runs M (A and
@@ -21,20 +21,8 @@ others in use:
 
     (N - k) G + (k - 1) A + M                                                           (2)
 
-The number of inputs does not occur in (2): saving fewer of them gains nothing, and k = 1 is best.
-The textbook's N / k I + k A (Chen et al., 2016) is (1) without M. Its minimum is at
-k = sqrt(N I / A), which is below 1 if A > N I.
-
-*Least memory.* Chen's recursion keeps about log2(N) inputs, since on the way down only the input of
-each second half waits; (1) becomes log2(N) I + M. ``chain`` keeps the first input, and one more
-while a block is recomputed from the start: constant in N.
-
-*Recomputed*, in forwards of a block. A checkpoint that ends in a block repeats all of it except its
-last matmul, which the backward does not need (early stop). A checkpoint that ends in a checkpoint
-does not repeat that one. So segments of any size recompute 1 forward. Two levels of k recompute
-1 + (k - 1) / k: each block once by itself, and once in the segment except its last. Recursive
-halves recompute 1 + (log2(N) - 1) / 2, since each of the log2(N) - 1 levels below the first repeats
-its first half only. The chain recomputes N (N + 1) / 2 blocks, (N + 1) / 2 forwards.
+Recursive halves (Chen et al., 2016) have log2(N) inputs in (1). ``chain`` keeps the first input,
+and one more while a block is recomputed from the start. The page says what each recomputes.
 """
 
 import math

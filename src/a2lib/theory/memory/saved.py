@@ -3,16 +3,9 @@
 The block is that of ``a2lib.model``: RMSNorm written as separate operations (square, mean, root,
 two products), RoPE, and a fused SiLU. A tensor that several operations save counts once.
 Parameters, RoPE's tables, and weights that are views of parameters do not count; the 16-bit copies
-of weights that autocast makes do. Let
-
-    u = B T D    g = B T F    s = B H T T    rows = B T    P = 4 D D + 3 D F
-
-In float32 with eager attention a block saves ``10 u + 4 g + s + 2 rows`` numbers and a mask of T T
-bytes: of each norm its input, the normalized input and its result (6 u); q, k, v and attention's
-output (4 u); the softmax's output (s); the FFN's gate, SiLU, value and their product (4 g). The
-backward of ``softmax`` needs its result only, so the scores are freed. FlashAttention saves B H T
-log-sum-exps instead of s and the mask. Where heads share keys and values, k and v are narrower
-(``Shape.kv_width``); the repeated heads that eager attention saves of them are not counted.
+of weights that autocast makes do. book/memory.md adds the float32 tensors up. Where heads share
+keys and values, k and v are narrower (``Shape.kv_width``); the repeated heads that eager attention
+saves of them are not counted.
 
 Under CUDA's bf16 autocast the residual stream and the norms stay float32. Each linear layer saves
 a 16-bit copy of its input and of its weight (autocast caches only the copies of leaf tensors).

@@ -1,22 +1,29 @@
-"""Each peer is itself or an exception."""
+"""Each attention that notebooks/flash.ipynb compares is itself or an exception."""
+
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from attention_inputs import inputs
 from inductor_plans import planned
+from notebook_cells import load_cells
 
 from a2lib.attention import UnsupportedError, attention_reference, flash_attention
-from a2lib.lab import failures, peers
+from a2lib.lab import failures
 
 SIZES = 1, 2, 48, 16
 
 
-@pytest.mark.parametrize(
-    "attend", [attention_reference, peers.tiled, peers.sdpa("FLASH_ATTENTION")]
-)
-def test_peers_agree(attend):
+@pytest.fixture
+def cells():
+    return load_cells("flash")
+
+
+@pytest.mark.parametrize("name", ["eager", "tiled", "sdpa_flash"])
+def test_peers_agree(cells, name):
     q, k, v, _ = inputs("fp32", *SIZES)
-    o = attend(q, k, v, is_causal=True)
+    o = cells.MAKE[name](q, k, v, is_causal=True)
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), is_causal=True
     )
@@ -26,7 +33,7 @@ def test_peers_agree(attend):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_recomputing_backward_gives_the_gradients_of_the_definition(dtype, causal):
+def test_the_recomputing_backward_gives_the_gradients_of_the_definition(cells, dtype, causal):
     *qkv, do = inputs(dtype, *SIZES)
     exact = [x.detach().double().requires_grad_() for x in qkv]
     o = attention_reference(*exact, causal)
@@ -34,18 +41,18 @@ def test_the_recomputing_backward_gives_the_gradients_of_the_definition(dtype, c
     if causal:
         scores = scores + torch.full_like(scores, -torch.inf).triu(1)
     lse = scores.logsumexp(-1).float()
-    found = peers.recomputed_backward(do, *qkv, o.to(do.dtype), lse, causal)
+    found = cells.recomputed_backward(do, *qkv, o.to(do.dtype), lse, causal)
     right = torch.autograd.grad(o, exact, do.double())
     for name, got, want in zip(("dq", "dk", "dv"), found, right, strict=True):
         limit = {"fp32": 2e-6, "bf16": 2e-2}[dtype]
         assert got.dtype == do.dtype and (got - want).norm() < limit * want.norm(), name
 
 
-def test_ours_with_a_compiled_backward_is_ours_forward_and_pytorchs_backward(configured):
+def test_ours_with_a_compiled_backward_is_ours_forward_and_pytorchs_backward(cells, configured):
     """In Triton's interpreter; the backward's code is Inductor's for the CPU."""
     assert torch._dynamo.config.error_on_recompile  # until the fixture ends, which looks
     q, k, v, do = inputs("fp32", *SIZES)
-    o = peers.compiled_backward(q, k, v, is_causal=True)
+    o = cells.compiled_backward(q, k, v, is_causal=True)
     assert torch.equal(o, flash_attention(q, k, v, is_causal=True))
     want = torch.autograd.grad(attention_reference(q, k, v, True), (q, k, v), do)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -56,37 +63,38 @@ def test_ours_with_a_compiled_backward_is_ours_forward_and_pytorchs_backward(con
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
 
 
-def test_the_compiled_definition_is_compiled_again_after_a_reset(configured):
+def test_the_compiled_definition_is_compiled_again_after_a_reset(cells, configured):
     for sizes in (SIZES, (1, 1, 32, 16)):
         with planned() as graphs:
             q, k, v, _ = inputs("fp32", *sizes)
             right = attention_reference(q, k, v, True)
-            torch.testing.assert_close(peers.compiled(q, k, v, is_causal=True), right)
+            torch.testing.assert_close(cells.compiled(q, k, v, is_causal=True), right)
         assert len(graphs) == 1  # the backward is compiled where one is asked for
 
 
 @pytest.mark.parametrize("backend", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION"])
-def test_a_forced_backend_never_falls_back(backend):
+def test_a_forced_backend_never_falls_back(cells, backend):
     """The CPU has neither; an unforced call would be answered by another backend."""
     q, k, v, _ = inputs("fp32", *SIZES)
     with pytest.raises(RuntimeError) as caught:
-        peers.sdpa(backend)(q, k, v, is_causal=True)
+        cells.sdpa(backend)(q, k, v, is_causal=True)
     assert failures.classify(caught.value)[0] == "unsupported"
 
 
-def test_forced_flash_is_flash():
+def test_forced_flash_is_flash(cells):
     q, k, v, _ = inputs("fp32", *SIZES)
-    o = peers.sdpa("FLASH_ATTENTION")(q, k, v, is_causal=True)
+    o = cells.sdpa("FLASH_ATTENTION")(q, k, v, is_causal=True)
     assert "Flash" in type(o.grad_fn).__name__
 
 
-@pytest.mark.skipif(peers.has_flash_attention_4(), reason="it is installed")
-def test_flash_attention_4_says_that_it_is_not_installed():
+def test_flash_attention_4_says_that_it_is_not_installed(cells):
+    if cells.has_fa4():
+        pytest.skip("it is installed")
     with pytest.raises(UnsupportedError, match="is not installed"):
-        peers.flash_attention_4(*inputs("bf16", *SIZES)[:3], is_causal=True)
+        cells.fa4(*inputs("bf16", *SIZES)[:3], is_causal=True)
 
 
-def test_flash_attention_4_takes_heads_behind_tokens_and_the_order_of_sums(monkeypatch):
+def test_flash_attention_4_takes_heads_behind_tokens_and_the_order_of_sums(cells, monkeypatch):
     asked = []
 
     def function(q, k, v, causal, deterministic):
@@ -94,7 +102,10 @@ def test_flash_attention_4_takes_heads_behind_tokens_and_the_order_of_sums(monke
         o = attention_reference(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
         return o.transpose(1, 2), None
 
-    monkeypatch.setattr(peers, "_flash_attention_4", lambda: function)
+    interface = SimpleNamespace(flash_attn_func=function)
+    for name in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
     q, k, v, _ = inputs("fp32", *SIZES)
-    o = peers.flash_attention_4(q, k, v, is_causal=True)
+    o = cells.fa4(q, k, v, is_causal=True)
     assert torch.equal(o, attention_reference(q, k, v, True)) and asked == [False]

@@ -31,7 +31,8 @@ LADDER = {
     "own_attention": "7 a2lib's attention",
     "own_copies": "8 copy engines",
 }
-BESIDE = {"fp8_ffn": "FP8 FFN", "bf16_states": "bf16 states"}  # compared with the ladder, and no step of it
+# Compared with the ladder, and no step of it.
+BESIDE = {"fp8_ffn": "FP8 FFN", "bf16_states": "bf16 states"}
 CONFIGURATIONS = {**LADDER, **BESIDE}
 STATE_BYTES = {"bf16_states": 6}  # of a parameter: weight and moments; fp32 where not named
 NO_PREDICTION = ("recomputed", "own_fsdp", "own_copies")  # of what a configuration gains

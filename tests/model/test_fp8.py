@@ -72,6 +72,16 @@ def test_a_product_is_that_of_the_rounded_rows_and_each_row_has_a_scale():
         assert off(row, exact) < 2 * ROUNDING
 
 
+def test_a_product_in_float32_is_that_of_the_library():
+    generator = torch.Generator().manual_seed(4)
+    a = fp8_rows(torch.randn(32, 64, generator=generator))
+    b = fp8_rows(torch.randn(48, 64, generator=generator))
+    (a8, a_scale), (b8, b_scale) = a, b
+    scales = {"scale_a": a_scale, "scale_b": b_scale.t()}
+    right = torch._scaled_mm(a8, b8.t(), **scales, out_dtype=torch.bfloat16)
+    assert off(fp8_product(a, b, torch.float32), right) < 2**-8  # a rounding to bf16
+
+
 def test_rows_of_a_transposed_matrix_are_its_columns():
     a = torch.randn(32, 48, generator=torch.Generator().manual_seed(2))
     values, scales = fp8_rows(a.t())

@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "a2lib"
 SECONDS = 100  # what runs longer hangs
 RANKS = 2
 TILED, KERNELS = "attention/tiled.py", "attention/kernels.py"
-DDP, GROUP, CARRIERS = "parallel/ddp.py", "parallel/group.py", "parallel/carriers.py"
+DDP, GROUP = "parallel/ddp.py", "parallel/group.py"
 SHARDED, EXCHANGE = "parallel/sharded_optimizer.py", "parallel/exchange.py"
 SHARDS, UNITS = "parallel/fsdp/shards.py", "parallel/fsdp/units.py"
 TRANSFERS = "parallel/fsdp/transfers.py"
@@ -46,7 +46,8 @@ class Bug:
         return f"{self.check}: {self.name}"
 
 
-BROADCAST = "    broadcast_from_first([*module.parameters(), *module.buffers()], group)\n"
+BROADCAST = "    for x in (*module.parameters(), *module.buffers()):\n        if x.numel():\n"
+ALL_GATHER = "        copy_all(self._rows, self._masters)\n        if self._wholes:\n"
 # By check: the name of each bug and its edits.
 PLANTED = {
     "attention": {
@@ -138,12 +139,14 @@ PLANTED = {
     },
     "ddp": {
         "nothing": [],
-        "weights of rank 0 are not broadcast": [(GROUP, BROADCAST, "")],
+        "weights of rank 0 are not broadcast": [
+            (GROUP, BROADCAST, BROADCAST.replace("x.numel()", "False"))
+        ],
         "gradients are summed, not averaged": [
             (GROUP, "dist.ReduceOp.AVG if group.size() > 1 else dist", "dist")
         ],
         "the optimizer steps before the all-reduces have ended": [
-            (CARRIERS, "in works:\n                work.wait()", "in works:\n                pass")
+            (DDP, "in works:\n                work.wait()", "in works:\n                pass")
         ],
         "frozen parameters get a hook": [
             (
@@ -165,8 +168,10 @@ PLANTED = {
         "counters are not set back for the next step": [
             (
                 DDP,
-                "        self._forget()\n        if not self._order_known",
-                "        if not self._order_known",
+                "        problem = self._average()\n        self._step = self._new_step()\n",
+                "        first = not self._order_known\n        problem = self._average()\n"
+                "        if first:\n            self._step = self._new_step()\n"
+                "        self._step.forwards, self._step.accumulated = 0, False\n",
             ),
             (DDP, "        if i in now.arrived:", "        if False:"),
             (DDP, "        if replaced:", "        if False:"),
@@ -226,19 +231,19 @@ PLANTED = {
         "freed weights are used in the backward without a gather": [
             (
                 TRANSFERS,
-                "        copy_all(self._rows, self._masters)\n",
+                ALL_GATHER,
                 "        if not hasattr(self, 'once'):\n"
                 "            copy_all(self._rows, self._masters)\n"
-                "        self.once = True\n",
+                "        self.once = True\n        if self._wholes:\n",
             )
         ],
         "later steps gather the weights of the first step": [
             (
                 TRANSFERS,
-                "        copy_all(self._rows, self._masters)\n",
+                ALL_GATHER,
                 "        if not hasattr(self, 'once'):\n"
                 "            self.once = [p.clone() for p in self._masters]\n"
-                "        copy_all(self._rows, self.once)\n",
+                "        copy_all(self._rows, self.once)\n        if self._wholes:\n",
             )
         ],
         "a rank keeps the rows of the other rank": [

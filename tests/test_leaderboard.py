@@ -47,6 +47,17 @@ def test_the_board_s_step_is_the_default_on_gpus():
     assert (leaderboard.WARMUP_MS, leaderboard.REP_MS) == (10_000, 30_000)
 
 
+def test_fp8_products_are_asked_for_by_name():
+    """And their operands have room in the plan."""
+    _, plain, _ = leaderboard.parse([], "cuda")
+    name, step, _ = leaderboard.parse(["--way=fp8_ffn"], "cuda")
+    assert name == "fp8_ffn" and step.way == dataclasses.replace(plain.way, ffn="fp8")
+    d, f, tokens = 4096, 11_008, 32_768
+    operands = 5 * tokens * f + 3 * tokens * d + 3 * d * f
+    assert step.rank_bytes(2) - plain.rank_bytes(2) == operands
+    assert step.working_bytes() - plain.working_bytes() == operands
+
+
 def test_memory_is_foreseen():
     """State and what a block keeps at the least."""
     _, step, _ = leaderboard.parse(["--way=attention_kept"], "cuda")

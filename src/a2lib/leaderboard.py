@@ -5,8 +5,8 @@
     torchrun --standalone --nproc-per-node 1 -m a2lib.leaderboard --num-layers 8
     torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard --size tiny
 
-The first takes the fastest way with masters in fp32, the second PyTorch's parts, the third a part
-of the model on one GPU, the last runs without a GPU.
+The first takes the fastest way with masters in fp32 and no FP8, the second PyTorch's parts, the
+third a part of the model on one GPU, the last runs without a GPU.
 ``LADDER`` has the ways to take the step, of which each changes one thing of the one before.
 ``Training`` is the step, ``plan`` decides what each block keeps, ``measure`` times the step as
 triton.testing.do_bench does: 30 s of steps after a warm-up of 10 s, the L2 cache cleared before
@@ -42,12 +42,20 @@ from a2lib.lab.timing import Clock, Mark, RankTimes, meet
 from a2lib.lab.training import fully_sharded
 from a2lib.lab.worker import join_group
 from a2lib.model import TransformerLM, cross_entropy
+from a2lib.model.fp8 import use_fp8
 from a2lib.model.layers import IGNORED
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
 from a2lib.parallel.group import everyone, local
 from a2lib.shapes import MODELS, Shape, named_size
-from a2lib.theory.memory.keeping import STAY, block_always, block_results, choose, working_bytes
+from a2lib.theory.memory.keeping import (
+    STAY,
+    block_always,
+    block_results,
+    choose,
+    fp8_bytes,
+    working_bytes,
+)
 from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
 
 
@@ -61,7 +69,8 @@ class Way:
     too; as many results of products as are "fitting" the device; and of those that are not,
     "moved", as many as the link to the host hides. ``attention`` "" is that of the step.
     ``communication`` is how this library's FSDP sends: by the "backend", NCCL, or by
-    "copy_engines". ``states`` is the dtype of weights and moments, of which "bf16" rounds every
+    "copy_engines". ``ffn`` is what the FFN's products take: "bf16", which is the step's dtype, or
+    "fp8". ``states`` is the dtype of weights and moments, of which "bf16" rounds every
     update; this library's FSDP has masters in fp32 alone.
     """
 
@@ -70,6 +79,7 @@ class Way:
     keeps: str
     attention: str = ""
     communication: str = "backend"
+    ffn: str = "bf16"
     states: str = "fp32"
 
     @property
@@ -86,6 +96,7 @@ LADDER = {
     "offloaded": Way("a2lib", "fused", "moved"),
     "own_attention": Way("a2lib", "fused", "moved", "flash"),
     "own_copies": Way("a2lib", "fused", "moved", "flash", "copy_engines"),
+    "fp8_ffn": Way("a2lib", "fused", "moved", "flash", "copy_engines", ffn="fp8"),
     "bf16_states": Way("torch", "fused", "fitting", "flash", states="bf16"),
 }
 SIZE, BATCH = "8B", 1
@@ -99,6 +110,8 @@ ESTIMATED, MARKED = 5, 2
 # Operations a second that the plan assumes. The choice of products does not depend on it; how much
 # a block may send does, by the time its forward takes.
 FLOPS = {"cuda": 700e12, "cpu": 1e9}
+# Tensor cores multiply FP8 at twice the rate of bf16.
+FP8_SPEEDUP = 2
 # Of the measured rate of the link what a plan counts on, of the host's memory what all ranks take.
 LINK_SHARE, HOST_SHARE = 0.7, 0.8
 LINK_BYTES = 2**28
@@ -150,9 +163,13 @@ class Step:
         if self.way.keeps == "moved":
             blocks = min(STAY, blocks)
         kept = blocks * (always[0] if self.way.keeps == "input" else sum(always))
-        work = working_bytes(self.shape, self.tokens, CHUNK, self.element_bytes)
         states = 3 * self.way.states_dtype.itemsize  # weights and two moments
-        return states * parameter_count(self.shape) // ranks + kept + work
+        return states * parameter_count(self.shape) // ranks + kept + self.working_bytes()
+
+    def working_bytes(self) -> int:
+        """Return the most bytes at the peak beside states and what blocks keep."""
+        work = working_bytes(self.shape, self.tokens, CHUNK, self.element_bytes)
+        return work + (fp8_bytes(self.shape, self.tokens) if self.way.ffn == "fp8" else 0)
 
 
 class ChunkedHead(TransformerLM):
@@ -211,6 +228,8 @@ class Training:
             dtype=wide or way.states_dtype,
             seed=seed,
         )
+        if way.ffn == "fp8":
+            use_fp8(self.model)
         compiled = {"backend": compiler or COMPILER[device], "fullgraph": True, "dynamic": False}
         for module in (*self.model.layers, self.model.ln_final):
             module.compile(**compiled)
@@ -304,13 +323,14 @@ def plan(step: Step, local_bytes: int, device: str) -> list[BlockPlan]:
     else:
         memory.free_memory(device)
         # AdamW's moments come with the first step.
-        beside = working_bytes(shape, tokens, CHUNK, element) + 2 * local_bytes
+        beside = step.working_bytes() + 2 * local_bytes
         room = memory.free_bytes(device) - beside - SPARE_BYTES[device]
     room = min(everyone(room))
     if step.way.keeps == "fitting":
         return choose(always, results, shape.num_layers, room)
     parts = forward_flops_by_part(shape, step.batch, step.context, causal=True)
-    block_flops = (parts["projections"] + parts["attention"] + parts["ffn"]) / shape.num_layers
+    ffn = parts["ffn"] / (FP8_SPEEDUP if step.way.ffn == "fp8" else 1)
+    block_flops = (parts["projections"] + parts["attention"] + ffn) / shape.num_layers
     hosts = everyone(HOST_SHARE * memory.available_bytes())
     return choose(
         always,
@@ -445,7 +465,7 @@ def parser() -> Parser:
     add_name(
         parser,
         "--way",
-        f"one of {', '.join(LADDER)} (the last that runs here with masters in fp32)",
+        f"one of {', '.join(LADDER)} (the last that runs here with fp32 masters and no FP8)",
     )
     add_name(parser, "--size", ", ".join(MODELS), SIZE)
     add_number(parser, "--num-layers", Whole(1, 10**4), "blocks, in place of the size's own")
@@ -462,7 +482,10 @@ def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int]:
     command = parser()
     options = command.parse_args(arguments)
     here = [name for name, way in LADDER.items() if device == "cuda" or way.attention != "flash"]
-    exact = [name for name in here if LADDER[name].states == "fp32"]
+    exact = []
+    for each in here:
+        if LADDER[each].states == "fp32" and LADDER[each].ffn == "bf16":
+            exact.append(each)
     name = options.way or exact[-1]
     if name not in here:
         where = " without a GPU" if name in LADDER else ""

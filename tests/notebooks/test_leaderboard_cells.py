@@ -33,7 +33,9 @@ def test_every_published_way_is_asked_for(gpus):
     asked = set()
     for [key] in cells.tasks:
         asked.add(cells.table.identify(key))
-    assert asked == {cells.table.identify(row) for row in committed.measured("leaderboard")}
+    published = {cells.table.identify(row) for row in committed.measured("leaderboard")}
+    assert published <= asked
+    assert len(asked - published) <= 1  # fp8_ffn, until its row is there
     assert {row["conditions"].partition("=")[0] for row in committed.measured("leaderboard")} <= {
         *SWITCHES
     }
@@ -48,7 +50,7 @@ def test_a_rank_s_work_on_one_gpu_and_a_trial_on_none(gpus):
     gpus(0)
     cells = load_cells("leaderboard")
     asked = [key for [key] in cells.tasks]
-    on_gpus = ("own_attention", "own_copies", "bf16_states")
+    on_gpus = ("own_attention", "own_copies", "fp8_ffn", "bf16_states")
     assert [key["way"] for key in asked] == [name for name in cells.MAKE if name not in on_gpus]
     what = {(key["backend"], key["model"], key["dtype"], key["layers"]) for key in asked}
     assert what == {("gloo", "tiny", "fp32", 4)}
@@ -75,3 +77,34 @@ def test_rows_of_two_ranks_and_of_the_readers_own_way(gpus, tmp_path):
     drawn = bulk.read("kernels", "cpu", name, tmp_path / "data")
     assert drawn.about["section"] == "leaderboard" and drawn.run == row["run"]
     assert {row["phase"] for row in drawn.rows} >= {"forward", "backward", "optimizer"}
+
+
+def test_losses_are_of_three_trainings_from_each_seed(gpus):
+    gpus(1)
+    cells = load_cells("leaderboard", world_size=1)
+    keys = [key for [key] in cells.loss_tasks]
+    assert len(keys) == 9 and {key["seed"] for key in keys} == {0, 1, 2}
+    what = {(key["ffn"], key["compile"]) for key in keys}
+    assert what == {("bf16", "blocks"), ("fp8", "blocks"), ("bf16", "none")}
+    alike = {(key["model"], key["steps"], key["batch"], key["context"]) for key in keys}
+    assert alike == {("small", 200, 8, 512)}
+
+
+@pytest.mark.slow
+def test_a_model_learns_text_with_and_without_fp8(gpus, tmp_path):
+    gpus(0)
+    cells = load_cells("leaderboard", part="loss")
+    tasks = [task for task in cells.loss_tasks if task[0]["seed"] == 0]
+    names = cells.namespace
+    exec('leaderboard.COMPILER["cpu"] = "eager"', names)
+    names["LEARNING_RATE"] = 0.01
+    run = Run("leaderboard", {}, {}, "cpu", "cpu")
+    assert sweep(cells.losses, tasks, names["measure_loss"], run, device="cpu") == 0
+    rows = read_section("fp8_loss", tmp_path / "data")["cpu"]
+    by_training = {(row["ffn"], row["compile"]): row for row in rows}
+    assert {row["status"] for row in rows} == {"ok"}, rows
+    bf16, fp8 = by_training["bf16", "none"], by_training["fp8", "blocks"]
+    # A byte by chance: ln 256 = 5.5. Other roundings are another loss.
+    assert float(bf16["loss_held_out"]) < 5 and float(fp8["loss_held_out"]) < 5
+    assert fp8["loss_held_out"] != bf16["loss_held_out"] and fp8["loss_last"] != bf16["loss_last"]
+    assert {row["n"] for row in rows} == {"19"}

@@ -26,6 +26,7 @@ LOOKS = {"attention": "pass_keys", "collectives": "keys_by_group"}
     ("fsdp", {"wrappers": "fsdp3"}, "did you mean fsdp"),
     ("fsdp", {"world_size": 1}, "from 2"),
     ("leaderboard", {"ways": "fast"}, "recomputed, "),
+    ("leaderboard", {"part": "losses"}, "did you mean loss"),
     ("leaderboard", {"room_percent": 101}, "to 100"),
     ("memory", {"model": "smal"}, "did you mean small"),
     ("parallelism", {"schemes": "fsdp_tp"}, "fsdp_tp"),

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from a2lib.parallel import FSDP, load_sharded, save_sharded
+from a2lib.parallel import FSDP, load_sharded, mean_kernel, save_sharded
 
 MODULES = (
     "checks_ddp", "checks_copy_engines", "checks_sharded_optimizer", "checks_fsdp",
@@ -71,7 +71,9 @@ def main(folder, device, modules) -> None:
         dist.init_process_group("nccl", device_id=own, timeout=COLLECTIVE_LIMIT)
     else:
         dist.init_process_group("gloo", timeout=COLLECTIVE_LIMIT)
-    if device != "cpu":
+    if device == "cpu":
+        mean_kernel.MeanKernel = PlainMean
+    else:
         torch.set_default_device("cuda")
         # In TF32 a last bit of a weight may be a thousandth of it.
         torch.backends.cudnn.allow_tf32 = False
@@ -367,6 +369,34 @@ def parts_of_tensors(counts, world, dtype):
     return tensors, received, Layout(list(counts), own_at, received_at, rows, means_at)
 
 
+class PlainMean:
+    """What `mean_kernel.MeanKernel` does, in plain operations: on a CPU its stand-in, on a GPU what
+    it is held against. Parts are added in rank order in float32 (float64 for float64) and the mean
+    is rounded once."""
+
+    def __init__(self, layout, rank, world_size, device=None):
+        self.layout, self.rank, self.world_size = layout, rank, world_size
+
+    def __call__(self, tensors, received, means):
+        layout = self.layout
+        for i, x in enumerate(tensors):
+            count = layout.counts[i]
+            parts = []
+            for other in range(self.world_size - 1):
+                begin = layout.received_at[i] + other * layout.rows[i]
+                parts.append(received[begin : begin + count])
+            own = x.as_strided((count,), (1,), x.storage_offset() + layout.own_at[i])
+            parts.insert(self.rank, own)
+            wide = torch.float64 if means.dtype == torch.float64 else torch.float32
+            total = parts[0].to(wide)
+            for part in parts[1:]:
+                total = total + part.to(wide)
+            begin = layout.means_at[i]
+            # By a tensor: a GPU would multiply by the reciprocal of a number.
+            mean = total / torch.full((), len(parts), dtype=wide, device=total.device)
+            means[begin : begin + count].copy_(mean)
+
+
 def copied(make, *args, **options):
     """A wrapper that sends by copy engines."""
     with copies_on_the_cpu():
@@ -381,7 +411,7 @@ def copies_on_the_cpu():
     if on_gpus():
         yield
         return
-    from a2lib.parallel import carriers, copy_engines
+    from a2lib.parallel import copy_engines
 
     class Handle:
         def __init__(self, folder, size, group):
@@ -406,7 +436,7 @@ def copies_on_the_cpu():
         return handle.memories[dist.get_rank(group)], handle
 
     shared = patch.object(copy_engines, "shared_memory", shared_memory)
-    with shared, patch.object(carriers, "why_not", lambda *_: None):
+    with shared, patch.object(copy_engines, "why_not", lambda *_: None):
         yield
 
 

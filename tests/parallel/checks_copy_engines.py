@@ -21,7 +21,7 @@ from checking import (
 )
 from torch import nn
 
-from a2lib.parallel import FSDP, BucketedDDP, copy_engines
+from a2lib.parallel import FSDP, BucketedDDP, copy_engines, mean_kernel
 from a2lib.parallel.lane import Lane
 
 
@@ -144,14 +144,11 @@ def a_unit_is_one_message_however_many_matrices_it_has():
     gradients: each more would cost the host time."""
     fsdp = copied(FSDP, Tied())
     told, barriers, means = [], [], []
-    shared, mean = copy_engines.SharedMemory, copy_engines.PlainMean
+    shared, mean = copy_engines.SharedMemory, mean_kernel.MeanKernel
 
     def meet(memory, call=shared.barrier):
         barriers.append(memory)
         call(memory)
-
-    if checking.on_gpus():
-        from a2lib.parallel.mean_kernel import MeanKernel as mean
 
     def take(kernel, *args, call=mean.__call__):
         means.append(kernel)

@@ -181,12 +181,12 @@ def ddp_buckets_hold_what_they_may_and_start_in_backward():
     ddp = BucketedDDP(nn.Sequential(*layers), bucket_size_mb=2.5 * 256 / 2**20)
     assert ddp._buckets == [[4, 3], [2, 1], [0]]
     sent = []
-    layers[0].register_full_backward_pre_hook(lambda *_: sent.append(ddp._under_way.next))
+    layers[0].register_full_backward_pre_hook(lambda *_: sent.append(ddp._step.next))
     for step in range(2):
         ddp(torch.randn(2, 8, requires_grad=True)).sum().backward()
         assert sent[step] == 2, "two buckets are on their way before the first layer's backward"
         ddp.finish_gradient_synchronization()
-        assert not ddp._under_way.sent and not ddp._under_way.arrived
+        assert not ddp._step.sent and not ddp._step.arrived
     single = DDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     assert [len(bucket) for bucket in single._buckets] == [1] * 4
 

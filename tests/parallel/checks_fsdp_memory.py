@@ -11,7 +11,7 @@ from torch import nn
 
 from a2lib.model import TransformerLM
 from a2lib.parallel import FSDP
-from a2lib.parallel.fsdp.transfers import BackendTransfer
+from a2lib.parallel.fsdp.transfers import Alike
 from a2lib.parallel.fsdp.units import MOMENTS
 from a2lib.shapes import Shape
 from a2lib.theory import fsdp as theory
@@ -35,12 +35,12 @@ def fsdp_holds_what_the_theory_says():
             if moment == "computes":
                 held.append({part: n for part, n in fsdp.held_bytes().items() if part != "shared"})
 
-        def watched(transfer, same, fsdp=fsdp, casting=casting, prepare=BackendTransfer.prepare):
+        def watched(alike, as_slots, fsdp=fsdp, casting=casting, prepare=Alike.prepare):
             casting.append(fsdp.held_bytes()["gathered"])
-            return prepare(transfer, same)
+            return prepare(alike, as_slots)
 
         fsdp.observe(look)
-        with patch.object(BackendTransfer, "prepare", watched):
+        with patch.object(Alike, "prepare", watched):
             token_loss(fsdp(tokens), tokens).backward()
             fsdp.observe(None)
             fsdp.finish_gradient_synchronization()

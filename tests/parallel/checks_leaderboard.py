@@ -94,3 +94,33 @@ def states_in_bf16_are_trained_in_bf16():
         moments = own.optimizer.state[p]
         assert p.dtype == moments["exp_avg"].dtype == moments["exp_avg_sq"].dtype == torch.bfloat16
     torch.set_default_device(device)
+
+
+@check(2)
+def fp8_products_follow_those_of_bf16():
+    """Sharded, kept by a plan and sent to the host; and the losses are not the same."""
+    warnings.simplefilter("default")  # torch's own, while it compiles
+    device = torch.get_default_device().type
+    torch.set_default_device(None)
+    attention = "sdpa_flash" if device == "cpu" else "eager"
+    plan = [BlockPlan(("k_proj", "w3"), 10**6), BlockPlan()]
+    losses = {}
+    for ffn in ("bf16", "fp8"):
+        way = Way("a2lib", "fused", "moved", ffn=ffn)
+        step = Step(way, Shape(32, 48, LAYERS, 2, 16), 2, 16, attention, "bf16")
+        own = Training(
+            step,
+            device,
+            world()[0],
+            5,
+            lambda _: plan,
+            lr=LR / 10,
+            compiler="aot_eager",
+            least_moved=1,
+        )
+        losses[ffn] = [own.step().item() for _ in range(8)]
+        assert own.mover.moved_bytes > 0
+    bf16, fp8 = losses["bf16"], losses["fp8"]
+    assert fp8[-1] < 0.9 * fp8[0], losses
+    assert bf16 != fp8 and abs(fp8[-1] - bf16[-1]) < 0.1 * (bf16[0] - bf16[-1]), losses
+    torch.set_default_device(device)

@@ -8,13 +8,12 @@ from unittest.mock import patch
 
 import checking
 import torch
-from checking import Tied, check, chunks_from, same, token_batches, token_loss, world
+from checking import PlainMean, Tied, check, chunks_from, same, token_batches, token_loss, world
 from checks_capture import WRAPPERS
 from torch.nn import functional as F
 
 from a2lib.optim import MasterAdamW
 from a2lib.parallel import FSDP, BucketedDDP, ShardedOptimizer
-from a2lib.parallel.copy_engines import PlainMean
 from a2lib.parallel.lane import Lane
 
 STEPS = 3

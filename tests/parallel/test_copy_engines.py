@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from a2lib.parallel.copy_engines import PlainMean
 from a2lib.parallel.mean_kernel import TENSORS, MeanKernel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from checking import parts_of_tensors  # noqa: E402
+from checking import PlainMean, parts_of_tensors  # noqa: E402
 
 # More than one launch takes; empty ones, and others that end within a block.
 COUNTS = [100, 0, 64, 1, 0, 37, 160, 128, 33, 0]

@@ -150,7 +150,7 @@ def _kept_operations() -> dict[str, frozenset]:
     import a2lib.attention  # noqa: F401  defines a2lib::flash_forward
 
     aten = torch.ops.aten
-    linear = {aten.mm.default, aten.addmm.default}
+    linear = {aten.mm.default, aten.addmm.default, aten._scaled_mm.default}
     names = (
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_flash_attention_for_cpu",

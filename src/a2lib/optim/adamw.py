@@ -12,7 +12,6 @@ from torch import Tensor
 from a2lib.optim.updates import update
 from a2lib.parallel.group import is_shard, local
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.tensors import add_to_all
 
 WORKING = (torch.float32, torch.bfloat16)
 MASTER, MOMENTS, STEP = "master", ("exp_avg", "exp_avg_sq"), "step"
@@ -232,7 +231,7 @@ class MasterAdamW(torch.optim.Optimizer):
         for p in params:
             of_device.setdefault(p.device, []).append(self.state[p][STEP])
         for steps in of_device.values():
-            add_to_all(steps, 1)
+            torch._foreach_add_(steps, 1)  # PyTorch's own optimizers are made of these
 
     def _update(self, group: dict[str, Any], p: Tensor) -> None:
         state, grad = self.state[p], p.grad

@@ -22,10 +22,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from a2lib.parallel.captured import capture_step
     from a2lib.parallel.ddp import DDP, BucketedDDP, FlatDDP, NaiveDDP
     from a2lib.parallel.fsdp import FSDP
     from a2lib.parallel.fsdp.checkpoint import load_sharded, save_sharded
+    from a2lib.parallel.graphs import capture_step
     from a2lib.parallel.sharded_optimizer import ShardedOptimizer
 
 __all__ = [
@@ -46,7 +46,7 @@ _HOMES = {
     "FlatDDP": "ddp",
     "NaiveDDP": "ddp",
     "ShardedOptimizer": "sharded_optimizer",
-    "capture_step": "captured",
+    "capture_step": "graphs",
     "load_sharded": "fsdp.checkpoint",
     "save_sharded": "fsdp.checkpoint",
 }

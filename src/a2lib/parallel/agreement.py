@@ -1,7 +1,16 @@
-"""Checks of a wrapper at the ends of steps: its module and the other ranks are where it is."""
+"""Checks of a wrapper at the ends of steps: its gradients are the means, its module and the other
+ranks are where it is.
 
+A step without ``finish_gradient_synchronization`` is refused: what backward writes into ``.grad``
+is this rank's own, and weights that then differ between ranks look like any others. PyTorch's hooks
+before and after every optimizer's step ask each wrapper, once a step. After it too: the backward of
+a step's closure comes within the step.
+"""
+
+import functools
 import itertools
 import operator
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -9,6 +18,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from a2lib.parallel.group import capturing, everyone, member
 
@@ -17,6 +31,51 @@ from a2lib.parallel.group import capturing, everyone, member
 LIMIT_S = 60.0
 
 _meetings = itertools.count()
+wrappers: weakref.WeakSet = weakref.WeakSet()  # all that there are
+
+
+def watch_steps(wrapper) -> None:
+    """Have a step of any torch.optim optimizer raise RuntimeError while it would read a gradient of
+    ``wrapper.unfinished()``, parameters whose gradients are this rank's own, or once its closure
+    has read such. Before each step ``wrapper.meet(optimizer)`` is called.
+
+    A step that is compiled itself is not watched: it has no hooks.
+    """
+    wrappers.add(wrapper)
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_refuse)
+
+
+def _before_step(optimizer: Optimizer, *_: object) -> None:
+    _refuse(optimizer)
+    if not torch.compiler.is_compiling():
+        for wrapper in wrappers:
+            wrapper.meet(optimizer)
+
+
+def _refuse(optimizer: Optimizer, *_: object) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for wrapper in wrappers:
+        waiting = {id(p) for p in wrapper.unfinished() if p.grad is not None}
+        if waiting and not waiting.isdisjoint(map(id, parameters_of(optimizer.param_groups))):
+            raise RuntimeError(
+                f"the gradients of this {type(wrapper).__name__} are still each rank's own: call "
+                "finish_gradient_synchronization() between backward and the optimizer's step"
+            )
+
+
+def parameters_of(groups: list[dict]) -> list:
+    """Return the parameters of an optimizer's groups, in order; of saved groups their names."""
+    parameters = []
+    for group in groups:
+        parameters.extend(group["params"])
+    return parameters
 
 
 class Members:
@@ -30,7 +89,8 @@ class Members:
 
     def check(self) -> None:
         """Raise RuntimeError for a parameter that came or was replaced since then."""
-        if self._is_as_before():
+        # Of thousands of entries at each step: nothing here is a loop of Python's.
+        if all(map(operator.is_, self._entries(), self._before)):
             return
         for name, p in self._module.named_parameters():
             if id(p) not in self._allowed:
@@ -45,16 +105,11 @@ class Members:
         for module in self._module.modules():
             # PyTorch's public names for what is in them walk the tree.
             self._tables += [module._parameters, module._modules]
-        self._filled = [table for table in self._tables if table]
         self._before = list(self._entries())
 
     def _entries(self) -> Iterator[object]:
-        return itertools.chain.from_iterable(map(dict.values, self._filled))
-
-    def _is_as_before(self) -> bool:
-        # Of thousands of entries at each step: nothing here is a loop of Python's.
-        count = sum(map(len, self._tables))
-        return count == len(self._before) and all(map(operator.is_, self._entries(), self._before))
+        entries = itertools.chain.from_iterable(map(dict.values, self._tables))
+        return itertools.chain(entries, [self])  # an end, which one more or less would move
 
 
 class Agreement:

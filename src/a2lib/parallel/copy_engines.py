@@ -42,6 +42,7 @@ from a2lib.parallel.group import everyone, member
 from a2lib.parallel.lane import Lane
 from a2lib.parallel.tensors import copy_all, round_up, shares
 
+COMMUNICATIONS = ("backend", "copy_engines", "auto")
 # What is called with the parameters of a bucket whose gradients are the means.
 Then = Callable[[Sequence[Tensor]], None]
 # A rank's part of a gradient, and its slot, begin at a multiple of a line of the cache, in bytes.
@@ -53,6 +54,23 @@ KERNEL_ALIGN = 16
 BARRIER_LIMIT_MS = 600_000
 # PyTorch refuses two ranks of one GPU, unless this is set: for trials.
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+def choose(
+    communication: str, group: dist.ProcessGroup | None, device: torch.device
+) -> tuple[str, str | None]:
+    """Return "backend" or "copy_engines", and why "auto" took the backend, None where it did not;
+    collective. Raises ValueError for "copy_engines" where they cannot, and for another word."""
+    if communication not in COMMUNICATIONS:
+        raise ValueError(f"communication must be one of {COMMUNICATIONS}; got {communication!r}")
+    if communication == "backend":
+        return "backend", None
+    reason = why_not(group, device)
+    if reason is None:
+        return "copy_engines", None
+    if communication == "copy_engines":
+        raise ValueError(f"copy engines cannot do it here: {reason}; 'backend' or 'auto' can")
+    return "backend", reason
 
 
 def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None:
@@ -164,36 +182,6 @@ class Layout:
     means_at: list[int]
 
 
-class PlainMean:
-    """Writes the means of this rank's parts of tensors and of what it received of the others',
-    which may go to where its own parts are: added in rank order in float32 (float64 for float64)
-    and rounded once. In plain operations, which read and write everything once an addition."""
-
-    def __init__(self, layout: Layout, rank: int, world_size: int) -> None:
-        self._layout, self._rank, self._world_size = layout, rank, world_size
-
-    def __call__(self, tensors: Sequence[Tensor], received: Tensor, means: Tensor) -> None:
-        layout = self._layout
-        for i, x in enumerate(tensors):
-            count = layout.counts[i]
-            parts = []
-            for other in range(self._world_size - 1):
-                begin = layout.received_at[i] + other * layout.rows[i]
-                parts.append(received[begin : begin + count])
-            parts.insert(self._rank, _part(x, layout.own_at[i], count))
-            begin = layout.means_at[i]
-            _take_mean(parts, means[begin : begin + count])
-
-
-def _take_mean(parts: list[Tensor], mean: Tensor) -> None:
-    wide = torch.float64 if mean.dtype == torch.float64 else torch.float32
-    total = parts[0].to(wide)
-    for part in parts[1:]:
-        total = total + part.to(wide)
-    # By a tensor: a GPU would multiply by the reciprocal of a number.
-    mean.copy_(total / torch.full((), len(parts), dtype=wide, device=mean.device))
-
-
 def _part(x: Tensor, begin: int, count: int) -> Tensor:
     """Return so many elements of a tensor as they lie in memory, flat."""
     return x.as_strided((count,), (1,), x.storage_offset() + begin)
@@ -247,12 +235,9 @@ class Slots:
             [row // number.itemsize for row in rows],
             [begin * numbers for begin in means_at],
         )
-        if self._received.is_cuda:
-            from a2lib.parallel.mean_kernel import MeanKernel  # needs triton, as a GPU does
+        from a2lib.parallel.mean_kernel import MeanKernel  # needs triton, as a GPU does
 
-            self._mean = MeanKernel(layout, rank, shared.world_size, self._received.device)
-        else:
-            self._mean = PlainMean(layout, rank, shared.world_size)
+        self._mean = MeanKernel(layout, rank, shared.world_size, self._received.device)
 
     def reduce_scatter(self, tensors: Sequence[Tensor], means: Tensor) -> None:
         """Fill ``means`` with the means over the ranks of what this one owns of the tensors, which
@@ -284,10 +269,6 @@ class _Place:
         # Asked of a tensor at each step these would cost the host more.
         self.address, self.dtype = self.view.data_ptr(), self.view.dtype
         self.stride = self.view.stride()
-
-    def holds(self, grad: Tensor) -> bool:
-        """Return whether the gradient is here already."""
-        return grad.data_ptr() == self.address and grad.dtype == self.dtype
 
     def is_like(self, grad: Tensor) -> bool:
         """Return whether the gradient lies as it would here, from an address on that a kernel reads
@@ -373,7 +354,8 @@ class CopyEngines:
         sent, staged, back = [], [], []
         for place, p in zip(places, params, strict=True):
             grad, source = p.grad, place.view
-            if not place.holds(grad):
+            is_here = grad.data_ptr() == place.address and grad.dtype == place.dtype
+            if not is_here:
                 self._held.append(grad)
                 if place.is_like(grad):
                     source = grad

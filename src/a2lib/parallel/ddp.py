@@ -24,7 +24,7 @@ An update of each bucket as soon as it is the mean, beside the rest of the commu
 ``a2lib.optim.MasterAdamW.overlapping(ddp)``.
 
 Clipping, norms and loss scaling come after ``finish_gradient_synchronization``. An optimizer's step
-without it raises RuntimeError (``finish``).
+without it raises RuntimeError (``agreement``).
 
 To the bit: with two ranks each mean is (a + b) / 2 however it is cut into pieces, so all four
 classes, every bucket size and one process that adds the two ranks' gradients agree exactly. With
@@ -36,9 +36,10 @@ number of ranks, because a matrix product over more rows sums in another groupin
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,28 +47,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from a2lib.parallel.agreement import Agreement, Members
-from a2lib.parallel.carriers import Backend, choose
-from a2lib.parallel.copy_engines import CopyEngines, Then
-from a2lib.parallel.finish import watch_steps
-from a2lib.parallel.group import capturing, make_alike, mean_operator, member, one_device
+from a2lib.parallel.agreement import Agreement, Members, watch_steps, wrappers
+from a2lib.parallel.copy_engines import CopyEngines, Then, choose
+from a2lib.parallel.group import Mean, capturing, make_alike, mean_operator, member, one_device
+from a2lib.parallel.lane import Lane
 from a2lib.parallel.tensors import by_dtype
 
 MB = 2**20
 
-_wrappers: weakref.WeakSet[_Replica] = weakref.WeakSet()
-
 
 @dataclass(slots=True)
 class _Step:
-    """The counts of a wrapper since the last finish. Not attributes of the wrapper, which is a
-    module: to set one of those costs the host as much as a message."""
+    """What has happened since the last finish. Not attributes of the wrapper, which is a module: to
+    set one of those costs the host as much as a message."""
 
     forwards: int = 0  # of the wrapper, whose backward is to be averaged
     accumulated: bool = False  # a backward has added to a gradient
-
-    def clear(self) -> None:
-        self.forwards, self.accumulated = 0, False
+    waits_for: list[int] = field(default_factory=list)  # gradients that each bucket has not yet
+    next: int = 0  # the bucket to send
+    arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
+    # The gradient that each parameter of what was sent has to have still.
+    sent: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 class _Replica(nn.Module):
@@ -98,7 +98,6 @@ class _Replica(nn.Module):
             hooks.append(p.register_post_accumulate_grad_hook(_hook(me, i)))
         # Each would cost a call in every later backward.
         weakref.finalize(self, _remove, hooks).atexit = False
-        _wrappers.add(self)
         watch_steps(self)
 
     def forward(self, *args, **kwargs):
@@ -150,7 +149,7 @@ class _Replica(nn.Module):
         forwards = self._step.forwards
         missing = self._fill_missing()
         problem = self._average()
-        self._step.clear()
+        self._step = self._new_step()
         for i in self._agreement.end_step(missing, forwards):
             self._trained[i].grad = None
         if problem:
@@ -171,14 +170,16 @@ class _Replica(nn.Module):
         where one of them finishes the step all the same, every rank raises RuntimeError. After
         backwards in ``no_sync`` alone nothing is sent, and each rank may step on its own gradients.
         """
-        in_no_sync_alone = self._step.accumulated and not self._step.forwards
-        if self._has_sent() or not in_no_sync_alone:
-            self._give_up()
-            self._fill_missing()
-            self._average()
-            self._step.clear()
-            self._agreement.end_step([], Agreement.GIVEN_UP)
-        self._step.clear()
+        step = self._step
+        in_no_sync_alone = step.accumulated and not step.forwards and not step.arrived
+        if in_no_sync_alone:
+            self._step = self._new_step()
+            return
+        self._give_up()
+        self._fill_missing()
+        self._average()
+        self._step = self._new_step()
+        self._agreement.end_step([], Agreement.GIVEN_UP)
 
     def _fill_missing(self) -> list[int]:
         """Give zeros to the parameters without a gradient, and return their places."""
@@ -189,11 +190,11 @@ class _Replica(nn.Module):
                 p.grad = torch.zeros_like(p)
         return missing
 
+    def _new_step(self) -> _Step:
+        return _Step()
+
     def _gradient_is_there(self, i: int) -> None:
         self._step.accumulated = True
-
-    def _has_sent(self) -> bool:
-        return False
 
     def _give_up(self) -> None:
         """Drop the gradients that have not left, and what was to follow on those that have."""
@@ -269,35 +270,128 @@ class FlatDDP(_Replica):
         return ""
 
 
-@dataclass(slots=True)
-class _UnderWay:
-    """The buckets that were sent since the last finish, and what the next ones wait for."""
+class Backend:
+    """Asynchronous all-reduces of NCCL or gloo, one call a bucket, on the gradients themselves or,
+    in another dtype, on copies."""
 
-    waits_for: list[int]  # gradients that each bucket has not yet
-    next: int = 0  # the bucket to send
-    arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
-    # The gradient that each parameter of what was sent has to have still.
-    sent: list[tuple[int, Tensor]] = field(default_factory=list)
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._dtype, self._mean = dtype, Mean(group)
+        # Of each message what writes the means, which holds the tensors until it has arrived since
+        # the backend does not, and what lets the current stream wait for it.
+        self._sent: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self._lane = Lane(device)
+
+    def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
+        """Take note of each bucket's parameters; nothing of the old ones is on its way."""
+
+    def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
+        """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. ``then`` is
+        called with them on a stream that waits for the message; on the CPU the host does."""
+        grads = [p.grad for p in params]
+        dense = [_as_sent(g, self._dtype) for g in grads]
+        works = self._mean(dense)
+
+        def write() -> None:
+            for work in works:
+                work.wait()
+            for grad, arrived in zip(grads, dense, strict=True):
+                if arrived is not grad:
+                    grad.copy_(arrived)
+
+        if then is None:
+            self._sent.append((write, write))
+            return
+
+        def write_and_go_on() -> None:
+            write()
+            then(params)
+
+        end = self._lane.run(write_and_go_on)
+        self._sent.append((write, functools.partial(Lane.wait, end)))
+
+    def arrive(self) -> None:
+        """Let the current stream wait for all that was sent, and write it into the gradients."""
+        sent, self._sent = self._sent, []
+        for _, wait in sent:
+            wait()
 
 
-class _Overlapped(_Replica):
-    """All-reduces during backward, a bucket of gradients each; what the two classes share, which
-    ``BucketedDDP`` says.
+def _as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return the gradient contiguous and in the dtype it travels in: itself or a copy."""
+    if dtype is None or not grad.is_floating_point():
+        return grad.contiguous()
+    return grad.to(dtype, memory_format=torch.contiguous_format)
 
-    The buckets are in the order in which rank 0's first backward made the gradients, and in the
-    reverse order of registration before. They leave in that order on every rank, whatever the order
-    of arrival: collectives are paired by order, not by name. For a CUDA graph run a few steps
-    first, since the first finish reads the order on the host.
+
+class BucketedDDP(_Replica):
+    """Average gradients by one asynchronous all-reduce per bucket, during the backward.
+
+    A bucket is a group of gradients of one dtype. It is sent as soon as its last gradient is there.
+
+    Arguments:
+
+    - ``module`` and ``group`` are those of ``NaiveDDP``, as are the methods.
+    - ``bucket_size_mb`` is the most that a bucket holds, in MB of 2**20 bytes. A parameter that is
+      larger is a bucket by itself.
+    - ``communication`` says what sends a bucket. "backend" is one call of NCCL or gloo on the
+      gradients themselves. "copy_engines" is for CUDA and GPUs of one host that reach each other's
+      memory, and for large buckets (100 MB was measured). "auto" is copy engines where they can be
+      used, else the backend; the attribute ``why_backend`` then says why. The attribute
+      ``communication`` has the choice.
+    - ``communication_dtype`` is the dtype in which floating gradients are sent. None sends each in
+      its own; bfloat16 halves the bytes of float32. ``.grad`` keeps its dtype.
+
+    Order: every rank sends its buckets in the order in which rank 0's first backward made the
+    gradients, and in that one in the reverse order of registration. A parameter that gets no
+    gradient delays all later buckets until the finish. Hooks of a module that is compiled as a
+    whole fire after its backward: compile block by block. To capture a step in a CUDA graph, run a
+    few steps first: the first finish reads the order on the host.
+
+    Between a backward and the finish, RuntimeError is raised for a second gradient of a parameter
+    (a second backward outside of ``no_sync``, or a checkpoint with use_reentrant=True around a
+    module that is used twice) and for another tensor in its ``.grad``, because the first gradient
+    may be on its way.
+
+    With copy engines, each ``.grad`` is a view of memory that stays, and the next means overwrite
+    it. The gradients that the backward made are kept until the finish as well.
+
+    Rounding: copy engines add in float32, in the order of the ranks, and round the mean once. A
+    backend adds in the dtype that is sent, and may round at each of the W - 1 additions. With two
+    ranks the two round alike.
+
+    Raises ValueError for "copy_engines" where they cannot be used, and for other wrong arguments.
     """
 
     def __init__(
-        self, module: nn.Module, bucket_bytes: float, carrier: Backend | CopyEngines
+        self,
+        module: nn.Module,
+        bucket_size_mb: float,
+        group: dist.ProcessGroup | None = None,
+        *,
+        communication: str = "backend",
+        communication_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(module, carrier.group)
-        self._bucket_bytes, self._carrier = bucket_bytes, carrier
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb must be above 0; got {bucket_size_mb!r}")
+        if communication_dtype is not None and not communication_dtype.is_floating_point:
+            raise ValueError(
+                f"communication_dtype must be a floating dtype or None; got {communication_dtype}"
+            )
+        device = one_device(module)
+        self.communication, self.why_backend = choose(communication, group, device)
+        super().__init__(module, group)
+        carriers = {"backend": Backend, "copy_engines": CopyEngines}
+        self._carrier = carriers[self.communication](group, device, communication_dtype)
+        self._bucket_bytes = bucket_size_mb * MB
         self._then: Then | None = None
         self._order_known = False
         self._make_buckets(range(len(self._trained))[::-1])
+        self._step = self._new_step()
 
     @contextlib.contextmanager
     def each_mean(self, then: Then) -> Iterator[None]:
@@ -337,16 +431,15 @@ class _Overlapped(_Replica):
         for bucket in self._buckets:
             self._bucket_parameters.append([self._trained[i] for i in bucket])
         self._carrier.lay_out(self._bucket_parameters)
-        self._forget()
 
-    def _forget(self) -> None:
-        self._under_way = _UnderWay(list(map(len, self._buckets)))
+    def _new_step(self) -> _Step:
+        return _Step(waits_for=list(map(len, self._buckets)))
 
     def _gradient_is_there(self, i: int) -> None:
-        self._step.accumulated = True
+        now = self._step
+        now.accumulated = True
         if not self._synchronizing:
             return
-        now = self._under_way
         if i in now.arrived:
             raise RuntimeError(
                 f"{self._names[i]} got a second gradient before finish_gradient_synchronization: "
@@ -362,7 +455,7 @@ class _Overlapped(_Replica):
 
     def _send_next(self, then: Then | None = None) -> None:
         """Without recording a graph."""
-        now = self._under_way
+        now = self._step
         bucket = self._buckets[now.next]
         for i in bucket:
             self._check_dense(i)
@@ -371,23 +464,19 @@ class _Overlapped(_Replica):
         for i in bucket:
             now.sent.append((i, self._trained[i].grad))
 
-    def _has_sent(self) -> bool:
-        return bool(self._under_way.arrived)
-
     def _give_up(self) -> None:
-        now = self._under_way
+        now = self._step
         for bucket in self._buckets[now.next :]:
             for i in bucket:
                 self._trained[i].grad = None
         now.arrived.clear()  # no order to go by
 
     def _average(self) -> str:
-        now = self._under_way
+        now = self._step
         while now.next < len(self._buckets):
             self._send_next()
         replaced = [i for i, grad in now.sent if self._trained[i].grad is not grad]
         self._carrier.arrive()
-        self._forget()
         if not self._order_known:
             self._take_order(list(now.arrived))
         if replaced:
@@ -409,7 +498,7 @@ class _Overlapped(_Replica):
             self._order_known = True
 
 
-class DDP(_Overlapped):
+class DDP(BucketedDDP):
     """Average gradients by one asynchronous all-reduce per parameter, during the backward.
 
     Each gradient is sent where it lies, as soon as the backward has added it up. Arguments, methods
@@ -418,68 +507,7 @@ class DDP(_Overlapped):
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(module, 0, Backend(group))
-
-
-class BucketedDDP(_Overlapped):
-    """Average gradients by one asynchronous all-reduce per bucket, during the backward.
-
-    A bucket is a group of gradients of one dtype. It is sent as soon as its last gradient is there.
-
-    Arguments:
-
-    - ``module`` and ``group`` are those of ``NaiveDDP``, as are the methods.
-    - ``bucket_size_mb`` is the most that a bucket holds, in MB of 2**20 bytes. A parameter that is
-      larger is a bucket by itself.
-    - ``communication`` says what sends a bucket. "backend" is one call of NCCL or gloo on the
-      gradients themselves. "copy_engines" is for CUDA and GPUs of one host that reach each other's
-      memory, and for large buckets (100 MB was measured). "auto" is copy engines where they can be
-      used, else the backend; the attribute ``why_backend`` then says why. The attribute
-      ``communication`` has the choice.
-    - ``communication_dtype`` is the dtype in which floating gradients are sent. None sends each in
-      its own; bfloat16 halves the bytes of float32. ``.grad`` keeps its dtype.
-
-    Order: every rank sends its buckets in the order in which rank 0's first backward made the
-    gradients. A parameter that gets no gradient delays all later buckets until the finish. Hooks of
-    a module that is compiled as a whole fire after its backward: compile block by block.
-
-    Between a backward and the finish, RuntimeError is raised for a second gradient of a parameter
-    (a second backward outside of ``no_sync``, or a checkpoint with use_reentrant=True around a
-    module that is used twice) and for another tensor in its ``.grad``, because the first gradient
-    may be on its way.
-
-    With copy engines, each ``.grad`` is a view of memory that stays, and the next means overwrite
-    it. The gradients that the backward made are kept until the finish as well.
-
-    Rounding: copy engines add in float32, in the order of the ranks, and round the mean once. A
-    backend adds in the dtype that is sent, and may round at each of the W - 1 additions. With two
-    ranks the two round alike.
-
-    Raises ValueError for "copy_engines" where they cannot be used, and for other wrong arguments.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        bucket_size_mb: float,
-        group: dist.ProcessGroup | None = None,
-        *,
-        communication: str = "backend",
-        communication_dtype: torch.dtype | None = None,
-    ) -> None:
-        if not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb must be above 0; got {bucket_size_mb!r}")
-        if communication_dtype is not None and not communication_dtype.is_floating_point:
-            raise ValueError(
-                f"communication_dtype must be a floating dtype or None; got {communication_dtype}"
-            )
-        device = one_device(module)
-        self.communication, self.why_backend = choose(communication, group, device)
-        if self.communication == "copy_engines":
-            carrier = CopyEngines(group, device, communication_dtype)
-        else:
-            carrier = Backend(group, communication_dtype)
-        super().__init__(module, bucket_size_mb * MB, carrier)
+        super().__init__(module, 1 / MB, group)  # no second gradient fits in
 
 
 def _hook(me: weakref.ref[_Replica], i: int):
@@ -498,21 +526,17 @@ def _remove(hooks: list) -> None:
 
 
 def _refuse_a_second_wrapper(module: nn.Module) -> None:
-    if _wrapper_of(module) is None:
-        return
-    gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
-    other = _wrapper_of(module)
-    if other is not None:
+    if _wrappers_of(module):
+        gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
+    for other in _wrappers_of(module):
         raise RuntimeError(
             f"a {type(other).__name__} has parameters of this module: averaged twice, they would "
             "be wrong; drop that wrapper first"
         )
 
 
-def _wrapper_of(module: nn.Module) -> _Replica | None:
-    """Return a wrapper that has some of the module's parameters already."""
+def _wrappers_of(module: nn.Module) -> list[_Replica]:
+    """Return the wrappers that have some of the module's parameters already."""
     ids = set(map(id, module.parameters()))
-    for wrapper in list(_wrappers):
-        if not ids.isdisjoint(map(id, wrapper._trained)):
-            return wrapper
-    return None
+    replicas = [w for w in wrappers if isinstance(w, _Replica)]
+    return [w for w in replicas if not ids.isdisjoint(map(id, w._trained))]

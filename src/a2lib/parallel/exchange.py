@@ -65,7 +65,7 @@ def lay_out(shares: Sequence[Sequence[Tensor]]) -> list[Chunk]:
     return chunks
 
 
-def sticking_out(shares: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+def sticking_out(shares: Sequence[Sequence[int]], item_bytes: int) -> set[tuple[int, int]]:
     """Return which of a chunk's parameters, (rank, place in its share), are not to be in its rows,
     given sizes: the largest of the longest row, as long as rows are padded by too much."""
     rows, lengths = [], []
@@ -76,7 +76,7 @@ def sticking_out(shares: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     while True:
         longest = lengths.index(max(lengths))
         padding = len(rows) * lengths[longest] - sum(lengths)
-        if padding <= max(MOST_PADDING * sum(lengths), PADDING_BYTES):
+        if padding <= max(MOST_PADDING * sum(lengths), PADDING_BYTES / item_bytes):
             return out
         largest = rows[longest].pop()
         lengths[longest] -= shares[longest][largest]
@@ -91,40 +91,29 @@ class Chunk:
     from where it is, or is moved to memory of its own if it is not contiguous.
     """
 
+    @torch.no_grad()
     def __init__(self, params: Sequence[Sequence[Tensor]]) -> None:
         self.params = params
-        self._out = sticking_out(_rooms_in_bytes(params))
-        self._rows = self._new_rows()
-        self._broadcast: list[tuple[int, Tensor]] = []  # each with its rank
-        for rank in range(len(params)):
-            self._place(rank)
-        every = itertools.chain(*params)
-        self._addresses = [(p, p.data_ptr()) for p in every if p.numel()]
-        self._works: list[dist.Work] = []
-
-    def _new_rows(self) -> Tensor:
-        longest = 0
-        for rank, share in enumerate(self.params):
-            length = 0
-            for i, p in enumerate(share):
-                if (rank, i) not in self._out:
-                    length += _room(p)
-            longest = max(longest, length)
-        first = next(itertools.chain(*self.params))
-        return torch.empty(len(self.params), longest, dtype=first.dtype, device=first.device)
-
-    @torch.no_grad()
-    def _place(self, rank: int) -> None:
-        """Have each parameter of a rank where it is sent from."""
-        begin = 0
-        for i, p in enumerate(self.params[rank]):
-            if (rank, i) not in self._out:
-                _move(p, self._rows[rank, begin : begin + p.numel()])
+        every = list(itertools.chain(*params))
+        out = sticking_out([[_room(p) for p in share] for share in params], every[0].element_size())
+        in_rows: list[list[Tensor]] = []
+        for rank, share in enumerate(params):
+            in_rows.append([p for i, p in enumerate(share) if (rank, i) not in out])
+        longest = max(sum(map(_room, row)) for row in in_rows)
+        self._rows = torch.empty(len(params), longest, dtype=every[0].dtype, device=every[0].device)
+        for row, in_row in zip(self._rows, in_rows, strict=True):
+            begin = 0
+            for p in in_row:
+                _move(p, row[begin : begin + p.numel()])
                 begin += _room(p)
-                continue
+        self._broadcast: list[tuple[int, Tensor]] = []  # each with its rank
+        for rank, i in sorted(out):
+            p = params[rank][i]
             if not p.is_contiguous():
                 _move(p, p.new_empty(p.numel()))
             self._broadcast.append((rank, p.detach().as_strided((p.numel(),), (1,))))
+        self._addresses = [(p, p.data_ptr()) for p in every if p.numel()]
+        self._works: list[dist.Work] = []
 
     def stays(self) -> bool:
         """Return whether each parameter is still where it is sent from."""
@@ -151,13 +140,6 @@ def _move(p: Tensor, flat: Tensor) -> None:
     """Have a parameter in other memory, in its strides as far as they leave no gaps."""
     place = flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
     p.data = place.copy_(p)
-
-
-def _rooms_in_bytes(shares: Sequence[Sequence[Tensor]]) -> list[list[int]]:
-    rooms = []
-    for share in shares:
-        rooms.append([_room(p) * p.element_size() for p in share])
-    return rooms
 
 
 def _room(p: Tensor) -> int:

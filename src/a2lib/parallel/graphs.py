@@ -1,21 +1,25 @@
-"""Calls captured in CUDA graphs; a capture that fails gives back what it took.
+"""Calls, and steps of several processes, captured in CUDA graphs: one launch each, collectives too.
+
+Launched from Python, a step on a fast GPU waits for the host, and communication that seems hidden
+may hide in the host's gaps. A replay's time is the GPU's. Where a capture fails, end the process:
+PyTorch is not fit for more work then.
 
 Importing this needs no torch; capturing does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import torch
 
 Call = Callable[[], object]
 # One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each
 # it has seen.
 _streams: dict = {}
-# Graphs whose capture was cut off: PyTorch's allocators may still ask them whether they capture.
-_cut_off: list = []
 
 
 class CudaGraphs:
@@ -30,8 +34,7 @@ class CudaGraphs:
 
         self._error_mode = error_mode
         self._torch, self._cuda = torch, torch.cuda
-        self._device = torch.cuda.current_device()
-        place = self._device, priority
+        place = torch.cuda.current_device(), priority
         if place not in _streams:
             _streams[place] = torch.cuda.Stream(priority=priority)
         self._stream = _streams[place]
@@ -46,16 +49,15 @@ class CudaGraphs:
 
         Both happen on one stream that is not the default one: autograd runs a backward on the
         stream of its forward, and only one's own work can be captured. Raises what the capture
-        raised first, everything it had taken given back. The outputs of the call, a tensor or a
-        tuple of tensors, are filled with NaN and must come back finite from a first replay.
+        raised first. The outputs of the call, a tensor or a tuple of tensors, are filled with NaN
+        and must come back finite from a first replay.
         """
         cuda = self._cuda
         with self.on_stream():
             call = make()
             for _ in range(calls):
                 call()
-        graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
-        outputs, first = [], None
+        graph, outputs, first = cuda.CUDAGraph(), [], None
         collecting = gc.isenabled()
         # A cycle collected in mid-capture may free what other streams have used.
         gc.disable()
@@ -63,28 +65,20 @@ class CudaGraphs:
             # The outer context, since graph() leaves its stream current where its end fails.
             with (
                 cuda.stream(self._stream),
-                cuda.graph(
-                    graph, pool=pool, stream=self._stream, capture_error_mode=self._error_mode
-                ),
+                cuda.graph(graph, stream=self._stream, capture_error_mode=self._error_mode),
             ):
                 try:
                     outputs = self._tensors(call())
                 except Exception as error:
                     first = error
                     raise
-            self._check(graph, outputs)
         except Exception as error:
-            outputs.clear()
-            # What the failed call held (a loss, and with it autograd's nodes, which keep to this
-            # stream) would live as long as the error, and where that is in a cycle, longer.
-            _clear_frames(error)
-            self._abandon(graph, pool)
             # The end of a broken capture fails with words of its own.
             raise (first or error) from None
         finally:
-            first = None  # its frames, this one too, would hold it and with it the call's tensors
             if collecting:
                 gc.enable()
+        self._check(graph, outputs)
         return CapturedGraph(graph, call)
 
     def _tensors(self, result: object) -> list:
@@ -102,19 +96,6 @@ class CudaGraphs:
             if not all(output.isfinite().all().item() for output in outputs):
                 raise RuntimeError("its replay does not write all of its outputs")
 
-    def _abandon(self, graph, pool) -> None:
-        try:
-            graph.pool()  # raises unless the capture came to its end
-        except RuntimeError:
-            # Then PyTorch (2.11 to 2.13) leaves its allocator writing to the pool, which nothing
-            # with a public name ends.
-            _cut_off.append(graph)
-            for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-                with contextlib.suppress(Exception):
-                    getattr(self._torch._C, end)(self._device, pool)
-        else:
-            graph.reset()
-
 
 class CapturedGraph:
     """``replay()`` queues the captured kernels on the current stream."""
@@ -129,13 +110,101 @@ class CapturedGraph:
         self._call = None  # held until here for the tensors that the kernels read
 
 
-def _clear_frames(error: BaseException | None) -> None:
-    """Let go of what the frames of an error hold, and of those that it came from."""
-    seen = []
-    remaining = [error]
-    while remaining:
-        link = remaining.pop()
-        if link is not None and all(link is not other for other in seen):
-            seen.append(link)
-            traceback.clear_frames(link.__traceback__)
-            remaining += [link.__cause__, link.__context__]
+class CapturedStep:
+    """A step that ``capture_step`` has captured. ``output`` is what the step returned, detached;
+    each replay writes it anew. ``steps_taken`` counts the steps that the weights have taken."""
+
+    def __init__(self, graph: CapturedGraph, output: object, steps_taken: int) -> None:
+        self._graph, self.output, self.steps_taken = graph, output, steps_taken
+        self._streams: set[torch.cuda.Stream] = set()  # that replays were queued on
+
+    def replay(self) -> object:
+        """Queue the step on the current stream; returns ``output``. Every rank replays."""
+        import torch
+
+        self._graph.replay()
+        self._streams.add(torch.cuda.current_stream())
+        self.steps_taken += 1
+        return self.output
+
+    def release(self) -> None:
+        """Drop the graph and its memory. A process group must not be destroyed before: NCCL waits
+        for the graphs that hold its work."""
+        for stream in self._streams:
+            stream.synchronize()
+        self._graph.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
+    """Capture a training step in a CUDA graph, and replay it once; every rank calls it.
+
+        optimizer = torch.optim.AdamW(module.parameters(), fused=True, capturable=True)
+
+        def step():
+            optimizer.zero_grad()
+            loss = loss_of(ddp(tokens), tokens)
+            loss.backward()
+            ddp.finish_gradient_synchronization()
+            optimizer.step()
+            return loss
+
+        with capture_step(step) as captured:
+            for batch in batches:
+                tokens.copy_(batch)  # an input is written in place
+                loss = captured.replay()
+
+    ``warmup`` steps, at least 1, are taken before the capture, so ``warmup + 1`` in all. In them
+    the order of the gradients is agreed on, and memory, communicators and kernels are made.
+
+    ``step`` takes no arguments and returns tensors, of which the floating ones must be finite. It
+    is called on a side stream; every wrapper of this package can be part of it. It must fulfil
+    these conditions:
+
+    - Each call does the same work on the same addresses: between replays write inputs in place, and
+      also a learning rate that changes, which has to be a tensor.
+    - The optimizer counts its steps on the GPU (``capturable=True``).
+    - The caller holds no loss or output of an earlier step. Autograd would hand the gradients over
+      on that step's stream, which is not captured.
+    - Nothing is read on the host.
+    - The same parameters have a gradient in every step, those of the warm-up too.
+
+    Returns a CapturedStep. Its ``replay()`` takes a step and returns the output, which each replay
+    writes anew. Gradients live in the graph's memory, which ``release()`` or the end of the context
+    frees.
+
+    Raises ValueError without a step of warm-up and RuntimeError without a GPU. What the capture
+    raises passes through; then end the process, because messages and updates of that step were
+    recorded and never sent.
+    """
+    import torch
+    from torch.utils._pytree import tree_map  # there is none by a public name
+
+    if warmup < 1:
+        raise ValueError(f"warmup must be at least 1; got {warmup!r}")
+    if not torch.cuda.is_available():
+        raise RuntimeError("a CUDA graph needs a GPU, and there is none here; call the step itself")
+    output = None
+
+    def detached(x: object) -> object:
+        return x.detach() if isinstance(x, torch.Tensor) else x
+
+    def work() -> object:
+        nonlocal output
+        output = None  # of the step before: see above
+        output = tree_map(detached, step())
+        return output
+
+    # NCCL's watchdog, a thread of its own, asks after earlier work meanwhile.
+    graphs = CudaGraphs(error_mode="thread_local")
+    try:
+        graph = graphs.capture(lambda: work, warmup)
+    except Exception as error:
+        error.add_note("a step that was being captured is cut off: end the processes of all ranks")
+        raise
+    return CapturedStep(graph, output, warmup + 1)

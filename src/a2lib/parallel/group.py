@@ -13,8 +13,6 @@ from torch.distributed.distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from a2lib.parallel.tensors import divide_all
-
 # torch 2.13 names these two anew, and warns of the old names, which 2.11 has alone.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -70,7 +68,6 @@ class Mean:
     for."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        member(group)
         self._group = group or dist.group.WORLD
         self._one, self._several = AllreduceOptions(), AllreduceCoalescedOptions()
         self._one.asyncOp = self._several.asyncOp = True
@@ -122,7 +119,6 @@ def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None
 
     The processes would pair other tensors than they mean: wrong sums, or a hang.
     """
-    rank, _ = member(group)
     gathered = everyone(list(lines), group)
     for other, theirs in enumerate(gathered):
         for here, there in itertools.zip_longest(gathered[0], theirs, fillvalue="no more"):
@@ -133,6 +129,7 @@ def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None
                 )
 
 
+@torch.no_grad()
 def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
     """Give the module's parameters and buffers the values of the group's rank 0; their device.
     Collective. Raises ValueError where ranks differ in more, for shards of FSDP, and as
@@ -142,7 +139,13 @@ def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.devi
         raise ValueError("a parameter is a shard of FSDP, another on each rank; FSDP averages it")
     check_alike("parameters", describe(module.named_parameters()), group)
     check_alike("buffers", describe(module.named_buffers()), group)
-    broadcast_from_first([*module.parameters(), *module.buffers()], group)
+    for x in (*module.parameters(), *module.buffers()):
+        if x.numel():
+            # As bytes, whatever the dtype, in one block.
+            dense = x.detach().contiguous()
+            dist.broadcast(dense.reshape(-1).view(torch.uint8), group=group, group_src=0)
+            if dense.data_ptr() != x.data_ptr():
+                x.copy_(dense)
     return device
 
 
@@ -166,18 +169,6 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     return lines
 
 
-@torch.no_grad()
-def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Overwrite each tensor with that of the group's rank 0, to the bit, whatever its dtype."""
-    for tensor in tensors:
-        if not tensor.numel():
-            continue
-        dense = tensor.detach().contiguous()
-        dist.broadcast(dense.reshape(-1).view(torch.uint8), group=group, group_src=0)
-        if dense.data_ptr() != tensor.data_ptr():
-            tensor.copy_(dense)
-
-
 def one_device(module: nn.Module) -> torch.device:
     """Return the device of every parameter and buffer; raises ValueError where there are several,
     or "meta"."""
@@ -199,7 +190,7 @@ def mean_operator(
     """
     group = group or dist.group.WORLD
     if tensors[0].dtype == torch.float16 and dist.get_backend(group) == "gloo":
-        divide_all(tensors, group.size())
+        torch._foreach_div_(tensors, group.size())
         return dist.ReduceOp.SUM
     return dist.ReduceOp.AVG if group.size() > 1 else dist.ReduceOp.SUM
 

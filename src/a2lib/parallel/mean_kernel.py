@@ -19,7 +19,9 @@ LINE = 16  # elements: what begins or ends at a multiple of so many is read in w
 
 
 class MeanKernel:
-    """Does on a GPU what `copy_engines.PlainMean` does, ``TENSORS`` tensors a launch."""
+    """Writes the means of this rank's parts of tensors and of what it received of the others',
+    which may go to where its own parts are: added in rank order in float32 (float64 for float64)
+    and rounded once. ``TENSORS`` tensors a launch."""
 
     def __init__(
         self, layout: Layout, rank: int, world_size: int, device: torch.device, block: int = BLOCK

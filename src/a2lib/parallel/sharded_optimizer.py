@@ -1,8 +1,6 @@
 """An optimizer whose state is divided over the ranks: each updates its own parameters, then all
 exchange them.
 
-    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
-
 This is the first stage of ZeRO (Rajbhandari et al., arXiv 1910.02054) in memory: AdamW's 8 bytes a
 parameter become 8/W. In communication it is not quite: it takes gradients that DDP has already
 averaged, so the exchange of the parameters, (W-1)/W of their bytes in and out of each rank, comes
@@ -18,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map  # there is none by a public name
 
+from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.exchange import Chunk, lay_out
-from a2lib.parallel.finish import parameters_of
-from a2lib.parallel.group import check_alike, describe, everyone, is_shard, member
+from a2lib.parallel.group import check_alike, describe, is_shard, member
 from a2lib.parallel.owners import assign
 
 # What a group of the local optimizer does not share with the one that is seen from outside.
@@ -144,25 +143,17 @@ class ShardedOptimizer(Optimizer):
         It loads at any number of ranks, and into a plain ``optimizer_cls``. Collective: a rank that
         alone calls it waits for the others.
         """
-        whole = super().state_dict()
-        params = parameters_of(self.param_groups)
-        # `state` is a defaultdict: who reads another rank's parameter there leaves an empty entry.
-        mine = {}
-        for i, values in whole["state"].items():
-            if self.owner(params[i]) == self._rank:
-                mine[i] = values
-        # Shapes and plain values first; then tensor by tensor, so that no more than one more is on
-        # the device.
-        outline: dict[int, dict] = {}
-        for i, values in mine.items():
-            outline[i] = {}
-            for key, x in values.items():
-                outline[i][key] = _outline(x)
-        state = {}
-        for rank, theirs in enumerate(everyone(outline, self._group)):
-            for i, values in theirs.items():
-                state[i] = self._receive(rank, values, mine.get(i, {}), params[i].device)
-        return {**whole, "state": dict(sorted(state.items()))}
+        whole, state = super().state_dict(), {}
+        # A parameter at a time, so that the device has no more than one's state beside its own.
+        for i, p in enumerate(parameters_of(self.param_groups)):
+            owner = self.owner(p)
+            values = [None]
+            if owner == self._rank and i in whole["state"]:
+                values = [tree_map(_on_cpu, whole["state"][i])]
+            dist.broadcast_object_list(values, group=self._group, group_src=owner, device=p.device)
+            if values[0] is not None:
+                state[i] = values[0]
+        return {**whole, "state": state}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict) -> None:
@@ -268,28 +259,9 @@ class ShardedOptimizer(Optimizer):
         for chunk, _ in self._chunks:
             chunk.finish()
 
-    def _receive(self, rank: int, outline: dict, mine: dict, device: torch.device) -> dict:
-        """Return the state of one parameter of ``rank``, of which all know the outline and that
-        rank has ``mine``."""
-        values = {}
-        for key, x in outline.items():
-            if isinstance(x, Tensor) and x.is_meta:
-                tensor = mine[key] if rank == self._rank else torch.empty_like(x, device=device)
-                flat = tensor.to(device).contiguous().reshape(-1)
-                dist.broadcast(flat.view(torch.uint8), group=self._group, group_src=rank)
-                # Strides as they are: fused kernels take parameter and state to be laid out alike.
-                x = torch.empty_like(x, device="cpu").copy_(flat.view(x.shape))
-            values[key] = x
-        return values
 
-
-def _outline(x: object) -> object:
-    """Return what all ranks are told of a value of the state: of a tensor that is then sent by
-    itself its shape, dtype and strides, as one without memory; of any other the value, on the
-    CPU."""
-    if not isinstance(x, Tensor):
-        return x
-    return torch.empty_like(x, device="meta") if x.dim() and x.numel() else x.to("cpu", copy=True)
+def _on_cpu(x: object) -> object:
+    return x.to("cpu", copy=True) if isinstance(x, Tensor) else x
 
 
 def _settings(group: dict) -> dict:

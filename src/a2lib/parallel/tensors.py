@@ -16,14 +16,6 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def add_to_all(tensors: Sequence[Tensor], number: float) -> None:
-    torch._foreach_add_(tensors, number)
-
-
-def divide_all(tensors: Sequence[Tensor], divisor: float) -> None:
-    torch._foreach_div_(tensors, divisor)
-
-
 def by_dtype(items: Iterable, dtype_of: Callable) -> list[list]:
     """Return groups of one dtype, which is what a coalesced call takes, in order of first
     appearance."""

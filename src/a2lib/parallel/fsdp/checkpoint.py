@@ -15,13 +15,9 @@ prove that the files are those that were written, not who wrote them: PyTorch un
 checkpoint, so that to load one is to run code. Load what you trust.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import itertools
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -33,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from a2lib.parallel.finish import parameters_of
+from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.fsdp.division import clean
 from a2lib.parallel.fsdp.refusals import check_rows
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
@@ -41,7 +37,7 @@ from a2lib.parallel.fsdp.wrapper import FSDP
 from a2lib.parallel.group import everyone, local
 
 MODEL, STATE, GROUPS = "model.", "optimizer.state.", "optimizer.param_groups."
-CHECKSUMS, LOCK, UNFINISHED = "SHA256SUMS", ".lock", ".part"
+CHECKSUMS, UNFINISHED = "SHA256SUMS", ".part"
 # PyTorch's files in a checkpoint.
 METADATA, STORED = ".metadata", ".distcp"
 
@@ -52,39 +48,36 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 
     It has the master weights, rank 0's persistent buffers and the optimizer's state. All ranks must
     share the file system. The folder gets its name when everything is written, so a folder of that
-    name is complete. A save that was killed leaves a folder whose name ends in ``.part``; the
-    next save beside it removes it.
+    name is complete. A save that was killed leaves a folder of the name with ``.part`` behind it,
+    which the next save of that name writes over. Two saves must not write to one name at once.
 
     The optimizer is one of torch.optim, over ``fsdp.parameters()`` or some of them.
 
-    Raises FileExistsError where the folder exists or another process is writing it, OSError where
-    it cannot be made, and ValueError for an optimizer whose state cannot be divided by rows.
+    Raises FileExistsError where the folder exists, OSError where it cannot be made, and ValueError
+    for an optimizer whose state cannot be divided by rows.
     """
     content = {"model": _as_stored(fsdp, _held_tensors(fsdp))}
     if optimizer is not None:
         content["optimizer"] = _optimizer_content(fsdp, optimizer)
     folder = Path(folder)
     part = folder.with_name(folder.name + UNFINISHED)
-    with contextlib.ExitStack() as lock:
-        problem = None
-        if fsdp.rank == 0:
-            try:
-                lock.enter_context(_new_folder(folder, part))
-            except OSError as error:
-                problem = error
-        _raise_first(everyone(problem, fsdp.group))
-        planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-        dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
-        names = set(os.listdir(part)) - {LOCK}
-        names = everyone(sorted(names), fsdp.group)[0]  # those that rank 0 sees
-        lines = []
-        for name in names[fsdp.rank :: fsdp.world_size]:
-            lines.append(f"{_checksum(part / name)}  {name}\n")
-        every_line = itertools.chain(*everyone(lines, fsdp.group))
-        if fsdp.rank == 0:
-            (part / CHECKSUMS).write_text("".join(sorted(every_line)))
-            (part / LOCK).unlink()
-            part.rename(folder)
+    problem = None
+    if fsdp.rank == 0:
+        try:
+            _make_empty(folder, part)
+        except OSError as error:
+            problem = error
+    _raise_first(everyone(problem, fsdp.group))
+    planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
+    names = everyone(sorted(os.listdir(part)), fsdp.group)[0]  # those that rank 0 sees
+    lines = []
+    for name in names[fsdp.rank :: fsdp.world_size]:
+        lines.append(f"{_checksum(part / name)}  {name}\n")
+    every_line = itertools.chain(*everyone(lines, fsdp.group))
+    if fsdp.rank == 0:
+        (part / CHECKSUMS).write_text("".join(sorted(every_line)))
+        part.rename(folder)
     dist.barrier(fsdp.group)
 
 
@@ -107,18 +100,22 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     reader = dcp.FileSystemReader(folder)
     metadata = reader.read_metadata()
     held = _held_tensors(fsdp)
-    _check_model(folder, metadata, _as_stored(fsdp, held))
     read = {name: (p, torch.empty_like(x)) for name, (p, x) in held.items()}
-    content = {"model": _as_stored(fsdp, read)}
+    content, in_groups = {"model": _as_stored(fsdp, read)}, []
     if optimizer is not None:
-        content["optimizer"] = _places(fsdp, optimizer, metadata, folder)
+        groups = _groups(fsdp, optimizer)
+        in_groups = [group["params"] for group in groups]
+        content["optimizer"] = {"state": _places(fsdp, metadata), "param_groups": groups}
+    _check_names(folder, metadata, content)
     dcp.load(content, storage_reader=reader, process_group=fsdp.group)
     if optimizer is not None:
-        _check_groups(fsdp, optimizer, content["optimizer"], folder)
-        for values in content["optimizer"]["state"].values():
+        loaded = content["optimizer"]
+        if [group["params"] for group in loaded["param_groups"]] != in_groups:
+            raise ValueError(f"{folder} has other parameters in its groups")
+        for values in loaded["state"].values():
             values.update({key: local(x) for key, x in values.items()})
         # A saved state may call parameters anything: they count in the order of the groups.
-        optimizer.load_state_dict(content["optimizer"])
+        optimizer.load_state_dict(loaded)
     for name, (_, x) in held.items():
         x.copy_(read[name][1])
 
@@ -126,33 +123,13 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 # The folder.
 
 
-@contextlib.contextmanager
-def _new_folder(folder: Path, part: Path) -> Iterator[None]:
-    """Make the folder that is written to, which is this process's within the context."""
+def _make_empty(folder: Path, part: Path) -> None:
+    """Make the folder ``part`` that is written to, without what a save that was killed left."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
-    for other in folder.parent.glob(f"*{UNFINISHED}"):
-        if (other / LOCK).exists() and _nobody_holds(other / LOCK):
-            shutil.rmtree(other, ignore_errors=True)
-    if part.exists():
-        raise FileExistsError(f"{part} exists: another process writes to it, or made it")
-    # It has its name only once it is locked: another save would take it for one that was killed.
-    unnamed = folder.with_name(f".{folder.name}-{os.getpid()}")
-    unnamed.mkdir(parents=True)
-    with open(unnamed / LOCK, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        unnamed.rename(part)
-        yield
-
-
-def _nobody_holds(path: Path) -> bool:
-    """Return whether the process that locked the file has ended."""
-    try:
-        with open(path) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    part.mkdir(parents=True, exist_ok=True)
+    for left in (part / METADATA, part / CHECKSUMS, *part.glob(f"*{STORED}")):
+        left.unlink(missing_ok=True)
 
 
 def _checksum(path: Path) -> str:
@@ -229,20 +206,25 @@ def _whole(p: Sharded | Replicated | None, rows: Tensor, mesh: DeviceMesh) -> Te
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=p.shape, stride=stride)
 
 
-def _check_model(folder: Path, metadata: Metadata, ours: dict[str, Tensor]) -> None:
-    """Raise ValueError unless the checkpoint has the module's names and shapes, and no other."""
-    theirs = {}
-    for key, stored in metadata.state_dict_metadata.items():
-        if key.startswith(MODEL):
-            theirs[key.removeprefix(MODEL)] = stored
-    for name in sorted(theirs.keys() ^ ours.keys()):
-        lacks = "the module" if name in theirs else folder
-        raise ValueError(f"{lacks} has no {name}; load a checkpoint into the module it is of")
-    for name, x in ours.items():
-        if theirs[name].size != x.shape:
+def _check_names(folder: Path, metadata: Metadata, content: dict) -> None:
+    """Raise ValueError unless the checkpoint has the names and shapes that are to be read, and no
+    other."""
+    ours, parts = {f"{MODEL}{name}" for name in content["model"]}, [MODEL]
+    if "optimizer" in content:
+        parts.append(GROUPS)
+        for n, group in enumerate(content["optimizer"]["param_groups"]):
+            ours.update(f"{GROUPS}{n}.{key}" for key in group)
+    stored = metadata.state_dict_metadata
+    theirs = {key for key in stored if key.startswith(tuple(parts))}
+    into = "load a checkpoint into the module and the optimizer it is of"
+    for key in sorted(theirs ^ ours):
+        lacks = "the training" if key in theirs else folder
+        raise ValueError(f"{lacks} has no {key}; {into}")
+    for name, x in content["model"].items():
+        size = stored[f"{MODEL}{name}"].size
+        if size != x.shape:
             raise ValueError(
-                f"{name} is {tuple(theirs[name].size)} in {folder} and {tuple(x.shape)} in the "
-                "module; load a checkpoint into the module it is of"
+                f"{name} is {tuple(size)} in {folder} and {tuple(x.shape)} in the module; {into}"
             )
 
 
@@ -280,30 +262,17 @@ def _optimizer_content(fsdp: FSDP, optimizer: Optimizer) -> dict:
     return {"state": state, "param_groups": _groups(fsdp, optimizer)}
 
 
-def _places(fsdp: FSDP, optimizer: Optimizer, metadata: Metadata, folder: Path) -> dict:
-    """Return where the optimizer's part is to be read to: a new optimizer has no state yet."""
-    stored = metadata.state_dict_metadata
-    groups = _groups(fsdp, optimizer)
-    theirs = set()
-    for key in stored:
-        if key.startswith(GROUPS):
-            theirs.add(key.removeprefix(GROUPS))
-    ours = set()
-    for n, group in enumerate(groups):
-        for key in group:
-            ours.add(f"{n}.{key}")
-    if theirs != ours:
-        other = f"other settings ({', '.join(sorted(theirs ^ ours))})" if theirs else "no optimizer"
-        raise ValueError(f"{folder} has {other}; load it into an optimizer as it was")
+def _places(fsdp: FSDP, metadata: Metadata) -> dict[str, dict]:
+    """Return where the optimizer's state is to be read to: a new optimizer has none yet."""
     mesh, state = _mesh(fsdp), {}
-    for p in _by_master(fsdp, optimizer).values():
+    for p in fsdp._parameters_in_order:
         name = p.names[0]
         begin = f"{STATE}{name}."
-        for key, value in stored.items():
+        for key, value in metadata.state_dict_metadata.items():
             if key.startswith(begin):
                 place = _place(p, value, mesh)
                 state.setdefault(name, {})[key.removeprefix(begin)] = place
-    return {"state": state, "param_groups": groups}
+    return state
 
 
 def _place(p: Sharded | Replicated, value: object, mesh: DeviceMesh) -> object:
@@ -314,9 +283,3 @@ def _place(p: Sharded | Replicated, value: object, mesh: DeviceMesh) -> object:
     if isinstance(p, Sharded) and len(value.size):
         return _whole(p, torch.empty_like(p.master, dtype=dtype).detach(), mesh)
     return torch.empty(value.size, dtype=dtype, device="cpu")
-
-
-def _check_groups(fsdp: FSDP, optimizer: Optimizer, content: dict, folder: Path) -> None:
-    for theirs, ours in zip(content["param_groups"], _groups(fsdp, optimizer), strict=True):
-        if theirs["params"] != ours["params"]:
-            raise ValueError(f"{folder} has other parameters in its groups")

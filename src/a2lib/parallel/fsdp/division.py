@@ -14,21 +14,13 @@ from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded
 
 
 @dataclass
-class UnitParts:
-    """A module that is to be a unit, and its parameters that are gathered or cast."""
-
-    module: nn.Module
-    sharded: list[Sharded] = field(default_factory=list)
-    cast: list[Replicated] = field(default_factory=list)
-
-
-@dataclass
 class Division:
-    """The parameters of a module in its order, its units by name with the root, "", first, and the
-    modules that have a parameter of two or more dimensions."""
+    """The parameters of a module in its order, and by unit; the units' modules by name, the root,
+    "", first; the modules that have a parameter of two or more dimensions."""
 
     parameters: list[Sharded | Replicated]
-    units: dict[str, UnitParts]
+    of_unit: dict[str, list[Sharded | Replicated]]
+    modules: dict[str, nn.Module]
     owners: set[nn.Module]
 
 
@@ -42,30 +34,22 @@ def divide(
     for p, found in places.items():
         if p.dim() >= 2:
             owners.update(module for module, _ in found.places)
-    units = {"": UnitParts(root)}
-    for module, name in names_of_units.items():
-        units[name] = UnitParts(module)
-    parameters: list[Sharded | Replicated] = []
+    modules = {"": root, **{name: module for module, name in names_of_units.items()}}
+    division = Division([], {name: [] for name in modules}, modules, owners)
     for p, found in places.items():
-        names, at = found.names, found.places
-        modules = {module for module, _ in at}
-        unit = units[found.users.pop() if len(found.users) == 1 else ""]
         dtype = p.dtype
         # A float of 8 bits goes with a scale that its module knows of.
         can_be_cast = p.is_floating_point() and p.dtype.itemsize > 1
-        if compute_dtype and can_be_cast and not modules.isdisjoint(owners):
+        if compute_dtype and can_be_cast and any(m in owners for m, _ in found.places):
             dtype = compute_dtype
         p.grad = None
         if p.dim() >= 2 and p.numel():
-            sharded = Sharded(names, p, dtype, at, rank, world_size)
-            unit.sharded.append(sharded)
-            parameters.append(sharded)
+            parameter = Sharded(found.names, p, dtype, found.places, rank, world_size)
         else:
-            replicated = Replicated(names, p, dtype, at)
-            if replicated.shown is not p:
-                unit.cast.append(replicated)
-            parameters.append(replicated)
-    return Division(parameters, units, owners)
+            parameter = Replicated(found.names, p, dtype, found.places)
+        division.parameters.append(parameter)
+        division.of_unit[found.users.pop() if len(found.users) == 1 else ""].append(parameter)
+    return division
 
 
 def clean(name: str) -> str:

@@ -11,12 +11,11 @@ import functools
 import weakref
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from a2lib.parallel.finish import parameters_of
+from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.fsdp.shards import Sharded
 
 _shards: weakref.WeakSet[Sharded] = weakref.WeakSet()  # whose gradients have no norm of torch's
@@ -48,11 +47,11 @@ def refuse_norms_of(shards: list[Sharded]) -> None:
     callers may have the outer one by name, and PyTorch has no hook for it.
     """
     _shards.update(shards)
-    _replace()
+    _replace_norm()
 
 
 @functools.cache
-def _replace() -> None:
+def _replace_norm() -> None:
     norm = clip_grad._get_total_norm
 
     @functools.wraps(norm)
@@ -73,15 +72,14 @@ def _replace() -> None:
 class Optimizers:
     """Knows the optimizers that have parameters of ``sharded``."""
 
-    def __init__(self, sharded: list[Sharded], group: dist.ProcessGroup | None) -> None:
+    def __init__(self, sharded: list[Sharded]) -> None:
         self._sharded = {p.master: p for p in sharded}
-        self._is_divided = dist.get_world_size(group) > 1
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def meet(self, optimizer: Optimizer) -> None:
         """Refuse the state dict of ``optimizer`` from now on, if it has parameters of these. Raises
         ValueError where it needs whole matrices, and where it was given a state of other rows."""
-        if not self._is_divided or optimizer in self._met:
+        if optimizer in self._met:
             return
         if not any(p in self._sharded for p in parameters_of(optimizer.param_groups)):
             return
@@ -92,23 +90,14 @@ class Optimizers:
                     "FSDP's are rows: use an optimizer that works element by element, or DDP with "
                     "ShardedOptimizer"
                 )
-        self._check(optimizer, optimizer.state)
+        self._check(optimizer)
         self._met.add(optimizer)
         optimizer.register_state_dict_pre_hook(_refuse_optimizer)
-        optimizer.register_load_state_dict_pre_hook(self._check_loaded)
+        optimizer.register_load_state_dict_post_hook(self._check)
 
-    def _check_loaded(self, optimizer: Optimizer, state_dict: dict) -> None:
-        # A saved group may call its parameters anything: they count in order.
-        names = parameters_of(state_dict["param_groups"])
-        parameters = parameters_of(optimizer.param_groups)
-        state = {}
-        for name, p in zip(names, parameters, strict=False):
-            state[p] = state_dict["state"].get(name, {})
-        self._check(optimizer, state)
-
-    def _check(self, optimizer: Optimizer, state: dict[Tensor, dict]) -> None:
+    def _check(self, optimizer: Optimizer) -> None:
         for master, p in self._sharded.items():
-            check_rows(optimizer, p, state.get(master, {}))
+            check_rows(optimizer, p, optimizer.state.get(master, {}))
 
 
 def _refuse_optimizer(optimizer: Optimizer) -> None:

@@ -93,11 +93,11 @@ class Schedule:
             self._in_order = False
             ahead.free()
 
-    def after_forward(self, unit: Unit, output: object, begins: Callable) -> None:
-        """Free the unit, unless its backward may come at once; ``begins(unit, mark)`` is called
-        when that does."""
+    def after_forward(self, unit: Unit, output: object) -> None:
+        """Free the unit, unless its backward may come at once; ``before_backward`` is called when
+        that does."""
         unit.check_unchanged()
-        needed = _watch(unit, output, begins)
+        needed = self._watch(unit, output)
         if in_backward():
             return
         unit.show(False)
@@ -126,11 +126,36 @@ class Schedule:
         for unit in self.units:
             unit.free()
 
+    def _watch(self, unit: Unit, output: object) -> bool:
+        """Have the unit's backward begin when a gradient reaches ``output``; return whether one
+        can."""
+        tensors = [x for x in _tensors_in(unit, output) if x.requires_grad]
+        begin = functools.partial(self.before_backward, unit)
+        for x in tensors:
+            if x.grad_fn is None:
+                x.register_hook(lambda _: begin(None))
+                continue
+            # Changed in place by the caller, a view gets another history, but not its base's, which
+            # has no public name.
+            base = x._base.grad_fn if x._is_view() else None
+            if base is None:
+                _call_before(x.grad_fn, begin)
+            else:
+                begin_once = _once_a_backward(begin)
+                _call_before(x.grad_fn, begin_once)
+                _call_before(base, begin_once)
+        return bool(tensors)
+
     # Backward.
 
     def before_backward(self, unit: Unit, mark: object) -> None:
         """Have the unit's parameters whole, and send the gradients of those that are done; ``mark``
         is that of the node at which the unit begins."""
+        if torch.is_grad_enabled():  # within a backward, with create_graph alone
+            raise RuntimeError(
+                "FSDP has no backward of a backward, since gathered parameters are freed: call "
+                "this one without create_graph"
+            )
         if unit.in_backward:
             return
         self.waits_for_backward = False
@@ -203,9 +228,12 @@ class Schedule:
 
     # The end of a step.
 
-    def is_in_backward(self) -> bool:
-        """Return whether a backward has begun and not ended."""
-        return bool(self._begun)
+    def check_no_backward_runs(self) -> None:
+        """Raise RuntimeError where a backward has begun and not ended: one that raised."""
+        if self._begun:
+            raise RuntimeError(
+                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
+            )
 
     def send_all(self) -> None:
         """Send the root's gradients unless they have left: every rank does, also one on which it
@@ -243,26 +271,6 @@ class Schedule:
             for prepared in sent:
                 total += sum(whole.nbytes for whole in prepared.wholes)
         return total
-
-
-def _watch(unit: Unit, output: object, begins: Callable) -> bool:
-    """Have ``begins`` called when a gradient reaches ``output``; return whether one can."""
-    tensors = [x for x in _tensors_in(unit, output) if x.requires_grad]
-    for x in tensors:
-        if x.grad_fn is None:
-            x.register_hook(lambda _: begins(unit, None))
-            continue
-        # Changed in place by the caller, a view gets another history, but not its base's, which has
-        # no public name.
-        base = x._base.grad_fn if x._is_view() else None
-        begin = functools.partial(begins, unit)
-        if base is None:
-            _call_before(x.grad_fn, begin)
-        else:
-            begin = _once_a_backward(begin)
-            _call_before(x.grad_fn, begin)
-            _call_before(base, begin)
-    return bool(tensors)
 
 
 def _call_before(node: Node, begin: Callable) -> None:

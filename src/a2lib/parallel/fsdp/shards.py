@@ -92,19 +92,15 @@ class Sharded:
         self.shape = whole.shape
         self.rows = -(-self.shape[0] // self.world_size)  # of a rank's slot, padding included
         self.slot = self.rows * self.shape[1:].numel()
-        self.master.data = self.rows_of(whole).to(master_dtype(whole.dtype))
+        start = min(self.rank * self.rows, self.shape[0])  # a rank past the end has no rows
+        rows = whole[start : start + self.rows].clone()
+        self.master.data = rows.to(master_dtype(whole.dtype))
         self.master._is_shard = True  # DDP and ShardedOptimizer refuse it
         self.shape_of_slot = torch.Size([self.rows, *self.shape[1:]])
         self.padded_shape = torch.Size([self.world_size * self.rows, *self.shape[1:]])
         self._is_shorter = len(self.master) < self.rows  # than its slot
         self._present = False  # a gradient was here since the last finish
         self._from_nothing = False  # the master's gradient began as what was reduced since then
-
-    def rows_of(self, whole: Tensor) -> Tensor:
-        """Return a copy of this rank's rows of a tensor of the whole's shape; a rank past the end
-        has none."""
-        start = min(self.rank * self.rows, self.shape[0])
-        return whole[start : start + self.rows].clone()
 
     def whole(self, group: dist.ProcessGroup | None) -> Tensor:
         """Return the whole master; collective."""
@@ -137,12 +133,11 @@ class Sharded:
         """Return how many elements of the whole, flat and not padded, each rank has."""
         return shares(self.shape.numel(), self.slot, self.world_size)
 
-    def take_whole_gradient(self) -> Tensor | None:
-        """Return the gradient of the whole, contiguous, and drop it here; None where there is
-        none."""
+    def take_whole_gradient(self) -> Tensor:
+        """Return the gradient of the whole, contiguous, and drop it here; none counts as zero."""
         gradient = self.shown.grad
         if gradient is None:
-            return None
+            return torch.zeros(self.shape, dtype=self.shown_dtype, device=self.master.device)
         self.shown.grad = None
         self._present = True
         if gradient.is_sparse:

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.copy_engines import ALIGN, SharedMemory, Slots, slot_bytes
-from a2lib.parallel.fsdp.shards import Sharded
-from a2lib.parallel.group import all_gather_coalesced, member, reduce_scatter_coalesced
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
+from a2lib.parallel.group import all_gather_coalesced, reduce_scatter_coalesced
 from a2lib.parallel.tensors import copy_all, round_up
 
 
@@ -52,16 +52,35 @@ class SideBySide:
 
 class Alike:
     """Parameters of a unit that are trained, whose masters have one dtype, and whose wholes have
-    one. ``rooms`` is for this rank's slots of the means of their gradients; ``padded`` for the
-    wholes in the masters' dtype, with padding, which ``are_sent_cast`` of a backend."""
+    one. ``rooms`` is for this rank's slots of the means of their gradients."""
 
     def __init__(self, parameters: list[Sharded]) -> None:
         self.parameters, first = parameters, parameters[0]
         dtype, device = first.master.dtype, first.master.device
         self.rooms = SideBySide([p.shape_of_slot for p in parameters], dtype, device)
-        self.padded = SideBySide([p.padded_shape for p in parameters], dtype, device)
+        self._padded = SideBySide([p.padded_shape for p in parameters], dtype, device)
         is_even = all(p.shape == p.padded_shape for p in parameters)
-        self.are_sent_cast = first.shown_dtype != dtype or not is_even
+        self._are_slots = first.shown_dtype == dtype and is_even
+
+    def prepare(self, as_slots: bool) -> Prepared:
+        """Take the gradients and room for their means. ``as_slots`` have them all in the masters'
+        dtype and padded, a slot for each rank."""
+        means, rooms = self.rooms.make()
+        wholes = [p.take_whole_gradient() for p in self.parameters]
+        if as_slots and not self._are_slots:
+            wholes = self._pad(wholes)
+        return Prepared(self, wholes, means, rooms)
+
+    def _pad(self, gradients: list[Tensor]) -> list[Tensor]:
+        _, wholes = self._padded.make()
+        targets = []
+        for gradient, whole in zip(gradients, wholes, strict=True):
+            if len(gradient) < len(whole):
+                whole[len(gradient) :].zero_()
+                whole = whole[: len(gradient)]
+            targets.append(whole)
+        copy_all(targets, gradients)
+        return wholes
 
 
 @dataclass(frozen=True)
@@ -79,42 +98,21 @@ class BackendTransfer:
     """The all-gather and the reduce-scatter of one unit by NCCL or gloo, of several tensors a
     call."""
 
-    def __init__(
-        self, sharded: list[Sharded], alike: list[Alike], group: dist.ProcessGroup | None
-    ) -> None:
+    sends_slots = True  # of the gradients
+
+    def __init__(self, sharded: list[Sharded], group: dist.ProcessGroup | None) -> None:
         self._group = group
-        rank, _ = member(group)
-        own_slots = [p.slot_of(rank) for p in sharded]
-        self._cast = _Cast(sharded, own_slots)
+        own_slots = [p.slot_of(p.rank) for p in sharded]
+        self._rows, self._masters = _rows_of(sharded, own_slots)
         # As bytes, whatever the dtype: not every backend sends every one.
         self._wholes = [p.buffer.data.view(torch.uint8) for p in sharded]
         self._own_bytes = [slot.view(torch.uint8) for slot in own_slots]
 
     def gather(self) -> None:
         """Fill the whole parameters with the rows of all ranks."""
-        self._cast()
+        copy_all(self._rows, self._masters)
         if self._wholes:
             all_gather_coalesced(self._wholes, self._own_bytes, self._group)
-
-    def prepare(self, alike: Alike) -> Prepared:
-        """Take the gradients, and cast and pad them where that is needed; none counts as zero."""
-        means, rooms = alike.rooms.make()
-        gradients = [p.take_whole_gradient() for p in alike.parameters]
-        if not alike.are_sent_cast and all(x is not None for x in gradients):
-            return Prepared(alike, gradients, means, rooms)
-        _, wholes = alike.padded.make()
-        targets, sources = [], []
-        for gradient, whole in zip(gradients, wholes, strict=True):
-            if gradient is None:
-                whole.zero_()
-                continue
-            if len(gradient) < len(whole):
-                whole[len(gradient) :].zero_()
-                whole = whole[: len(gradient)]
-            targets.append(whole)
-            sources.append(gradient)
-        copy_all(targets, sources)
-        return Prepared(alike, wholes, means, rooms)
 
     def reduce(self, prepared: Prepared) -> None:
         """Fill the rooms with this rank's slots of the means."""
@@ -123,6 +121,8 @@ class BackendTransfer:
 
 class CopiedTransfer:
     """The same by copy engines."""
+
+    sends_slots = False
 
     def __init__(self, sharded: list[Sharded], alike: list[Alike], shared: SharedMemory) -> None:
         self._shared, rank = shared, shared.rank
@@ -134,7 +134,8 @@ class CopiedTransfer:
         for p, begin in zip(sharded, begins, strict=True):
             there.append(shared.view(rank, begin, p.slot, p.shown_dtype))
         # To where the others read them, and to where the whole lies.
-        self._cast = _Cast([*sharded, *sharded], [*there, *(p.slot_of(rank) for p in sharded)])
+        here = [p.slot_of(rank) for p in sharded]
+        self._rows, self._masters = _rows_of([*sharded, *sharded], [*there, *here])
         # Of each other rank a slot of the whole, and where that rank has it.
         self._slots: list[tuple[Tensor, Tensor]] = []
         for other in shared.others():
@@ -149,41 +150,24 @@ class CopiedTransfer:
 
     def gather(self) -> None:
         self._shared.barrier()  # nobody reads the slots any more
-        self._cast()
+        copy_all(self._rows, self._masters)
         self._shared.barrier()  # all have filled theirs
         for slot, there in self._slots:
             slot.copy_(there)
-
-    def prepare(self, alike: Alike) -> Prepared:
-        """Take the gradients as they are; none counts as zero."""
-        means, rooms = alike.rooms.make()
-        wholes = []
-        for p in alike.parameters:
-            gradient = p.take_whole_gradient()
-            if gradient is None:
-                gradient = torch.zeros(p.shape, dtype=p.shown_dtype, device=p.master.device)
-            wholes.append(gradient)
-        return Prepared(alike, wholes, means, rooms)
 
     def reduce(self, prepared: Prepared) -> None:
         self._shared.barrier()  # nobody reads the slots any more
         self._reductions[prepared.alike].reduce_scatter(prepared.wholes, prepared.means)
 
 
-class _Cast:
-    """Copies this rank's rows, cast to the dtypes in which they travel, into slots."""
-
-    def __init__(self, sharded: list[Sharded], slots: list[Tensor]) -> None:
-        self._rows: list[Tensor] = []
-        self._masters: list[Tensor] = []
-        for p, slot in zip(sharded, slots, strict=True):
-            if p.master.numel():
-                rows = slot[: p.master.numel()].view(p.master.shape)
-                self._rows.append(_copyable(rows))
-                self._masters.append(_copyable(p.master))
-
-    def __call__(self) -> None:
-        copy_all(self._rows, self._masters)
+def _rows_of(sharded: list[Sharded], slots: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return this rank's rows in slots, which have the dtypes that travel, and their masters."""
+    rows, masters = [], []
+    for p, slot in zip(sharded, slots, strict=True):
+        if p.master.numel():
+            rows.append(_copyable(slot[: p.master.numel()].view(p.master.shape)))
+            masters.append(_copyable(p.master))
+    return rows, masters
 
 
 def _copyable(x: Tensor) -> Tensor:
@@ -192,7 +176,8 @@ def _copyable(x: Tensor) -> Tensor:
     return x if is_common else x.view(torch.uint8)
 
 
-def shared_bytes(sharded: list[Sharded], world_size: int) -> int:
+def shared_bytes(parameters: list[Sharded | Replicated], world_size: int) -> int:
     """Return the bytes of each rank that the transfers of a unit need: slots for the others'
     gradients, which the slots that are gathered are no larger than."""
+    sharded = [p for p in parameters if isinstance(p, Sharded)]
     return sum(slot_bytes(p.shares(), p.shown_dtype) for p in sharded) * (world_size - 1)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from a2lib.parallel.fsdp.division import UnitParts
-from a2lib.parallel.fsdp.shards import Sharded
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.transfers import (
     Alike,
     BackendTransfer,
@@ -27,7 +26,7 @@ MOMENTS = ("gather begins", "gather ends", "turn", "computes", "reduce begins", 
 
 
 class Unit:
-    """The sharded and the cast parameters of a module.
+    """The sharded and the cast ones of a module's parameters.
 
     The whole matrices of one dtype lie side by side in one storage, whose memory is there only
     between ``issue`` and ``free``. Views that autograd saved see the bytes that come back, since
@@ -42,12 +41,14 @@ class Unit:
     def __init__(
         self,
         name: str,
-        parts: UnitParts,
+        module: nn.Module,
+        parameters: list[Sharded | Replicated],
         lane: Lane,
         transfer_of: Callable[[list[Sharded], list[Alike]], BackendTransfer | CopiedTransfer],
     ) -> None:
-        sharded, cast = parts.sharded, parts.cast
-        self.name, self.module = name, parts.module
+        sharded = [p for p in parameters if isinstance(p, Sharded)]
+        cast = [p for p in parameters if isinstance(p, Replicated) and p.shown is not p.master]
+        self.name, self.module = name, module
         self.sharded, self.cast = sharded, cast
         self.parameters = [*sharded, *cast]
         self.gathered = False
@@ -207,7 +208,7 @@ class Unit:
         for p in self.cast:
             p.take_gradient()
         self.leave_backward()  # first: the casts have the room of what it frees
-        return [self._transfer.prepare(alike) for alike in self._alike]
+        return [alike.prepare(self._transfer.sends_slots) for alike in self._alike]
 
     def forget(self) -> None:
         """Drop gradients that were not sent, and the gathered parameters."""

@@ -5,7 +5,6 @@ parameter by rows.
 """
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,10 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
-from a2lib.parallel.agreement import Agreement, Meeting, Members
-from a2lib.parallel.carriers import choose
-from a2lib.parallel.copy_engines import SharedMemory
-from a2lib.parallel.finish import watch_steps
+from a2lib.parallel.agreement import Agreement, Meeting, Members, watch_steps
+from a2lib.parallel.copy_engines import SharedMemory, choose
 from a2lib.parallel.fsdp.division import divide
 from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
@@ -121,13 +118,8 @@ class FSDP(nn.Module):
         self.communication, self.why_backend = choose(communication, group, self.device)
         division = divide(module, compute_dtype, self.rank, self.world_size)
         self._parameters_in_order = division.parameters
-        self._sharded: list[Sharded] = []
-        self._replicated: list[Replicated] = []
-        for p in division.parameters:
-            if isinstance(p, Sharded):
-                self._sharded.append(p)
-            else:
-                self._replicated.append(p)
+        self._sharded = [p for p in division.parameters if isinstance(p, Sharded)]
+        self._replicated = [p for p in division.parameters if isinstance(p, Replicated)]
         self._trained = [p for p in division.parameters if p.master.requires_grad]
         self._were_trained = [p.master.requires_grad for p in division.parameters]
         trained_whole = [p for p in self._replicated if p.master.requires_grad]
@@ -136,17 +128,21 @@ class FSDP(nn.Module):
         self._shared: SharedMemory | None = None
         if self.communication == "copy_engines":
             needed = []
-            for parts in division.units.values():
-                needed.append(shared_bytes(parts.sharded, self.world_size))
+            for of_unit in division.of_unit.values():
+                needed.append(shared_bytes(of_unit, self.world_size))
             self._shared = SharedMemory(max(needed), group, self.device)
         self._units = []
-        for name, parts in division.units.items():
-            self._units.append(Unit(name, parts, lane, self._transfer_of))
+        for name, of_unit in division.of_unit.items():
+            self._units.append(Unit(name, division.modules[name], of_unit, lane, self._transfer_of))
         self._schedule = Schedule(self._units, self._trained, lane)
         self._held_whole = False  # within gathered()
         # What is asked of the module, of optimizers and of the other ranks.
         self._members = Members(module, [p.shown for p in division.parameters])
-        self._optimizers = Optimizers(self._sharded, group)
+        # A rank that is alone has all rows.
+        divided = self._sharded if self.world_size > 1 else []
+        refuse_norms_of(divided)
+        refuse_state_dicts(divided)
+        self._optimizers = Optimizers(divided)
         self._agreement = Agreement([p.names[0] for p in self._trained], self.device, group)
         self._meeting = Meeting(group)
         self._mean = Mean(group)
@@ -157,15 +153,12 @@ class FSDP(nn.Module):
         for part in division.owners | unit_modules:
             part._fsdp = _NoCopies()
         watch_steps(self)
-        if self.world_size > 1:
-            refuse_norms_of(self._sharded)
-            refuse_state_dicts(self._sharded)
 
     def _transfer_of(
         self, sharded: list[Sharded], alike: list[Alike]
     ) -> BackendTransfer | CopiedTransfer:
         if self._shared is None:
-            return BackendTransfer(sharded, alike, self.group)
+            return BackendTransfer(sharded, self.group)
         return CopiedTransfer(sharded, alike, self._shared)
 
     def forward(self, *args, **kwargs):
@@ -182,7 +175,7 @@ class FSDP(nn.Module):
         wrapping, and after a backward that raised. Raises it on every rank where one of them began
         other forwards since the last step than the rest.
         """
-        self._check_backward()
+        self._schedule.check_no_backward_runs()
         for unit in self._units:
             unit.show(False)
         self._check_parameters()
@@ -270,8 +263,7 @@ class FSDP(nn.Module):
         for p in parameters:
             grad = p.master.grad
             if grad is not None:
-                grad = torch.view_as_real(grad) if grad.is_complex() else grad
-                total = total + grad.square().sum()  # in float64 if one is
+                total = total + torch.linalg.vector_norm(grad).square()  # in float64 if one is
         return total
 
     def observe(self, observer: Callable[[str, str], object] | None) -> None:
@@ -318,7 +310,7 @@ class FSDP(nn.Module):
         @torch.compiler.disable
         def after(module: nn.Module, args: tuple, output: object) -> None:
             if not self._held_whole:
-                self._schedule.after_forward(unit, output, self._before_backward)
+                self._schedule.after_forward(unit, output)
 
         return before, after
 
@@ -348,20 +340,12 @@ class FSDP(nn.Module):
         self._schedule.before_forward(unit)
 
     def _begin_forward(self) -> None:
-        self._check_backward()
+        self._schedule.check_no_backward_runs()
         self._members.check()
         if self._schedule.waits_for_backward:
             self._meeting.meet()  # the last forward was left, which the others may be in
         gradients = torch.is_grad_enabled() and not capturing(self.device)
         self._schedule.begin_forward(gradients)
-
-    def _before_backward(self, unit: Unit, mark: object) -> None:
-        if torch.is_grad_enabled():  # within a backward, with create_graph alone
-            raise RuntimeError(
-                "FSDP has no backward of a backward, since gathered parameters are freed: call "
-                "this one without create_graph"
-            )
-        self._schedule.before_backward(unit, mark)
 
     # The finish.
 
@@ -378,19 +362,12 @@ class FSDP(nn.Module):
 
     def _check_parameters(self) -> None:
         self._members.check()
-        trained = [p.master.requires_grad for p in self._parameters_in_order]
-        if trained != self._were_trained:
-            changed = list(map(operator.ne, trained, self._were_trained)).index(True)
-            raise RuntimeError(
-                f"{self._parameters_in_order[changed].names[0]} was frozen or thawed after it was "
-                "wrapped; change requires_grad before"
-            )
-
-    def _check_backward(self) -> None:
-        if self._schedule.is_in_backward():
-            raise RuntimeError(
-                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
-            )
+        for p, was in zip(self._parameters_in_order, self._were_trained, strict=True):
+            if p.master.requires_grad != was:
+                raise RuntimeError(
+                    f"{p.names[0]} was frozen or thawed after it was wrapped; change requires_grad "
+                    "before"
+                )
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError("change the dtype or the device of a module before it is wrapped")

@@ -23,6 +23,16 @@ from a2lib.theory.transformer import parameter_count
 MB = 1 << 20
 SENT, UPDATE, MATMUL, ATTENTION = "communication", "optimizer", "matmul", "attention"
 CONFIGURATION = ["wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "precision"]
+SMS_LEFT = {  # the ending of a wrapper's name, and what NCCL and the matmuls are told
+    "": "default",
+    "_max_ctas_8": "at most 8 thread blocks",
+    "_max_ctas_16": "at most 16",
+    "_cublaslt": "at most 16, matmuls by cuBLASLt",
+    "_carveout_16": "the same, 16 SMs kept free",
+    "_few_ctas": "policy *few*",
+    "_zero_cta": "policy *zero*",
+}
+SMS_LEFT_BY_ALL = ("", "_max_ctas_8", "_zero_cta")  # the others: by a2lib's data parallelism alone
 TRACED = ["overlapped", "low", "high", "block_us", "usual_us", "tail_us"]
 
 
@@ -193,6 +203,30 @@ def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
         numbers = cells((formula, row.exposed, row.alone))
         lines.append([bucket_mb, sent, *numbers, digits(row.paid)])
     heads = ["MiB", "sent", "formula", "measured", "alone", "share"]
+    return pd.DataFrame(lines, columns=heads)
+
+
+def with_sms_left(rows: pd.DataFrame, fsdp: pd.DataFrame, ending: str = "") -> list:
+    """Return the 2.0B steps over NCCL in a CUDA graph of a2lib's data parallelism, PyTorch's DDP,
+    a2lib's FSDP and FSDP2; ``ending`` is that of the wrappers' names in SMS_LEFT."""
+    return [
+        step(rows, f"bucketed{ending}", 100),
+        step(rows, f"torch_ddp{ending}", 25),
+        one(fsdp, wrapper=f"fsdp{ending}", model="xl25", capture=True),
+        one(fsdp, wrapper=f"fsdp2{ending}", model="xl25", capture=True),
+    ]
+
+
+def sms_table(rows: pd.DataFrame, fsdp: pd.DataFrame) -> pd.DataFrame:
+    """Return these steps in ms: a line for each way to leave SMs to the matmuls."""
+    lines = []
+    for ending, words in SMS_LEFT.items():
+        if ending in SMS_LEFT_BY_ALL:
+            times = [row.ms for row in with_sms_left(rows, fsdp, ending)]
+        else:
+            times = [step(rows, f"bucketed{ending}", 100).ms, None, None, None]
+        lines.append([words, *cells(times)])
+    heads = ["NCCL's setting", "DDP", "PyTorch's DDP", "FSDP", "FSDP2"]
     return pd.DataFrame(lines, columns=heads)
 
 

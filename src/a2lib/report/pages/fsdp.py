@@ -135,6 +135,12 @@ def data_parallel(
     return ddp_step(ddp, wrapper, bucket_mb, model=model, carrier=carrier, capture=capture)
 
 
+def narrow_ddp(steps: pd.DataFrame, updating: bool = False):
+    """Return the row of data parallelism over copy engines with 16-bit weights and gradients (2.0B
+    model, CUDA graph); its ``ms_without`` is one GPU that trains alike."""
+    return step(steps, "xl25", "ddp_updating" if updating else "ddp_copies")
+
+
 def at_peak(memory: pd.DataFrame, wrapper: str = "fsdp", model: str = "2.7B"):
     """Return the row of a wrapper's peak."""
     return one(memory, wrapper=wrapper, model=model, moment="peak")
@@ -155,56 +161,55 @@ def whole_update(row, benchmark: pd.DataFrame) -> float:
     return (1 - passes) * row.ms_without
 
 
-def narrow_step(row, benchmark: pd.DataFrame, mode: str = "train-step") -> float:
-    """Return the ms that one GPU's step beside ``row`` would take with 16-bit weights, whose
-    matmuls need no casts: its share of the usual step in the benchmark."""
-    return of_one_gpu(benchmark, row.model, mode, NARROW) * row.ms_without
+def narrow_step(row, benchmark: pd.DataFrame) -> float:
+    """Return the ms that one GPU's step beside ``row`` would take with 16-bit weights: its share of
+    the usual step in the benchmark."""
+    return of_one_gpu(benchmark, row.model, "train-step", NARROW) * row.ms_without
 
 
 def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) -> pd.DataFrame:
-    """Return the step's time and peak by each kind of training on two GPUs, and one GPU's time."""
-    graphs = {w: [step(steps, model, w) for model in MODELS] for w in (COPIES, NCCL)}
-    python = {w: step(steps, wrapper=w, capture=False) for w in (COPIES, NCCL, "fsdp2")}
-    copies = [data_parallel(ddp, model, "copy_engines") for model in MODELS]
-    updating = data_parallel(ddp, "xl25", "copy_engines", updating=True)
-    nccl_100 = [data_parallel(ddp), data_parallel(ddp, capture=False), data_parallel(ddp, "xl25")]
-    nccl_1000 = data_parallel(ddp, bucket_mb=1000, capture=False)
-    nccl_1000_small = data_parallel(ddp, "xl25", bucket_mb=1000)
-    large, small = graphs[COPIES]
-    times = {
-        "one GPU": (large.ms_without, python[COPIES].ms_without, small.ms_without),
-        "one GPU, update overlapped": (None, None, updating.ms_without_updating),
-        "FSDP, copy engines": (large.ms, python[COPIES].ms, small.ms),
-        "FSDP, NCCL": (graphs[NCCL][0].ms, python[NCCL].ms, graphs[NCCL][1].ms),
-        "DDP, copy engines": (copies[0].ms, None, copies[1].ms),
-        "DDP, copy engines, update per bucket": (None, None, updating.ms),
-        "DDP, NCCL, 100 MiB": [row.ms for row in nccl_100],
-        "DDP, NCCL, 1000 MiB": (None, nccl_1000.ms, nccl_1000_small.ms),
-        "PyTorch's FSDP2": (None, python["fsdp2"].ms, None),
-    }
-    peaks = {"FSDP, copy engines": COPIES, "FSDP, NCCL": NCCL, "PyTorch's FSDP2": "fsdp2"}
-    peaks["DDP, NCCL, 100 MiB"] = "ddp"
-    lines = []
-    for name, of_step in times.items():
-        peak = at_peak(memory, peaks[name]).whole / 1e9 if name in peaks else None
-        lines.append([name, *cells((*of_step, peak))])
-    heads = ["step", "3.4B, graph", "3.4B, Python", "2.0B, graph", "peak, GB"]
-    table = pd.DataFrame(lines, columns=heads)
-    if data_parallel(ddp, "2.7B", "copy_engines", updating=True).status == "oom":
-        table.loc[table["step"] == "DDP, copy engines, update per bucket", "3.4B, graph"] = "OOM"
+    """Return the step in a CUDA graph by each kind of training, and the peak of each GPU."""
+    copies, copies_large = (step(steps, model, COPIES) for model in ("xl25", "2.7B"))
+    nccl, nccl_large = (step(steps, model, NCCL) for model in ("xl25", "2.7B"))
+    narrow, updating = (narrow_ddp(steps, update) for update in (False, True))
+    wide, wide_large = (data_parallel(ddp, model, "copy_engines") for model in ("xl25", "2.7B"))
+    wide_updating = data_parallel(ddp, "xl25", "copy_engines", updating=True)
+    by_nccl, by_nccl_large = (data_parallel(ddp, model) for model in ("xl25", "2.7B"))
+    torch_ddp = ddp_step(ddp, "torch_ddp", 25)
+    fsdp2 = step(steps, "xl25", "fsdp2")
+    fits = data_parallel(ddp, "2.7B", "copy_engines", updating=True).status != "oom"
+    peaks = [at_peak(memory, wrapper).whole / 1e9 for wrapper in (COPIES, NCCL, "fsdp2", "ddp")]
+    wide_words, narrow_words = "autocast", "16-bit"
+    lines = [
+        ("one GPU", wide_words, copies.ms_without, copies_large.ms_without, None),
+        ("one GPU", narrow_words, narrow.ms_without, None, None),
+        ("one GPU, update overlapped", narrow_words, updating.ms_without, None, None),
+        ("FSDP, copy engines", narrow_words, copies.ms, copies_large.ms, peaks[0]),
+        ("FSDP, NCCL", narrow_words, nccl.ms, nccl_large.ms, peaks[1]),
+        ("PyTorch's FSDP2", narrow_words, fsdp2.ms, None, peaks[2]),
+        ("DDP, copy engines", narrow_words, narrow.ms, None, None),
+        ("DDP, copy engines, update per bucket", narrow_words, updating.ms, None, None),
+        ("DDP, copy engines", wide_words, wide.ms, wide_large.ms, None),
+        ("DDP, copy engines, update per bucket", wide_words, wide_updating.ms, None, None),
+        ("DDP, NCCL", wide_words, by_nccl.ms, by_nccl_large.ms, peaks[3]),
+        ("PyTorch's DDP", wide_words, torch_ddp.ms, None, None),
+    ]
+    lines = [[name, weights, *cells(numbers)] for name, weights, *numbers in lines]
+    table = pd.DataFrame(lines, columns=["step", "weights", "2.0B", "3.4B", "peak, GB"])
+    per_bucket = table["step"].str.endswith("per bucket") & (table["weights"] == wide_words)
+    if not fits:
+        table.loc[per_bucket, "3.4B"] = "OOM"
     return table
 
 
 def python_table(steps: pd.DataFrame, ddp: pd.DataFrame) -> pd.DataFrame:
     """Return each FSDP step, and data parallelism's of the 2.0B model, in a CUDA graph, launched
     from Python, and the CPU's time to launch it."""
-    names = {COPIES: "FSDP, copy engines", NCCL: "FSDP, NCCL", "fsdp2": "PyTorch's FSDP2"}
     lines = []
     for model in MODELS:
-        for wrapper, name in names.items():
+        for wrapper, name in {COPIES: "FSDP, copy engines", NCCL: "FSDP, NCCL"}.items():
             python = step(steps, model, wrapper, capture=False)
-            graph = None if wrapper == "fsdp2" else step(steps, model, wrapper).ms
-            numbers = cells((graph, python.ms, python.ms_host))
+            numbers = cells((step(steps, model, wrapper).ms, python.ms, python.ms_host))
             lines.append([TITLES[model], name, *numbers])
     graph, python = (data_parallel(ddp, "xl25", bucket_mb=400, capture=c) for c in (True, False))
     numbers = cells((graph.ms, python.ms, python.ms_host))
@@ -227,13 +232,15 @@ def blocks_table(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def parts_table(steps: pd.DataFrame, benchmark: pd.DataFrame) -> pd.DataFrame:
-    """Return the parts of the 3.4B step in a CUDA graph: one GPU's, and FSDP's by transport."""
-    copies, nccl = step(steps, wrapper=COPIES), step(steps)
+    """Return the parts of the 2.0B step in a CUDA graph: one GPU's with 16-bit weights, and FSDP's
+    by transport."""
+    one_gpu = narrow_ddp(steps).ms_without
+    copies, nccl = (step(steps, "xl25", wrapper) for wrapper in (COPIES, NCCL))
     whole = whole_update(copies, benchmark)
     parts = {
-        "forward, backward": (copies.ms_without - whole, copies.backward_ms, nccl.backward_ms),
+        "forward, backward": (one_gpu - whole, copies.backward_ms, nccl.backward_ms),
         "update": (whole, copies.ms - copies.backward_ms, nccl.ms - nccl.backward_ms),
-        "whole step": (copies.ms_without, copies.ms, nccl.ms),
+        "whole step": (one_gpu, copies.ms, nccl.ms),
     }
     lines = [[name, *cells(times)] for name, times in parts.items()]
     return pd.DataFrame(lines, columns=["part", "one GPU", "copy engines", "NCCL"])

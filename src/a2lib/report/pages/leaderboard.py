@@ -15,7 +15,7 @@ from a2lib.report.traces import pictures
 from a2lib.report.units import count, percent
 from a2lib.shapes import SIZES, Shape
 from a2lib.theory.attention import attention_flops
-from a2lib.theory.memory.keeping import block_always, block_results, working_bytes
+from a2lib.theory.memory.keeping import block_always, block_results, fp8_bytes, working_bytes
 from a2lib.theory.roofline import floor
 from a2lib.theory.step_floor import fused_step
 from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
@@ -31,7 +31,8 @@ LADDER = {
     "own_attention": "7 a2lib's attention",
     "own_copies": "8 copy engines",
 }
-BESIDE = {"bf16_states": "bf16 states"}  # compared with the ladder, and no step of it
+# Compared with the ladder, and no step of it.
+BESIDE = {"fp8_ffn": "FP8 FFN", "bf16_states": "bf16 states"}
 CONFIGURATIONS = {**LADDER, **BESIDE}
 STATE_BYTES = {"bf16_states": 6}  # of a parameter: weight and moments; fp32 where not named
 NO_PREDICTION = ("recomputed", "own_fsdp", "own_copies")  # of what a configuration gains
@@ -139,6 +140,9 @@ def _counted(row) -> dict[str, float | None]:
     if not is_fused:
         repeated_matmuls += flops["lm_head"]
     repeated_attention = flops["attention"] if is_baseline else 0
+    work = working_bytes(shape, tokens, CHUNK)
+    if row.way == "fp8_ffn":
+        work += fp8_bytes(shape, tokens)
     return {
         "flops": step_flops(shape, batch, context, causal=True),
         "full_flops": step_flops(shape, batch, context),
@@ -146,18 +150,18 @@ def _counted(row) -> dict[str, float | None]:
         "repeated_attention": repeated_attention,
         "state": state,
         "blocks": blocks,
-        "counted": state + blocks + working_bytes(shape, tokens, CHUNK),
+        "counted": state + blocks + work,
         "again_bytes": None if is_baseline else again,
     }
 
 
 def _predicted(row, counted: dict, rate: float, bandwidth: float, attention: dict) -> dict:
     """Return the ms of one row's PIECES at measured rates: TFLOP/s of matmuls, TB/s, and those of
-    ``attention_rates``; nothing where attention is not measured."""
+    ``attention_rates``; nothing where attention is not measured, and of FP8, which has no rate."""
     name = "a2lib" if row.attention == "flash" else row.attention
     forward_rate = attention.get((name, "forward"))
     backward_rate = attention.get((name, "backward"))
-    if not forward_rate or not backward_rate:
+    if not forward_rate or not backward_rate or row.way == "fp8_ffn":
         return {}
     shape, batch, context = _shape(row), int(row.batch), int(row.context)
     flops = forward_flops_by_part(shape, batch, context, causal=True)["attention"]

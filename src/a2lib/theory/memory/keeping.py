@@ -74,6 +74,18 @@ def working_bytes(shape: Shape, tokens: int, chunk: int, element_bytes: int = 2)
     return root + max(loss, block) + shape.block_matrices * (3 * element_bytes + 6)
 
 
+def fp8_bytes(shape: Shape, tokens: int) -> int:
+    """Return an upper estimate of the bytes, beside ``working_bytes``, of a block's backward whose
+    FFN multiplies in FP8: its operands, if all are there at once.
+
+    Each is one byte an element. Of the FFN's width are its hidden tensor, for w2's gradient, and
+    the gradients of gate and value, each twice: along rows for x's gradient, along columns for the
+    weights'. Of the stream's are y's gradient, twice likewise, and x. And there are the weights.
+    """
+    check_sizes(tokens=tokens)
+    return 5 * tokens * shape.d_ff + 3 * tokens * shape.d_model + 3 * shape.d_model * shape.d_ff
+
+
 def choose(
     always: Sequence[int],
     results: Sequence[Result],

@@ -113,7 +113,7 @@ def predictions(rows: pd.DataFrame, benchmark: pd.DataFrame, traced: pd.DataFram
     return pd.DataFrame(table, columns=names)
 
 
-@chart(height=3.0)
+@chart(height=3.6)
 def predicted_and_measured(figure, table: pd.DataFrame):
     """Draw the predicted and the measured gain of each step of ``predictions``."""
     ax = figure.subplots()

@@ -206,7 +206,7 @@ def ways(figure, rows: pd.DataFrame):
         shares = 100 * bars.div(sums, axis=0)
         words = [f"{digits(ms, 3)} ms" for ms in sums]
         xlabel = "share of the kernel time in a step (%)"
-        stacked(ax, shares, SHOWN, text=words, xlabel=xlabel, least=0.05, room=0.2)
+        stacked(ax, shares, SHOWN, text=words, xlabel=xlabel, least=0.08, room=0.2)
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
     traces.legend(figure, SHOWN, columns=2)

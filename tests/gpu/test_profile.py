@@ -42,7 +42,7 @@ def check(traced):
     for phases in cells.phase_times(traced).values():
         assert set(phases) == {*trace.PHASES, "step"}
         for times in phases.values():
-            assert 0 < times["ms_busy"] <= times["ms"] and times["us_queued"] > 0
+            assert 0 < times["ms_busy"] <= times["ms"] and times["us_queued"] >= 0
 
 
 def test_a_trace_by_torch_profiler():

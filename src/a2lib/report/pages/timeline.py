@@ -40,7 +40,7 @@ def memory(sources: dict[str, Rows]) -> Chart:
     every = pd.concat(frames.values())[list(CATEGORIES)]
     highest = every.sum(axis=1).max()
     unit, scale = ("GB", 1e9) if highest >= 1e9 else ("MB", 1e6)
-    names = list(every.columns[every.any()])
+    names = list(every.columns[every.max() > highest / 500])  # less has no visible area
     points = CORNERS // (len(names) * len(frames))
 
     def draw(figure):

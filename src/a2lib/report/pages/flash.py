@@ -72,6 +72,15 @@ def against(rows: pd.DataFrame, **where) -> pd.Series:
     return (a2lib["ms"] / a2lib["best"]).astype(float)
 
 
+def launched(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """Return a2lib's time over that of the fastest peer, both launched from Python, both passes of
+    one head: lengths by head sizes."""
+    here = pick(rows, kind="one head", dtype=dtype, pass_="end_to_end")
+    called = here.pivot(index=["seq_len", "head_dim"], columns="implementation", values="called")
+    peers = called.drop(columns=[OURS, PART, FA4], errors="ignore")
+    return (called[OURS] / peers.min(axis=1)).astype(float).unstack()
+
+
 def fastest_peers(rows: pd.DataFrame, **where) -> set[str]:
     """Return the fastest peer of each shape."""
     return set(pick(rows, implementation=OURS, **where)["peer"])

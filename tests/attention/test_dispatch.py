@@ -1,5 +1,4 @@
 """The table of dispatch: which form and which tile a call has, and the limits between them."""
-"""
 
 import itertools
 import subprocess

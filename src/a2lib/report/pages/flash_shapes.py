@@ -69,6 +69,6 @@ def paper(figure, rows: pd.DataFrame):
     tables = {}
     for pass_, title in PASSES.items():
         wide = paper_ratios(rows, pass_).unstack(["head_dim", "causal"]).sort_index(axis=1)
-        wide.columns = [f"{d}{' c' if causal else ''}" for d, causal in wide.columns]
+        wide.columns = [f"{d}{'c' if causal else ''}" for d, causal in wide.columns]
         tables[title] = wide
     _draw_maps(figure, tables)

@@ -1,7 +1,4 @@
-"""The table of dispatch: which form and which tile a call has, and the limits between them.
-
-The fold "Which backward runs where" of book/flash.md states these limits.
-"""
+"""The table of dispatch: which form and which tile a call has, and the limits between them."""
 
 import itertools
 import subprocess

@@ -5,8 +5,8 @@ import pandas as pd
 from a2lib.report import data
 from a2lib.report.metrics import stated
 from a2lib.report.page import one, pick
-from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import lines, reference
+from a2lib.report.panels import REFERENCE_LINE, doubling_axis, name_ends
+from a2lib.report.plots import label, lines, reference
 from a2lib.report.style import Look, Looks, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits
@@ -156,5 +156,6 @@ def bandwidth(figure, rows: pd.DataFrame):
         ylim=(-10, 500),
     )
     reference(ax, link(), "the link, one way")
-    reference(ax, 25 * MIB, "25 MiB", vertical=True)
+    ax.vlines(25 * MIB, 0, 400, **REFERENCE_LINE, zorder=1)
+    label(ax, "25 MiB", (25 * MIB, 385), (-4, 0), ha="right", va="top")
     name_ends(figure, ends, LOOKS)

@@ -128,7 +128,7 @@ def test_counts_of_tiles_matmuls_and_passes():
     assert one == 2 * attention_flops(*sizes, "backward") / attention_flops(*sizes, "forward")
     assert sum(two) == one + 2  # S and dP twice
 
-    eager_passes, compiled_passes = numbers(r"(\d) passes", "compile-fusion")
+    eager_passes, compiled_passes = numbers(r"(\d) times", "compile-fusion")
     products = eager.PRODUCTS["forward"]
     assert eager_passes == products + eager.BETWEEN["eager", False]["forward"]
     assert compiled_passes == products + eager.BETWEEN["compile", False]["forward"]

@@ -54,19 +54,12 @@ def _least_ms(implementation, written, dtype, batch, d, n, pass_, rates, bandwid
 
 
 def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """Add to each row of a model:
-
-    gain: eager's time divided by this row's, both launched from Python
-    pays: the number of steps after which the time spent on compiling is won back
-    """
+    """Add to each row of a model its gain: eager's time divided by this row's, both launched from
+    Python."""
     key = ["model", "context", "batch", "mode", "precision", "attention", "phase"]
     rows = rows.copy()
-    eager = rows[rows["compile"] == "none"].set_index(key)[["ms", "ms_cold"]]
-    base = rows[key].join(eager, on=key)
-    rows["gain"] = base["ms"] / rows["ms"]
-    extra = rows["ms_cold"] - base["ms_cold"]
-    saved = base["ms"] - rows["ms"]
-    rows["pays"] = (extra / saved).where((extra > 0) & (saved > 0))
+    eager = rows[rows["compile"] == "none"].set_index(key)["ms"]
+    rows["gain"] = rows[key].join(eager, on=key)["ms"] / rows["ms"]
     return rows
 
 
@@ -120,7 +113,7 @@ def predictions(rows: pd.DataFrame, benchmark: pd.DataFrame, traced: pd.DataFram
     return pd.DataFrame(table, columns=names)
 
 
-@chart(height=3.0)
+@chart(height=3.6)
 def predicted_and_measured(figure, table: pd.DataFrame):
     """Draw the predicted and the measured gain of each step of ``predictions``."""
     ax = figure.subplots()
@@ -131,7 +124,7 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     label(ax, "measured", (last["gain"], lane), (-62, 0), color=COLOURS[0], va="center")
     label(ax, "predicted", (last["predicted"], lane), (7, 0), va="center")
     names = table["model"].map(TITLES) + ", " + table["precision"]
-    name_lanes(ax, places, names + ": " + table["share"].map(percent))
+    name_lanes(ax, places, names + "\nmatmuls: " + table["share"].map(percent))
     ax.invert_yaxis()
     ax.set(xlim=(1, 1.78), xlabel="times as fast as eager in a CUDA graph")
 

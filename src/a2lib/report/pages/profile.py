@@ -4,30 +4,30 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report import traces
-from a2lib.report.metrics import ceilings, copy_bandwidth, floors, moved_bytes
+from a2lib.report.metrics import moved_bytes
 from a2lib.report.page import pick
 from a2lib.report.plots import stacked
 from a2lib.report.style import chart
-from a2lib.report.units import digits, percent
+from a2lib.report.units import digits
 from a2lib.shapes import SIZES
-from a2lib.theory.step_floor import compiled_step, eager_step, fused_step
+from a2lib.theory.step_floor import eager_step
 
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
 TRACE = [*SETTING, "profiler"]
 CASE = [*TRACE, "phase"]
-# Precision, attention, compile -> the configuration's name, and the step whose least time it has.
+# Precision, attention, compile -> the configuration's name.
 WAYS = {
-    ("fp32", "eager", "none"): ("fp32", eager_step),
-    ("fp32", "eager", "blocks"): ("fp32, compiled", compiled_step),
-    ("bf16", "eager", "none"): ("bf16", eager_step),
-    ("bf16", "flash", "blocks"): ("bf16, Flash, compiled", fused_step),
-    ("bf16_weights", "flash", "blocks"): ("16-bit weights, Flash, compiled", fused_step),
+    ("fp32", "eager", "none"): "fp32",
+    ("fp32", "eager", "blocks"): "fp32, compiled",
+    ("bf16", "eager", "none"): "bf16",
+    ("bf16", "flash", "blocks"): "bf16, Flash, compiled",
+    ("bf16_weights", "flash", "blocks"): "16-bit weights, Flash, compiled",
 }
 SHOWN = {
     "matmuls": "#0072b2",
     "fused attention": "#d55e00",
     "elementwise, norms, softmax": "#00825f",
-    "copies and casts": "#808080",
+    "copies and casts": "#b0558a",
     "AdamW": "#444444",
 }
 INSIDE = "attn.attention."
@@ -41,8 +41,6 @@ BETWEEN = {
 CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
 SOFTMAX_FLOPS = 5  # per score: compare, subtract, exponential, add, divide
 SOFTMAX_BYTES = 8  # per score: read and written, in fp32 in either precision
-PHASES_OF = {"forward": ("forward",), "forward-backward": ("forward", "loss", "backward")}
-TRAINING = ("forward", "loss", "backward", "optimizer")
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -56,7 +54,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     flash_calls: calls of fused attention
     top, top_calls, top_ms, top_share: the kernel that takes most
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
-    floor, ...: by counting (``count_work``)
+    multiply_flops, ...: by counting (``count_work``)
     launch_us: CPU time per launch in µs, while Python does not wait for a full queue
     quick, slow: the phase in the quickest and in the slowest process that timed it
     idle_least, idle_most: the shares of these in which no kernel runs
@@ -67,8 +65,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     if len(sums):
         types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
         rows = rows.merge(sums.astype(types), on=CASE, how="left")
-    bandwidth, rates = copy_bandwidth(rows_of("ceiling")), ceilings(rows_of("ceiling"))
-    counted = [count_work(row, rates, bandwidth) for row in rows.itertuples()]
+    counted = [count_work(row) for row in rows.itertuples()]
     rows = rows.join(pd.DataFrame(counted))
     rows["launch_us"] = 1e3 * rows["ms_host"] / rows["launches"]
     return add_timers(rows, rows_of("benchmark"), rows_of("compile_model"))
@@ -77,7 +74,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 def _way(row) -> str:
     """Return the name of a row's configuration in WAYS, or "other"."""
     configuration = row.precision, row.attention, row.compile
-    return WAYS[configuration][0] if configuration in WAYS else "other"
+    return WAYS.get(configuration, "other")
 
 
 def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
@@ -141,32 +138,21 @@ def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) 
     return rows
 
 
-def count_work(row, rates: dict[str, float], bandwidth: float | None) -> dict:
-    """Return what counting tells of a row's phase; nothing for a configuration without a count.
-
-    floor: the least time by the best measured rates, ms
-    multiply_flops, multiply_bytes, softmax_flops, softmax_bytes: of eager attention in a forward
-    """
-    configuration = (row.precision, row.attention, row.compile)
-    if row.model not in SIZES or configuration not in WAYS:
+def count_work(row) -> dict:
+    """Return what counting tells of the attention in an eager forward (multiply_flops,
+    multiply_bytes, softmax_flops, softmax_bytes), and nothing for another row."""
+    if row.phase != "forward" or row.way not in ("fp32", "bf16") or row.model not in SIZES:
         return {}
-    _, kernels_of = WAYS[configuration]
     shape, batch, context = SIZES[row.model], int(row.batch), int(row.context)
-    phases = PHASES_OF.get(row.mode, TRAINING) if row.phase == "step" else (row.phase,)
-    kernels = kernels_of(shape, batch, context, row.precision)
-    kernels = [kernel for kernel in kernels if kernel.phase in phases]
-    counts = {}
-    least = floors(kernels, rates, bandwidth, row.precision)
-    if least:
-        counts["floor"] = least["total"].ms
-    if row.phase == "forward":
-        eager = [kernel for kernel in kernels if kernel.name == "scores"]
-        counts["multiply_bytes"] = moved_bytes(eager)
-        counts["multiply_flops"] = sum(kernel.count * kernel.flops for kernel in eager)
-        scores = shape.num_layers * batch * shape.num_heads * context**2 if eager else 0
-        counts["softmax_bytes"] = SOFTMAX_BYTES * scores
-        counts["softmax_flops"] = SOFTMAX_FLOPS * scores
-    return counts
+    kernels = eager_step(shape, batch, context, row.precision)
+    matmuls = [kernel for kernel in kernels if (kernel.phase, kernel.name) == ("forward", "scores")]
+    scores = shape.num_layers * batch * shape.num_heads * context**2
+    return {
+        "multiply_bytes": moved_bytes(matmuls),
+        "multiply_flops": sum(kernel.count * kernel.flops for kernel in matmuls),
+        "softmax_bytes": SOFTMAX_BYTES * scores,
+        "softmax_flops": SOFTMAX_FLOPS * scores,
+    }
 
 
 def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:
@@ -181,11 +167,10 @@ def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     """Sort rows by configuration (the nameless last), then by model size, then by context."""
-    ways = [name for name, _ in WAYS.values()]
-    way_place = rows["way"].map({name: place for place, name in enumerate(ways)})
+    way_place = rows["way"].map({name: place for place, name in enumerate(WAYS.values())})
     model_place = rows["model"].map({name: place for place, name in enumerate(SIZES)})
     # The key that decides first is the last.
-    order = np.lexsort([rows["context"], model_place, way_place.fillna(len(ways))])
+    order = np.lexsort([rows["context"], model_place, way_place.fillna(len(WAYS))])
     return rows.iloc[order]
 
 
@@ -211,16 +196,17 @@ def fp32_steps(rows: pd.DataFrame) -> pd.DataFrame:
 
 @chart(height=5.0)
 def ways(figure, rows: pd.DataFrame):
-    """Draw the kernel time of a step by class, a bar for each configuration, a panel per model."""
+    """Draw the share of each class in a step's kernel time, a bar for each configuration, with the
+    sum at its end, a panel per model."""
     classes = dict(zip(("matmul", "flash", "between", "copies", "adamw"), SHOWN, strict=True))
     panels = figure.subplots(2, 1)
     for ax, (model, few) in zip(panels, rows.groupby("model", sort=False), strict=True):
         bars = by_size(few).set_index("way")[list(classes)].rename(columns=classes)
         sums = bars.sum(axis=1)
-        shares = (bars["matmuls"] + bars["fused attention"]) / sums
-        words = sums.map(lambda ms: digits(ms, 3)) + ", " + shares.map(percent)
-        xlabel = "kernel time in a step (ms)"
-        stacked(ax, bars, SHOWN, text=words, xlabel=xlabel, least=0.09, room=0.3)
+        shares = 100 * bars.div(sums, axis=0)
+        words = [f"{digits(ms, 3)} ms" for ms in sums]
+        xlabel = "share of the kernel time in a step (%)"
+        stacked(ax, shares, SHOWN, text=words, xlabel=xlabel, least=0.08, room=0.2)
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
     traces.legend(figure, SHOWN, columns=2)

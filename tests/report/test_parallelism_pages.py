@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import schedules
 
-from a2lib.report.page import one, pick
+from a2lib.report.page import one
 from a2lib.report.pages import parallelism_measured as page
 from a2lib.shapes import PRESETS
 from a2lib.theory.devices import DEVICES
@@ -89,14 +89,22 @@ def test_what_is_predicted_and_what_hid(rows):
     few = one(rows, scheme="dp", pass_="backward", tokens=500)
     # 12 ms of messages bind; the first layer's 3 ms of multiplies come before them.
     assert (few.compute, few.communication, few.predicted) == pytest.approx((6, 12, 15))
-    assert few.excess == pytest.approx(0) and few.hidden == pytest.approx(0.5)
+    assert few.formula == pytest.approx(12) and few.hidden == pytest.approx(0.5)
     # Half of the shorter part, 3 of 6 ms, hides; the schedule lets no more hide.
     assert page.by_rule(few) == pytest.approx(15) and page.could_hide(few) == pytest.approx(0.5)
     many = one(rows, scheme="dp", pass_="backward", tokens=2000)
     # 24 of multiplies and the last 6 of messages; it took 33, as both ran at once.
-    assert (many.predicted, many.excess, many.slow_together) == pytest.approx((30, 0.1, 0.1))
-    ran = page.sending(rows)
-    assert ran[page.PARTS].sum(axis=1).tolist() == pytest.approx(ran["excess"].tolist())
+    assert (many.formula, many.predicted) == pytest.approx((24, 30))
+    above = one(page.sending(rows), scheme="dp", pass_="backward", tokens=2000).above
+    assert above == pytest.approx(33 / 24 - 1)
+
+
+def test_a_step_over_the_rule_has_a2libs_parts_for_pytorch_too(rows):
+    torch = row("dp", "end_to_end", 500, 30, float("nan"), implementation="torch")
+    found = page.end_to_end(pd.concat([rows, pd.DataFrame([torch])]))
+    # the rule: 12 ms of messages and half of 9 ms of multiplies
+    assert found.loc[500, ("a2lib", "dp")] == pytest.approx(18 / 16.5)
+    assert found.loc[500, ("torch", "dp")] == pytest.approx(30 / 16.5)
 
 
 def on_a_clock(scheme, is_backward, compute, sent):
@@ -139,4 +147,3 @@ def test_the_bottleneck_is_named_rightly_or_not(rows):
     assert len(sent) == 10 and sent["right"].all()
     turned = rows.assign(share=1 / rows["share"])
     assert not page.sending(turned)["right"].any()
-    assert set(pick(sent, expected="communication")["tokens"]) == {500, 1000}

@@ -32,10 +32,7 @@ def test_a_model_on_the_gpu():
     assert len(rows) == len(keys)
     for row in rows.values():
         assert (
-            "status" not in row
-            and row["n"] == 10
-            and row["peak_bytes"] > 0
-            and row["ms_cold"] > 0
+            "status" not in row and row["n"] == 10 and row["peak_bytes"] > 0 and row["ms_cold"] > 0
         ), row
     step = rows["model", "step"]
     assert step["ms_cold"] > step["ms_warm"]

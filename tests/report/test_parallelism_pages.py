@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import schedules
 
+from a2lib.report import data
 from a2lib.report.page import one
 from a2lib.report.pages import parallelism_measured as page
 from a2lib.shapes import PRESETS
@@ -13,6 +14,7 @@ from a2lib.theory.devices import DEVICES
 from a2lib.theory.estimate import evaluate
 from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.parallelism import Cost
+from a2lib.theory.published import published_run
 
 
 def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
@@ -40,6 +42,20 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     plain, again = estimate(sequence=False), estimate(checkpointing="block")
     assert plain.memory_bytes > 2 * 80e9
     assert found.step_s < plain.step_s < 1.05 * found.step_s < again.step_s
+
+
+def test_most_published_steps_are_slower_than_estimated():
+    rows = data.load_reference("trainings").query("expert == '1'").to_dict("records")
+    runs = [published_run(row) for row in rows]
+    ratios = {run.name: run.ratio() for run in runs}
+    assert sum(ratio > 1 for ratio in ratios.values()) > 0.7 * len(runs)
+    assert max(ratios, key=ratios.get) == "MPT 7B"
+    none_hidden = [run.seconds() > run.estimate.time.none_hidden_s for run in runs]
+    assert sum(none_hidden) > len(runs) / 2
+    # whether gradients are sent for each micro-batch decides on which side of Meta the estimate is
+    meta = next(run for run in runs if "16,384" in run.name)
+    once = evaluate(meta.training, replace(meta.layout, sharding="zero1"), meta.device)
+    assert meta.seconds() > 1.2 * once.step_s and meta.ratio() < 1.1
 
 
 def row(scheme, pass_, tokens, ms, without, sent=float("nan"), d_ff=1000, **over):

@@ -69,6 +69,17 @@ def test_states_in_bf16_stand_beside_the_ladder():
     assert [*waits.iloc[0]][1:] == ["10", "500"]
 
 
+def test_fp8_has_no_share_of_a_peak_and_no_prediction():
+    names = ("own_copies", "fp8_ffn")
+    rows = [{**ROW, "way": way, "ms": 4000.0, "kept_bytes": 2 * ROOT} for way in names]
+    plain, fp8 = leaderboard.columns(pd.DataFrame(rows), tables).to_dict("records")
+    for name in ("mfu", "mfu_full", "hfu", "matmuls", "predicted_ms", "gained"):
+        assert pd.isna(fp8[name])
+    assert plain["mfu"] > 0 and plain["predicted_ms"] > 0 and fp8["flops"] == plain["flops"]
+    stream, hidden, weights = 32_768 * 4096, 32_768 * 11_008, 3 * 4096 * 11_008
+    assert fp8["counted"] - plain["counted"] == 5 * hidden + 3 * stream + weights
+
+
 def test_runs_have_letters_by_their_age():
     rows = pd.DataFrame({"run": ["20261129T202000Z-b", "20261127T014557Z-a", "20261129T202000Z-b"]})
     assert [*rows["run"].map(leaderboard.run_letters(rows))] == ["B", "A", "B"]

@@ -6,7 +6,7 @@ import pandas as pd
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors, stated_peak
 from a2lib.report.page import one, pick
 from a2lib.report.plots import stacked
-from a2lib.report.style import COLOURS, chart
+from a2lib.report.style import COLOURS, PAPER, chart
 from a2lib.report.traces import legend
 from a2lib.report.units import ms, percent
 from a2lib.shapes import SIZES
@@ -152,15 +152,20 @@ LADDER_PARTS = {"GPU time": COLOURS[1], "waiting for Python": "#808080"}
 @chart(height=3.1)
 def ladder(figure, rows: pd.DataFrame, *models: str):
     """Draw LADDER for each model side by side: GPU time, and what launching from Python adds; at
-    the end the step's time and its MFU."""
+    the end the step's time and its MFU. A first bar that leaves no room for the others is cut."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
         parts = steps[["ms_gpu", "more"]].set_axis(list(LADDER_PARTS), axis=1)
         words = [f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()]
         stacked(ax, parts, LADDER_PARTS, text=words, numbers=False, xlabel="a step, ms")
-        longest = steps["ms"].max()
-        ax.set_xlim(0, (2.25 if len(models) > 1 else 1.5) * longest)
+        room = 2.25 if len(models) > 1 else 1.5
+        longest = steps["ms"].iloc[1:].max()
+        limit = room * longest
+        if steps["ms"].iloc[0] > limit:
+            ax.texts[0].remove()
+            ax.annotate(words[0], (0.97 * limit, 0), color=PAPER, ha="right", va="center")
+        ax.set_xlim(0, limit)
         ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]
         ax.set_xticks(ticks if len(ticks) < 4 else ticks[::2])
         ax.set_title(TITLES[model], loc="left")

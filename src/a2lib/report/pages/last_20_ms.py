@@ -22,13 +22,11 @@ def energy(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add to each sustained step what its energy says.
 
     watts: mean power
-    ms_limit: the time of the energy at the power limit
     mfu: of the mean time
     step: its name in STEPS
     """
     rows = rows.copy()
     rows["watts"] = 1e3 * rows["joules"] / rows["ms_mean"]
-    rows["ms_limit"] = 1e3 * rows["joules"] / rows["power_limit_w"]
     rows["mfu"] = benchmark.model_flops_utilization(rows, rows["ms_mean"])
     for name, (way, mode) in STEPS.items():
         same = (rows[["mode", *way]] == pd.Series({"mode": mode, **way})).all(axis=1)

@@ -53,14 +53,18 @@ CLASSES = {
     "copy": "copies",
 }
 
+# cuBLAS's names on Hopper have a letter for each operand: q is FP8, t is bf16.
+FP8_MATMUL = r"nvjet_sm90_qq"
+
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Return the rows in the order of the configurations, with these columns added. "Per GPU" holds
     for all of them.
 
     flops: operations of the model, causal attention counted half, nothing recomputed
-    mfu, mfu_full, hfu: operations per second as a share of the data sheet's peak: so counted; with
-        all of attention's scores; with what is recomputed
+    mfu, mfu_full, hfu: operations per second as a share of the data sheet's peak of bf16: so
+        counted; with all of attention's scores; with what is recomputed; of FP8 none, whose peak
+        is twice that
     state: bytes of weights and moments
     blocks: bytes that the forward leaves of the blocks
     again_bytes: bytes of matmul outputs that are recomputed
@@ -71,6 +75,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         predicted
     in ..., in collectives, in copies, in blocks: ms of a traced step's kernels by piece; of what
         runs beside them; of the blocks' matmuls
+    in FP8, FP8 calls: ms and number of the matmuls of FP8 operands among them
     computing: ms of the kernels of COMPUTING
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
@@ -84,8 +89,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows = rows.join(pd.DataFrame(lines, rows.index)).assign(AdamW=rows["ms_optimizer"])
     explained = rows.reindex(columns=list(PIECES)[:-1]).sum(axis=1, skipna=False)
     peak = stated_peak(rows["device"].iloc[0])
-    rows["mfu"] = rows["flops"] / rows["ms"] / 1e9 / peak
-    rows["mfu_full"] = rows["full_flops"] / rows["ms"] / 1e9 / peak
+    bf16_ms = rows["ms"].mask(rows["way"] == "fp8_ffn")
+    rows["mfu"] = rows["flops"] / bf16_ms / 1e9 / peak
+    rows["mfu_full"] = rows["full_flops"] / bf16_ms / 1e9 / peak
     repeated_flops = rows["repeated_matmuls"] + rows["repeated_attention"]
     rows["hfu"] = rows["mfu"] * (1 + repeated_flops / rows["flops"])
     rows = rows.assign(predicted_ms=explained, unaccounted=rows["ms"] - explained)
@@ -191,6 +197,9 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
         times = kernels["ms"].groupby("in " + piece).sum().to_dict()
         in_blocks = (kind == "matmul") & (kernels["calls"] >= int(picture.about["layers"]))
         times["in blocks"] = kernels["ms"][in_blocks].sum()
+        in_fp8 = name.str.match(FP8_MATMUL)
+        times["in FP8"] = kernels["ms"][in_fp8].sum()
+        times["FP8 calls"] = kernels["calls"][in_fp8].sum()
         by_way[picture.about["way"], picture.run] = times
     return pd.DataFrame([by_way.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
 

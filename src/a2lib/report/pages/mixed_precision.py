@@ -43,7 +43,7 @@ def pass_ms(
     same |= {"attention": "eager", "compile": "none"}
     if launched:
         return one(rows, mode="forward-backward", capture=False, phase=pass_, **same).ms
-    in_graph = {"capture": True, "phase": "step", **same}
+    in_graph = {"capture": True, "phase": "wall", **same}
     forward_ms = one(rows, mode="forward", **in_graph).ms
     if pass_ == "forward":
         return forward_ms
@@ -71,14 +71,15 @@ def least(model: str, precision: str, ceiling: pd.DataFrame) -> dict[str, Floor]
 
 @chart(height=3.0)
 def running(figure):
-    """Draw 10,000 times 0.001 added up in three formats, as exact arithmetic predicts them."""
-    ax, terms = figure.subplots(), 10_000
-    for name, colour in SHADES.items():
+    """Draw a thousand times 0.01 added up in three formats, as exact arithmetic predicts them."""
+    ax, terms = figure.subplots(), 1000
+    for name, up in {"fp32": 6, "fp16": -6, "bf16": 0}.items():
         partial = loop(name, name, terms).partial_sums()
-        at = [*range(0, terms, 40), terms - 1]
-        ax.plot([i + 1 for i in at], [partial[i] for i in at], color=colour, linewidth=2)
-        label(ax, name, (terms, partial[-1]), va="center")
+        at = [*range(0, terms, 4), terms - 1]
+        sums_there = [partial[i] for i in at]
+        ax.plot([i + 1 for i in at], sums_there, color=SHADES[name], linewidth=2)
+        label(ax, name, (terms, partial[-1]), (5, up), va="center")
     ax.plot([0, terms], [0, 10], color=INK, linewidth=1, linestyle=(0, (4, 3)))
-    ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.001 (dashed: exact)")
+    ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.01 (dashed: exact)")
     ax.set_ylabel("running sum")
     ax.xaxis.set_major_formatter("{x:,.0f}")

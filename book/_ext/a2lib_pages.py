@@ -126,7 +126,7 @@ def _text(file: Path) -> str:
 
 
 def setup(app) -> dict:
-    parts = ("records", "tables", "search", "cells", "measure", "api")
+    parts = ("records", "tables", "search", "cells", "measure", "api", "references")
     for part in parts:
         app.setup_extension(f"a2lib_{part}")
     app.add_config_value("a2lib_address", os.environ.get("A2LIB_ADDRESS", ""), "html")

@@ -1,7 +1,4 @@
-"""The table of dispatch: which form and which tile a call has, and the limits between them.
-
-The fold "Which backward runs where" of book/flash.md states these limits.
-"""
+"""The table of dispatch: which form and which tile a call has, and the limits between them."""
 
 import itertools
 from pathlib import Path
@@ -35,7 +32,7 @@ def test_forms(cell):
     assert (forward_form(one), backward_form(one)) == FORMS[cell]
 
 
-# On both sides of a limit of the fold in flash.md.
+# On both sides of each limit of the backward.
 LIMITS = {
     ("bf16", 33, 128, 64): "one_launch", ("bf16", 34, 128, 64): "two_sweeps",
     ("bf16", 32, 256, 64): "query_chunks", ("bf16", 33, 256, 64): "two_sweeps",

@@ -23,3 +23,9 @@ def test_each_bug_has_a_check_and_each_check_a_run_without_bugs():
     for name in checks:
         assert hasattr(plant_bugs, f"check_{name}")
     assert checks == {planted.check for planted in plant_bugs.BUGS if not planted.edits}
+
+
+def test_the_page_says_how_many_are_planted():
+    count = sum(bool(planted.edits) for planted in plant_bugs.BUGS)
+    page = (ROOT / "book" / "which-bug.md").read_text(encoding="utf-8")
+    assert f"{count} mistakes were planted" in page

@@ -1,5 +1,6 @@
 """One layer on N devices: formulas against the handout's, against real products, and by search."""
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -74,6 +75,21 @@ def test_the_split_of_shared_links_lies_on_the_edge_and_has_whole_axes(a, b):
     assert min(split) >= 1 and split[0] * split[1] == parallelism.shared_mesh_limit(one)
     cost = parallelism.fully_sharded_tensor_parallel(one, *split)["forward"]
     assert cost.data_s + cost.tensor_s == cost.compute_s
+
+
+@pytest.mark.parametrize("a, b", SLOPES)
+@pytest.mark.parametrize("shared", [True, False])
+def test_no_mesh_of_whole_devices_is_larger_and_compute_bound(a, b, shared):
+    one = layer(a, b)
+
+    def fits(*mesh):
+        cost = parallelism.fully_sharded_tensor_parallel(one, *mesh)["forward"]
+        seconds = cost.data_s, cost.tensor_s
+        return (sum(seconds) if shared else max(seconds)) <= cost.compute_s
+
+    sizes = [f * t for f in range(1, 45) for t in range(1, 45) if fits(f, t)]
+    found = parallelism.largest_mesh(one, shared)
+    assert fits(*found) and math.prod(found) == max(sizes)
 
 
 def test_operations_are_those_of_a_real_ffn_and_its_gradients():

@@ -128,8 +128,8 @@ class _Replica(nn.Module):
         """Make each ``.grad`` the mean over the ranks; every rank calls it once a step.
 
         Work queued after it on the current stream sees the means. The host does not wait for the
-        GPU. A second call averages equal tensors, which changes nothing where the number of ranks
-        is a power of two.
+        GPU. A second call averages again: means of equal tensors, whose last bits may change unless
+        the number of ranks is a power of two.
 
         Raises RuntimeError:
 
@@ -361,7 +361,7 @@ class BucketedDDP(_Replica):
     it. The gradients that the backward made are kept until the finish as well.
 
     Rounding: copy engines add in float32, in the order of the ranks, and round the mean once. A
-    backend adds in the dtype that is sent, and may round at each of the W - 1 additions. With two
+    backend adds in the dtype that is sent, and may round at each of the additions. With two
     ranks the two round alike.
 
     Raises ValueError for "copy_engines" where they cannot be used, and for other wrong arguments.

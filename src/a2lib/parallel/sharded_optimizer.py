@@ -39,8 +39,8 @@ class ShardedOptimizer(Optimizer):
 
     Arguments:
 
-    - ``params`` are parameters or groups of them. Frozen ones are exchanged with the rest: give
-      those that are trained.
+    - ``params`` are parameters or groups of them. Leave frozen ones out: they would be exchanged
+      too.
     - ``optimizer_cls`` is a class or a ``functools.partial``; ``optimizer_cls(params, **kwargs)``
       makes the inner optimizer. It must update each parameter by itself, as those of torch.optim
       do. LBFGS does not, and is refused. Not checked: any other optimizer that reads all parameters

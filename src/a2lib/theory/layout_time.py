@@ -181,7 +181,7 @@ def optimizer_s(case: Case, stage: Stage) -> float:
 
 def microbatch_messages(case: Case, stage: Stage) -> Seconds:
     """Return the communication of a micro-batch on a device of a stage. FSDP gathers the weights in
-    each pass and scatters their gradients; zero2 only scatters."""
+    each pass and scatters their gradients; zero2, which keeps no whole gradients, only scatters."""
     rings = {"fsdp": 3, "zero2": 1}.get(case.layout.sharding, 0)
     along_axes = tensor_messages(case, stage) + context_messages(case, stage)
     along_axes += pipeline_messages(case, stage)

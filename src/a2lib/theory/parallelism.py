@@ -13,6 +13,7 @@ Tensor parallelism: Shoeybi et al., 2019. Both: Austin et al., 2025, part 5.
 The formulas are arithmetic alone, so that they take sympy's symbols as well as numbers.
 """
 
+import math
 from dataclasses import dataclass
 
 from a2lib.checks import check_name
@@ -151,6 +152,21 @@ def shared_mesh_split(layer: Layer) -> tuple:
     budget = 1 + 1 / a + 1 / b  # of n_fsdp / a + n_tp / b
     n_fsdp = min(max(a * budget / 2, 1), 1 + a)
     return n_fsdp, b * (budget - n_fsdp / a)
+
+
+def largest_mesh(layer: Layer, shared: bool) -> tuple[int, int]:
+    """Return N_FSDP and N_TP of the largest compute-bound forward, in whole devices.
+
+    ``shared`` says whether the two axes share the links. Of meshes that are equally large, the one
+    with the fewest tensor-parallel devices is returned.
+    """
+    best = 1, 1
+    for n_tp in range(1, math.floor(tensor_limit(layer)) + 1):
+        left = 1 - (n_tp - 1) / tensor_slope(layer) if shared else 1
+        n_fsdp = math.floor(1 + left * data_slope(layer))
+        if n_fsdp * n_tp > math.prod(best):
+            best = n_fsdp, n_tp
+    return best
 
 
 # The example of the command and of the book: the FFN of the 8B model and the tokens of one step

@@ -2,7 +2,8 @@
 
 A row of data/reference/trainings.csv has a training's model, devices, layout and batch, and the
 published speed. Where that is TFLOP/s, a step's seconds depend on which FLOPs were counted, and
-Meta does not say which.
+Meta does not say which. No source states Llama 3's virtual stages; the rows have 8. With ``zero2``,
+gradients are sent for every micro-batch, which is most of that model's time over the network.
 """
 
 from collections.abc import Mapping

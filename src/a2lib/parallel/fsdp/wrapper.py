@@ -58,7 +58,7 @@ class FSDP(nn.Module):
       "backend" is the all-gathers and reduce-scatters of NCCL or gloo. "copy_engines" needs GPUs of
       one host that reach each other's memory: matrices are copied from there, and gradients are
       sent in the dtype that backward makes them in and added in float32, in rank order. It takes
-      the memory of (W - 1) / W of the largest unit, for W ranks. "auto" is copy engines where they
+      the memory of (N - 1) / N of the largest unit, for N ranks. "auto" is copy engines where they
       can, else the backend; ``why_backend`` says why.
 
     Units: the elements of an outermost ModuleList or Sequential are units if they own a matrix. All

@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 
+from a2lib.report import panels, plots
 from a2lib.report.metrics import ceilings, copy_bandwidth
 from a2lib.report.page import one, pick
-from a2lib.report.plots import stacks
-from a2lib.report.style import Chart
+from a2lib.report.style import Chart, Look, Looks
 from a2lib.report.tables import cells
 from a2lib.report.units import count, digits
 from a2lib.theory.eager import Eager, attention_kernels, longest
@@ -16,8 +16,24 @@ BATCH = 8
 LENGTHS, SIZES = (256, 1024, 4096, 8192, 16384), (16, 32, 64, 128)
 LONGEST = LENGTHS[-1]
 PASSES = ("forward", "backward")
-MATMULS, MOVING, ABOVE = "least time: matmuls", "least time: moving matrices", "above the least"
-PARTS = {MATMULS: "#0072b2", MOVING: "#d55e00", ABOVE: "#808080"}
+LOOKS = Looks(
+    {
+        "a2lib": Look("a2lib's Flash", "#d55e00", "o", ours=True),
+        "eager": Look("eager", "#444444", "s"),
+    }
+)
+# The attentions of ``flash`` by the names of the page's table.
+PEERS = {
+    "eager": "eager",
+    "compile": "eager, `torch.compile`",
+    "sdpa_efficient": "PyTorch, memory-efficient",
+    "sdpa_flash": "PyTorch, FlashAttention-2",
+    "flex": "PyTorch, FlexAttention",
+    "sdpa_cudnn": "PyTorch, cuDNN",
+    "a2lib": "a2lib's FlashAttention",
+    "fa4": "FlashAttention-4",
+}
+NO_MATRIX = ("sdpa_efficient", "sdpa_flash", "flex", "sdpa_cudnn", "a2lib", "fa4")
 MASKS = {False: "no mask", True: "causal"}
 
 
@@ -105,26 +121,53 @@ def saved(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows.assign(counted=counted)
 
 
-def parts(rows: pd.DataFrame) -> Chart:
-    """Draw the GPU time of each pass in ms: the least time of its matmuls, that of moving matrices,
-    and what was measured above them."""
-    rows = rows.sort_values(["pass", "head_dim"], ascending=[False, True])
-    frame = pd.DataFrame(
+def memory(rows: pd.DataFrame, room: float) -> Chart:
+    """Draw the peak in GB over the tokens, of eager attention and of a2lib's, and a line at the
+    ``room`` bytes that were free."""
+    rows = pick(rows, implementation=list(LOOKS))
+    rows = rows.assign(gb=rows["whole"].astype(float) / 1e9)
+
+    def draw(figure):
+        ax = figure.subplots()
+        ends = plots.lines(ax, rows, "seq_len", "gb", "implementation", LOOKS)
+        plots.log_values(ax)
+        panels.doubling_axis(ax)
+        plots.reference(ax, room / 1e9, "free on the GPU")
+        ax.set(xlabel="tokens", ylabel="GB at the backward's peak")
+        panels.name_ends(figure, ends, LOOKS)
+
+    return Chart(draw, height=3.2)
+
+
+def unmasked_matmul_ms(rate: float) -> float:
+    """Return ms of the seven matmuls of a forward and backward at ``rate``, in TFLOP/s, without the
+    masked half."""
+    return 7 * 2 * BATCH * LONGEST**2 * 64 / 2 / rate / 1e9
+
+
+def with_heads(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
+    """Return the rows of ``flash`` for 16 causal heads of 64 in bf16, with ``gpu`` as above."""
+    here = pick(rows, dtype="bf16", batch=1, heads=16, head_dim=64, seq_len=LONGEST)
+    here = pick(here, causal=True, pass_="end_to_end")
+    return here.assign(gpu=np.fmin(here["ms"].astype(float), here["ms_graph"].astype(float)))
+
+
+def peer(rows: pd.DataFrame, name: str):
+    """Return the row of an attention in PEERS."""
+    return one(rows, implementation=name)
+
+
+def peers(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of the GPU time and memory of each attention in PEERS."""
+    few = [peer(rows, name) for name in PEERS]
+    return pd.DataFrame(
         {
-            MATMULS: rows["matmuls"],
-            MOVING: rows["least"] - rows["matmuls"],
-            ABOVE: (rows["gpu"] - rows["least"]).clip(lower=0),
+            "attention": list(PEERS.values()),
+            "writes the matrix": ["no" if name in NO_MATRIX else "yes" for name in PEERS],
+            "GPU time, ms": [digits(row.gpu, 3) for row in few],
+            "memory, GB": [digits(row.peak_bytes / 1e9, 2) for row in few],
         }
     )
-    frame.index = rows["pass"] + ", d = " + rows["head_dim"].astype(str)
-    words = [f"{total:.3g}" for total in frame.sum(axis=1)]
-    return stacks(frame, PARTS, 3.6, text=words, xlabel="GPU time, ms")
-
-
-def matmul_ms(rate: float, masked_half: bool) -> float:
-    """Return ms of the seven matmuls of a forward and backward at ``rate``, in TFLOP/s."""
-    whole = 7 * 2 * 8 * LONGEST**2 * 64 / rate / 1e9
-    return whole if masked_half else whole / 2
 
 
 def every_time(rows: pd.DataFrame, causal: bool) -> pd.DataFrame:

@@ -80,16 +80,24 @@ def _step(row) -> StepMemory:
     )
 
 
-def peak_bars(rows: pd.DataFrame, strategies: tuple[str, ...]) -> Chart:
-    """Draw the measured peak of each strategy in GB, what stays between steps apart, with the peak
-    and the time of a step beside the bar."""
-    few = [one(rows, strategy=strategy) for strategy in strategies]
-    names = {"weights and moments": "#808080", "everything else at the peak": "#00825f"}
-    sizes = [(row.held / 1e9, (row.whole - row.held) / 1e9) for row in few]
-    frame = pd.DataFrame(sizes, [NAMES[row.strategy] for row in few], list(names))
-    words = [f"{row.whole / 1e9:.0f} GB, {row.ms:,.0f} ms" for row in few]
-    xlabel = "GB at the peak"
-    return plots.stacks(frame, names, 3.9, text=words, numbers=False, xlabel=xlabel, room=0.7)
+def frontier(rows: pd.DataFrame, named: dict[str, tuple], others: tuple[str, ...]) -> Chart:
+    """Draw each strategy's time over its measured peak, with the times' 20th and 80th percentiles.
+
+    named: the strategies whose names stand beside their points, and where, in points.
+    others: strategies without a name, as they lie close to one that has one.
+    """
+
+    def draw(figure):
+        ax = figure.subplots()
+        for strategy in (*named, *others):
+            row = one(rows, strategy=strategy)
+            below, above = row.ms - row.ms_p20, row.ms_p80 - row.ms
+            ax.errorbar(row.whole / 1e9, row.ms, [[below], [above]], color="#0072b2", marker="o")
+            if strategy in named:
+                plots.label(ax, NAMES[strategy], (row.whole / 1e9, row.ms), named[strategy])
+        ax.set(xlabel="GB at the peak", ylabel="ms per step")
+
+    return Chart(draw, height=3.6)
 
 
 def block_tensors() -> dict[str, int]:

@@ -5,15 +5,27 @@ import pandas as pd
 from a2lib.report import data
 from a2lib.report.metrics import stated
 from a2lib.report.page import one, pick
-from a2lib.report.panels import doubling_axis, name_ends
-from a2lib.report.plots import lines, log_values, reference
+from a2lib.report.panels import REFERENCE_LINE, doubling_axis, name_ends
+from a2lib.report.plots import label, lines, reference
 from a2lib.report.style import Look, Looks, chart
+from a2lib.report.tables import cells
 from a2lib.report.units import digits
 from a2lib.theory.latency import Line, fit, wire_share
 
 MIB, GIB = 1 << 20, 1 << 30
 HANDOUT = (1 * MIB, 10 * MIB, 100 * MIB, GIB)
-HOSTS = ("host of eight H200", "host of six H100", "host of six L4")
+HOSTS = (
+    "host of eight H200",
+    "host of six H100",
+    "host of six L4",
+    "unnamed GPUs of 80 GB, NVLink",
+)
+NAMES = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "broadcast": "broadcast",
+}
 LOOKS = Looks(
     queued=Look("back to back", "#d55e00", "o", ours=True),
     isolated=Look("synchronized", "#0072b2", "^"),
@@ -75,6 +87,13 @@ def misses(rows: pd.DataFrame) -> pd.Series:
     return pd.Series(fit(sizes, times_s).residuals(sizes, times_s), index=sizes)
 
 
+def through(rows: pd.DataFrame, small: int, large: int) -> Line:
+    """Return the line through the back-to-back all-reduces of two sizes."""
+    few, many = call(rows, small), call(rows, large)
+    bandwidth = 1e3 * (large - small) / (many.ms_queued - few.ms_queued)
+    return Line(few.ms_queued / 1e3 - small / bandwidth, bandwidth)
+
+
 def link() -> float:
     """Return the data sheet's bandwidth of the published device's links, GB/s in one direction."""
     return stated(data.PUBLISHED, "nvlink_egress")
@@ -92,6 +111,27 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
+def operations_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return ms of each collective back to back between two GPUs, by size."""
+    table = []
+    for operation, name in NAMES.items():
+        few = [call(rows, size, operation) for size in HANDOUT[1:]]
+        table.append([name, *cells([*(row.ms_queued for row in few), few[-1].bus_queued])])
+    sizes = [f"{size // MIB:,} MiB" for size in HANDOUT[1:]]
+    return pd.DataFrame(table, columns=["collective", *sizes, "GB/s, largest"])
+
+
+def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return ms of published all-reduces by host, GPUs and size, about 1 GB in one column."""
+    is_large = rows["size"] > 9e8
+    table = rows.assign(size=rows["size"].mask(is_large, GIB))
+    table = table.pivot(index=["device", "world_size"], columns="size", values="ms")
+    table = table.rename(columns=lambda size: f"{size // MIB:,} MiB")
+    table["GB/s, largest"] = rows[is_large].set_index(["device", "world_size"])["bus"]
+    table = table.apply(cells)
+    return table.reset_index().rename(columns={"world_size": "GPUs"})
+
+
 def published(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what others published with ``ms`` and ``bus``, from the means where only they are."""
     times = rows["ms"].fillna(rows["ms_mean"])
@@ -107,12 +147,15 @@ def bandwidth(figure, rows: pd.DataFrame):
     back_to_back = nccl.assign(way="queued", rate=nccl["bus_queued"])
     synchronized = nccl.assign(way="isolated", rate=nccl["bus"])
     shown = pd.concat([back_to_back, synchronized, gloo.assign(way="gloo", rate=gloo["bus"])])
-    line = fitted(rows)
     ax = figure.subplots()
     ends = lines(ax, shown, "size", "rate", "way", LOOKS)
     doubling_axis(ax)
-    log_values(ax)
-    ax.set(xlabel="bytes of the tensor", ylabel="bus bandwidth, GB/s", ylim=(0.05, 900))
+    ax.set(
+        xlabel="bytes of the tensor (1M: 1 MiB)",
+        ylabel="bus bandwidth, GB/s",
+        ylim=(-10, 500),
+    )
     reference(ax, link(), "the link, one way")
-    reference(ax, line.half_size, "half speed", vertical=True)
+    ax.vlines(25 * MIB, 0, 400, **REFERENCE_LINE, zorder=1)
+    label(ax, "25 MiB", (25 * MIB, 385), (-4, 0), ha="right", va="top")
     name_ends(figure, ends, LOOKS)

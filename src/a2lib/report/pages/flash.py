@@ -72,6 +72,15 @@ def against(rows: pd.DataFrame, **where) -> pd.Series:
     return (a2lib["ms"] / a2lib["best"]).astype(float)
 
 
+def launched(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """Return a2lib's time over that of the fastest peer, both launched from Python, both passes of
+    one head: lengths by head sizes."""
+    here = pick(rows, kind="one head", dtype=dtype, pass_="end_to_end")
+    called = here.pivot(index=["seq_len", "head_dim"], columns="implementation", values="called")
+    peers = called.drop(columns=[OURS, PART, FA4], errors="ignore")
+    return (called[OURS] / peers.min(axis=1)).astype(float).unstack()
+
+
 def fastest_peers(rows: pd.DataFrame, **where) -> set[str]:
     """Return the fastest peer of each shape."""
     return set(pick(rows, implementation=OURS, **where)["peer"])
@@ -175,25 +184,20 @@ def growth(rows: pd.DataFrame, n: int, **where) -> float:
 
 
 def bars(rows: pd.DataFrame) -> Chart:
-    """Draw forward and backward at BOARD, a bar for each implementation, below the least time of
-    the tensor cores; the three that would need a longer axis are named beside the bars."""
+    """Draw forward and backward at BOARD, a bar for each of the five fastest implementations, below
+    the least time of the tensor cores."""
     time = rows.pivot(index="implementation", columns="pass", values="ms").astype(float)
     time = time.sort_values("end_to_end").rename(index=LOOKS.label)
     parts = time.iloc[:5][["forward", "backward"]]
     least = {pass_: least_times(pass_)["tensor cores"] for pass_ in parts}
     parts = pd.concat([pd.DataFrame(least, index=["least time"]), parts])
-    text = [ms(total) for total in parts.sum(axis=1)]
-    text[0] = f"{digits(least['forward'])} + {digits(least['backward'])} = {text[0]}"
+    text = []
+    for bar in parts.itertuples():
+        total = ms(bar.forward + bar.backward, 3)
+        text.append(f"{digits(bar.forward, 3)} + {digits(bar.backward, 3)} = {total}")
     colours = {"forward": "#808080", "backward": COLOURS[4]}  # others are implementations'
-    words = ["far to the right:"]
-    for name, total in time["end_to_end"].iloc[5:].items():
-        words.append(f"{name}: {ms(total)}")
-
-    def far(ax):
-        place = {"xycoords": "axes fraction", "ha": "right", "va": "top"}
-        ax.annotate("\n".join(words), (1, 0.98), color=DIM, **place)
-
-    return plots.stacks(parts, colours, 3.3, text=text, xlabel="GPU time, ms", more=far)
+    looks = {"numbers": False, "room": 0.6, "xlabel": "GPU time, ms"}
+    return plots.stacks(parts, colours, 3.3, text=text, **looks)
 
 
 @chart(height=3.2)

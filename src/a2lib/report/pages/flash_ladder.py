@@ -28,19 +28,18 @@ SAME = {
     "few": ("consumers", "heads_in_l2"),
 }
 PASSES = {"forward": "forward", "end_to_end": "both passes"}
-# The first run in which masked heads of 64 have three consumers. Earlier runs, of three GPUs, stay
-# in data/ and are not of these kernels.
+# The first run, of one GPU, in which masked heads of 64 have three consumers that take turns. The
+# runs of the three other GPUs are a day older.
 SINCE = "20261129"
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Return the rows of these kernels with more columns, each of the same GPU, shape and pass.
+    """Return the rows with more columns, each of the same GPU, shape and pass.
 
     kind: one of ``SHAPES``
     gain: the time of the step before over this one's; none for the first step and for peers
     cudnn, fa2: this step's time over theirs
     """
-    rows = rows[rows["run"] >= SINCE]
     kinds = {(16, 64): "board", (16, 128): "wide", (1, 64): "few"}
     cells = zip(rows["heads"], rows["head_dim"], strict=True)
     derived = rows.assign(kind=[kinds.get(cell) for cell in cells])

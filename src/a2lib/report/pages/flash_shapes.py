@@ -1,17 +1,13 @@
 """The atlas of attention's shapes: maps, and the FlashAttention-3 paper's shapes."""
 
-from itertools import product
-
 import pandas as pd
 
-from a2lib.report import panels, plots
+from a2lib.report import plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
-from a2lib.report.pages.flash import FA4, LOOKS, OWN, PASSES, against
+from a2lib.report.pages.flash import PASSES, against, launched
 from a2lib.report.style import chart
 from a2lib.report.units import count
-
-PAPER_SHOWN = (OURS, "sdpa_cudnn", "flex", "sdpa_flash", FA4)
 
 
 def ratios(rows: pd.DataFrame, dtype: str, pass_: str = "end_to_end") -> pd.DataFrame:
@@ -29,10 +25,22 @@ def slower(rows: pd.DataFrame, dtype: str, pass_: str) -> set:
 
 @chart(height=3.9)
 def maps(figure, rows: pd.DataFrame, dtype: str):
-    """Draw ``ratios`` of the three passes side by side, in percent."""
-    axes = figure.subplots(1, 3, sharey=True)
-    for ax, (pass_, title) in zip(axes, PASSES.items(), strict=True):
-        plots.heat(ax, ratios(rows, dtype, pass_).rename(index=count))
+    """Draw a2lib's time over the fastest peer's with one head, in percent: the forward and both
+    passes in a CUDA graph, and both passes launched from Python."""
+    _draw_maps(
+        figure,
+        {
+            "forward": ratios(rows, dtype, "forward"),
+            "both passes": ratios(rows, dtype),
+            "both, from Python": launched(rows, dtype),
+        },
+    )
+
+
+def _draw_maps(figure, tables: dict[str, pd.DataFrame]):
+    axes = figure.subplots(1, len(tables), sharey=True)
+    for ax, (title, table) in zip(axes, tables.items(), strict=True):
+        plots.heat(ax, table.rename(index=count))
         ax.set(title=title, xlabel="head size")
     for ax in axes[1:]:
         ax.invert_yaxis()  # each heat() turned the axis that all share
@@ -55,23 +63,12 @@ def paper_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
     )
 
 
-@chart(height=8.0)
-def paper(figure, rows: pd.DataFrame, ceiling: float):
-    """Draw TFLOP/s at the FlashAttention-3 paper's shapes: panels by pass, mask and head size; a
-    dashed line at ``ceiling``, the best matmul."""
-    rows = pick(rows, kind="paper", implementation=PAPER_SHOWN)
-    names = LOOKS.order(rows["implementation"])
-    shown = list(product(OWN, (True, False)))
-    axes = figure.subplots(4, 2, sharex=True, sharey=True)
-    for line, (pass_, causal) in zip(axes, shown, strict=True):
-        for ax, d in zip(line, (64, 128), strict=True):
-            here = pick(rows, pass_=pass_, causal=causal, head_dim=d)
-            plots.lines(ax, here, "seq_len", "tflops", "implementation", LOOKS)
-            plots.reference(ax, ceiling, "")
-            ax.set_title(f"{pass_}, {d}, {'causal' if causal else 'no mask'}")
-            panels.doubling_axis(ax)
-            ax.set_ylim(bottom=0)
-        line[0].set_ylabel("TFLOP/s")
-    for ax in axes[-1]:
-        ax.set_xlabel("tokens per sequence")
-    panels.legend(figure, panels.handles(names, LOOKS), columns=5)
+@chart(height=3.0)
+def paper(figure, rows: pd.DataFrame):
+    """Draw ``paper_ratios`` of the three passes side by side, in percent."""
+    tables = {}
+    for pass_, title in PASSES.items():
+        wide = paper_ratios(rows, pass_).unstack(["head_dim", "causal"]).sort_index(axis=1)
+        wide.columns = [f"{d}{'c' if causal else ''}" for d, causal in wide.columns]
+        tables[title] = wide
+    _draw_maps(figure, tables)

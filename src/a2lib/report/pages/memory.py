@@ -132,9 +132,8 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     frame = pd.DataFrame({name: pieces(case) for name, case in steps.items()}).T / 1e9
     words = []
     for case in steps.values():
-        measured = at(rows, case.context, case.precision, case.attention)
         total = f"{peak(case).total / 1e9:.0f}"
-        words.append(f"{total}, oom" if measured.status == "oom" else total)
+        words.append(f"{total}, oom" if _ran_out(rows, case) else total)
     capacity = rows["capacity"].iloc[0] / 1e9
 
     def limit(ax):
@@ -145,6 +144,14 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
 
     xlabel = "GB at the peak"
     return plots.stacks(frame, PIECES, 4.2, text=words, numbers=False, xlabel=xlabel, more=limit)
+
+
+def _ran_out(rows: pd.DataFrame, case: StepMemory) -> bool:
+    """Return whether the second training step was measured and ran out of memory."""
+    here = (rows["model"] == MODEL) & (rows["mode"] == "train-step") & (rows["phase"] == "step")
+    here &= (rows["context"] == case.context) & (rows["precision"] == case.precision)
+    here &= (rows["attention"] == case.attention) & (rows["step_number"] == 1)
+    return (rows.loc[here, "status"] == "oom").any()
 
 
 def at(

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report.page import one, pick
-from a2lib.report.style import chart
+from a2lib.report.style import DIM, chart
 from a2lib.report.units import Number, count
 from a2lib.shapes import SIZES
 from a2lib.theory import parallelism
@@ -22,9 +22,7 @@ from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
 
 NAMES = {"dp": "data parallel", "fsdp": "FSDP", "tp": "tensor parallel"}
-# The three parts of a pass's time above its prediction.
-PARTS = ["slow_matmuls", "slow_collectives", "slow_together"]
-PREDICTED = ["W", "compute", "communication", "predicted", "excess", *PARTS, "hidden"]
+PREDICTED = ["W", "compute", "communication", "formula", "predicted", "hidden"]
 # Schemes and passes that communicate, so that each has a threshold.
 THRESHOLDS = (
     ("dp", "backward"),
@@ -43,11 +41,8 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     share: communication over computation, each timed alone
     W: the measured bandwidth, bytes per second
     compute, communication: ms of each, as predicted
+    formula: the longer of the two
     predicted: ms of the pass, if everything overlaps that has something to overlap with
-    excess: the measured time over ``predicted``, less 1; the sum of the next three
-    slow_matmuls: the part of it from matmuls slower than C
-    slow_collectives: the part from collectives slower than W
-    slow_together: the rest, which appears only when both run at once
     hidden: the share of the shorter of computation and communication that ran beside the longer
     """
     rows = rows.assign(share=rows["ms_communication"] / rows["ms_without"])
@@ -96,27 +91,19 @@ def _predict(row, layer: Layer) -> dict[str, float]:
     compute = 1e3 * row["layers"] * cost.compute_s
     communication = 1e3 * row["layers"] * (cost.data_s + cost.tensor_s)
     compute_alone, communication_alone = row["ms_without"], row["ms_communication"]
-    predicted = _schedule_ms(row, cost)
-    with_matmuls = _schedule_ms(row, cost, compute_alone / compute)
-    slower = compute_alone / compute, communication_alone / communication
-    with_both = _schedule_ms(row, cost, *slower)
     shorter = min(compute_alone, communication_alone)
     return {
         "W": layer.bandwidth,
         "compute": compute,
         "communication": communication,
-        "predicted": predicted,
-        "excess": row["ms"] / predicted - 1,
-        "slow_matmuls": (with_matmuls - predicted) / predicted,
-        "slow_collectives": (with_both - with_matmuls) / predicted,
-        "slow_together": (row["ms"] - with_both) / predicted,
+        "formula": max(compute, communication),
+        "predicted": _schedule_ms(row, cost),
         "hidden": (compute_alone + communication_alone - row["ms"]) / shorter,
     }
 
 
-def _schedule_ms(row, cost: Cost, slower: float = 1.0, slower_links: float = 1.0) -> float:
-    """Return the ms of a row's pass if all overlaps that has something to overlap with, matmuls and
-    collectives ``slower`` and ``slower_links`` times as slow as predicted.
+def _schedule_ms(row, cost: Cost) -> float:
+    """Return the ms of a row's pass if all overlaps that has something to overlap with.
 
     The longer part of every layer is never idle, and what has nothing to hide behind comes on top:
     the first layer's or the last one's share of the shorter part. tests/schedules.py runs the same
@@ -124,8 +111,7 @@ def _schedule_ms(row, cost: Cost, slower: float = 1.0, slower_links: float = 1.0
     """
     layers = int(row["layers"])
     is_backward = row["pass"] == "backward"
-    compute, data = slower * cost.compute_s, slower_links * cost.data_s
-    sums = slower_links * cost.tensor_s
+    compute, data, sums = cost.compute_s, cost.data_s, cost.tensor_s
     if row["scheme"] == "tp" and is_backward:
         # Two half-batches. Half of a layer's matmuls give gradients of weights, which no sum waits
         # for: the last half-batch's sum has those to hide behind, the first one's nothing.
@@ -179,13 +165,13 @@ def threshold(layer: Layer, scheme: str, pass_: str) -> float:
 def sending(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the passes that communicate.
 
-    expected: the bottleneck that the formulas name, "communication" or "matmuls"
-    right: whether it is the longer part in the rows, too
+    right: whether the bottleneck that the formulas name is the longer part in the rows, too
+    above: the measured time over the formula's, less 1
     """
-    rows = rows.dropna(subset=PARTS)
+    rows = rows.dropna(subset=PREDICTED)
     binds = rows["communication"] > rows["compute"]
-    expected = binds.map({True: "communication", False: "matmuls"})
-    return rows.assign(expected=expected, right=binds == (rows["share"] > 1))
+    above = rows["ms"] / rows["formula"] - 1
+    return rows.assign(right=binds == (rows["share"] > 1), above=above)
 
 
 def longer(row) -> float:
@@ -196,6 +182,19 @@ def longer(row) -> float:
 def by_rule(row) -> float:
     """Return the ms of a pass by the rule of thumb: the longer part and half of the shorter."""
     return longer(row) + min(row.ms_without, row.ms_communication) / 2
+
+
+def end_to_end(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the time of forward and backward over the rule's, for a2lib and PyTorch: a line for
+    each batch, a column for each implementation and scheme. Both parts are a2lib's."""
+    nccl = pick(rows, backend="nccl", world_size=2, pass_="end_to_end")
+    ours = pick(nccl, implementation="a2lib")
+    wide = ours["d_ff"].max()
+    rule = {(row.scheme, row.tokens): by_rule(row) for row in ours.itertuples() if row.d_ff == wide}
+    nccl = pick(nccl, implementation=["a2lib", "torch"], d_ff=wide)
+    over = [row.ms / rule[row.scheme, row.tokens] for row in nccl.itertuples()]
+    nccl = nccl.assign(over=over)
+    return nccl.pivot(index="tokens", columns=["implementation", "scheme"], values="over")
 
 
 def could_hide(row) -> float:
@@ -214,6 +213,7 @@ def hiding(figure, rows: pd.DataFrame):
     alone, both together, and shaded what did not hide."""
     axes = figure.subplots(2, 1, sharex=True, sharey=True)
     for ax, scheme in zip(axes, ("dp", "fsdp"), strict=True):
+        ax.axvline(crossing(rows, scheme, "backward"), color=DIM, linewidth=0.8, linestyle="--")
         few = swept(rows, scheme, "backward")
         few = few[few["at"] <= 8192]
         x, compute, sent = few["at"], few["ms_without"], few["ms_communication"]

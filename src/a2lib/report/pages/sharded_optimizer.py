@@ -96,14 +96,21 @@ def line(messages: pd.DataFrame, operation: str) -> Line:
 
 
 def memory_bars(memory: pd.DataFrame) -> Chart:
-    """Draw what a GPU holds at three moments of the first step, replicated and sharded, in GB."""
+    """Draw what a GPU holds after the first update and at a later step's peak, replicated and
+    sharded, in GB."""
     parts, totals = {}, []
-    for when, words in MOMENTS.items():
+    for when, words in {"after": "after the update", "step": "peak of a step"}.items():
         for optimizer in ("plain", "sharded"):
             row = moment(memory, optimizer, when)
-            name = f"{words}, {OPTIMIZERS[optimizer]}"
-            parts[name] = {part: getattr(row, column) / 1e9 for column, part in PARTS.items()}
-            totals.append(f"{row.present_bytes / 1e9:.0f}")
+            weights, moments = row.parameter_bytes, row.optimizer_bytes
+            rest = row.tensor_bytes - weights - moments
+            parts[f"{words}, {OPTIMIZERS[optimizer]}"] = {
+                "weights": weights / 1e9,
+                "moments": moments / 1e9,
+                "gradients, activations": rest / 1e9,
+            }
+            totals.append(f"{row.tensor_bytes / 1e9:.0f}")
+    shades = {part: SHADES.get(part, "#a86f00") for part in next(iter(parts.values()))}
     frame = pd.DataFrame(parts).T
     xlabel = "GB on each of two GPUs"
-    return stacks(frame, SHADES, 3.3, columns=3, text=totals, xlabel=xlabel)
+    return stacks(frame, shades, 2.6, columns=3, text=totals, xlabel=xlabel)

@@ -41,6 +41,7 @@ def memory(sources: dict[str, Rows]) -> Chart:
     highest = every.sum(axis=1).max()
     unit, scale = ("GB", 1e9) if highest >= 1e9 else ("MB", 1e6)
     names = list(every.columns[every.any()])
+    visible = every.columns[every.max() > highest / 100]
     points = CORNERS // (len(names) * len(frames))
 
     def draw(figure):
@@ -59,9 +60,9 @@ def memory(sources: dict[str, Rows]) -> Chart:
             ax.set_xticks([])
             ax.set_title(title, loc="left")
         axes[-1].set_xlabel("tensors made and dropped, in order")
-        legend(figure, {name: CATEGORIES[name] for name in reversed(names)}, columns=2)
+        legend(figure, {name: CATEGORIES[name] for name in reversed(visible)}, columns=2)
 
-    return Chart(draw, height=2.1 * len(frames) + 0.5 + 0.22 * math.ceil(len(names) / 2))
+    return Chart(draw, height=2.1 * len(frames) + 0.5 + 0.22 * math.ceil(len(visible) / 2))
 
 
 def total(row: dict) -> int:

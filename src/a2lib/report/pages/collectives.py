@@ -118,7 +118,7 @@ def operations_table(rows: pd.DataFrame) -> pd.DataFrame:
         few = [call(rows, size, operation) for size in HANDOUT[1:]]
         table.append([name, *cells([*(row.ms_queued for row in few), few[-1].bus_queued])])
     sizes = [f"{size // MIB:,} MiB" for size in HANDOUT[1:]]
-    return pd.DataFrame(table, columns=["collective", *sizes, "GB/s, largest"])
+    return pd.DataFrame(table, columns=["collective", *sizes, "GB/s"])
 
 
 def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -127,7 +127,7 @@ def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = rows.assign(size=rows["size"].mask(is_large, GIB))
     table = table.pivot(index=["device", "world_size"], columns="size", values="ms")
     table = table.rename(columns=lambda size: f"{size // MIB:,} MiB")
-    table["GB/s, largest"] = rows[is_large].set_index(["device", "world_size"])["bus"]
+    table["GB/s"] = rows[is_large].set_index(["device", "world_size"])["bus"]
     table = table.apply(cells)
     return table.reset_index().rename(columns={"world_size": "GPUs"})
 

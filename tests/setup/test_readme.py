@@ -50,10 +50,6 @@ def longer(without, **way):
     return 100 * (ddp("ms", **way) / ddp(without, **way) - 1)
 
 
-def sharded(value):
-    return ms("fsdp", value, model="xl25", wrapper="fsdp_copies", capture=True)
-
-
 def narrow(value, wrapper):
     """Of data parallelism with 16-bit weights; its `ms_without` is one GPU that trains alike."""
     return ms("fsdp", value, model="xl25", wrapper=wrapper, capture=True)
@@ -79,8 +75,6 @@ EXPECTED = {
     "during, 16-bit": lambda: (
         100 * (narrow("ms", "ddp_updating") / narrow("ms_without", "ddp_updating") - 1)
     ),
-    "FSDP": lambda: 100 * (sharded("ms") / narrow("ms_without", "ddp_copies") - 1),
-    "FSDP, applied": lambda: 100 * (sharded("ms") / narrow("ms_without", "ddp_updating") - 1),
     "8B": lambda: ms("leaderboard", way="own_copies") / 1e3,
     "8B, PyTorch": lambda: ms("leaderboard", way="recomputed") / 1e3,
 }

@@ -152,16 +152,19 @@ LADDER_PARTS = {"GPU time": COLOURS[1], "waiting for Python": "#808080"}
 @chart(height=3.1)
 def ladder(figure, rows: pd.DataFrame, *models: str):
     """Draw LADDER for each model side by side: GPU time, and what launching from Python adds; at
-    the end the step's time and its MFU. A first bar that leaves no room for the others is cut."""
+    the end the step's time and its MFU. Beside another model, a first bar that leaves no room for
+    the others is cut."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
         parts = steps[["ms_gpu", "more"]].set_axis(list(LADDER_PARTS), axis=1)
         words = [f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()]
         stacked(ax, parts, LADDER_PARTS, text=words, numbers=False, xlabel="a step, ms")
-        room = 2.25 if len(models) > 1 else 1.5
         longest = steps["ms"].iloc[1:].max()
-        limit = room * longest
+        limit = 2.25 * longest
+        if len(models) == 1:
+            longest = steps["ms"].max()
+            limit = 1.3 * longest
         if steps["ms"].iloc[0] > limit:
             ax.texts[0].remove()
             ax.annotate(words[0], (0.97 * limit, 0), color=PAPER, ha="right", va="center")

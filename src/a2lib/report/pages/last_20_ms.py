@@ -11,8 +11,8 @@ from a2lib.report.units import ms, percent
 
 # A sustained step's name -> its configuration and mode, in a CUDA graph.
 STEPS = {
-    "fp32 weights": (FAST, "train-step"),
-    "16-bit weights": (NARROW, "train-step"),
+    "fp32, PyTorch's AdamW": (FAST, "train-step"),
+    "16-bit, a2lib's AdamW": (NARROW, "train-step"),
     "AdamW overlapped": (NARROW, "overlapped-step"),
     "no AdamW": (NARROW, "forward-backward"),
 }

@@ -49,6 +49,10 @@ def test_columns_are_of_the_gpus_time():
     rows = flash.columns(stored.assign(ms_graph=graph), None)
     assert len(rows) == len(stored) and set(rows["kind"]) == {"one head", "board", "paper"}
     assert (rows["ms"] / rows["called"]).dropna().isin([0.5, 1.0]).all()
+    launched = rows.dropna(subset=["ms", "ms_host"])
+    longer = launched["ms_host"] > launched["ms"]
+    assert longer.any() and not longer.all()
+    assert (launched["steady"] == launched["ms_host"].where(longer, launched["ms"])).all()
     own = rows[(rows["kind"] == "board") & (rows["pass"] == "end_to_end")].dropna(subset=["ms"])
     time = own.set_index("implementation")["ms"]
     first = own[own["implementation"] == "a2lib"].iloc[0]

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report.page import one, pick
+from a2lib.report.pages.fsdp import NCCL, narrow_ddp
 from a2lib.report.style import DIM, chart
 from a2lib.report.units import Number, count
 from a2lib.shapes import SIZES
@@ -174,6 +175,17 @@ def sending(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(right=binds == (rows["share"] > 1), above=above)
 
 
+def by_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.Series:
+    """Return, by scheme, the mean time of the passes of 2,048 tokens and more over their formula's
+    with the data sheet's C and W."""
+    sent = sending(rows).query("tokens >= 2048")
+    measured = measured_layer(rows)
+    compute = sent["compute"] * measured.flops / sheet.flops
+    communication = sent["communication"] * measured.bandwidth / sheet.bandwidth
+    over = sent["ms"] / np.maximum(compute, communication)
+    return over.groupby(sent["scheme"]).mean()
+
+
 def longer(row) -> float:
     """Return the ms of the longer of a pass's computation and communication, each timed alone."""
     return max(row.ms_without, row.ms_communication)
@@ -238,9 +250,18 @@ def estimate(model: str, ranks: int = 2) -> Estimate:
     return evaluate(Training(*sizes), layout, H200)
 
 
-def fsdp_step(fsdp: pd.DataFrame, model: str):
+def fsdp_step(fsdp: pd.DataFrame, model: str, wrapper: str = NCCL):
     """Return the row of a2lib's FSDP step in a CUDA graph."""
-    return one(fsdp, model=model, wrapper="fsdp", capture=True)
+    return one(fsdp, model=model, wrapper=wrapper, capture=True)
+
+
+def on_one_gpu(fsdp: pd.DataFrame, wrapper: str) -> float:
+    """Return the share of what the 2.0B FSDP step takes longer than estimated that one GPU's step,
+    with 16-bit weights as well, takes longer than its estimate."""
+    step_ms = fsdp_step(fsdp, "xl25", wrapper).ms
+    one_gpu_ms = narrow_ddp(fsdp).ms_without
+    missed = step_ms - 1e3 * estimate("xl25").step_s
+    return (one_gpu_ms - 1e3 * estimate("xl25", ranks=1).step_s) / missed
 
 
 def fsdp_peak(fsdp_memory: pd.DataFrame, model: str) -> float:

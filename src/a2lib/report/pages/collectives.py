@@ -17,7 +17,6 @@ HANDOUT = (1 * MIB, 10 * MIB, 100 * MIB, GIB)
 HOSTS = (
     "host of eight H200",
     "host of six H100",
-    "host of six L4",
     "unnamed GPUs of 80 GB, NVLink",
 )
 NAMES = {

@@ -370,8 +370,8 @@ def parts_of_tensors(counts, world, dtype):
 
 
 class PlainMean:
-    """What `mean_kernel.MeanKernel` does, in plain operations: on a CPU its stand-in, on a GPU what
-    it is held against. Parts are added in rank order in float32 (float64 for float64) and the mean
+    """Compute what `mean_kernel.MeanKernel` does, in plain operations: its stand-in on a CPU, and on a
+    GPU the result to compare with. Parts are added in rank order in float32 (float64 for float64) and the mean
     is rounded once."""
 
     def __init__(self, layout, rank, world_size, device=None):

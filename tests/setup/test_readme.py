@@ -51,7 +51,7 @@ def longer(without, **way):
 
 
 def narrow(value, wrapper):
-    """Of data parallelism with 16-bit weights; its `ms_without` is one GPU that trains alike."""
+    """Return a time of a 16-bit wrapper; its `ms_without` is that of one GPU that trains alike."""
     return ms("fsdp", value, model="xl25", wrapper=wrapper, capture=True)
 
 

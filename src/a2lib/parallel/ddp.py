@@ -58,8 +58,8 @@ MB = 2**20
 
 @dataclass(slots=True)
 class _Step:
-    """What has happened since the last finish. Not attributes of the wrapper, which is a module: to
-    set one of those costs the host as much as a message."""
+    """Counts and tensors since the last finish. They are not attributes of the wrapper, which is a
+    module: to set one of those costs the host as much as a message."""
 
     forwards: int = 0  # of the wrapper, whose backward is to be averaged
     accumulated: bool = False  # a backward has added to a gradient

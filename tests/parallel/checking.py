@@ -370,9 +370,11 @@ def parts_of_tensors(counts, world, dtype):
 
 
 class PlainMean:
-    """Compute what `mean_kernel.MeanKernel` does, in plain operations: its stand-in on a CPU, and on a
-    GPU the result to compare with. Parts are added in rank order in float32 (float64 for float64) and the mean
-    is rounded once."""
+    """Compute what `mean_kernel.MeanKernel` does, in plain operations.
+
+    On a CPU it is its stand-in, and on a GPU the result to compare with. Parts are added in rank
+    order in float32 (float64 for float64) and the mean is rounded once.
+    """
 
     def __init__(self, layout, rank, world_size, device=None):
         self.layout, self.rank, self.world_size = layout, rank, world_size

@@ -61,7 +61,7 @@ def fp8_product(
 
 
 class _Fp8SwiGLU(torch.autograd.Function):
-    """``(silu(x w1') * x w3') w2'`` of x ``(N, D)``.
+    """Compute ``(silu(x w1') * x w3') w2'`` of x ``(N, D)``, and its gradients.
 
     w1 and w3 are not joined: products of twice the width are no faster at 4096 x 11,008, and a
     joint result could only be kept or sent to the host as a whole. Sums are fast in the forward

@@ -71,7 +71,7 @@ class _Step:
 
 
 class _Replica(nn.Module):
-    """What the four classes share; ``NaiveDDP`` says what it promises."""
+    """Hold what the four classes share; ``NaiveDDP`` says what it promises."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()

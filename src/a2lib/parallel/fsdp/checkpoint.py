@@ -209,7 +209,8 @@ def _whole(p: Sharded | Replicated | None, rows: Tensor, mesh: DeviceMesh) -> Te
 def _check_names(folder: Path, metadata: Metadata, content: dict) -> None:
     """Raise ValueError unless the checkpoint has the names and shapes that are to be read, and no
     other."""
-    ours, parts = {f"{MODEL}{name}" for name in content["model"]}, [MODEL]
+    parts = [MODEL]
+    ours = {f"{MODEL}{name}" for name in content["model"]}
     if "optimizer" in content:
         parts.append(GROUPS)
         for n, group in enumerate(content["optimizer"]["param_groups"]):

@@ -4,9 +4,11 @@ import itertools
 import warnings
 
 import torch
-from checking import check, mean_gradients, seeded, take_step, world
+from checking import check, mean_gradients, raises, seeded, take_step, world
 from checks_fsdp import BOTH, mine_of
 from torch import nn
+
+from a2lib.parallel import DDP, NaiveDDP
 
 WIDTH = 6
 
@@ -39,13 +41,17 @@ class Recurrent(nn.Module):
 
 
 class Complex(nn.Module):
+    """Turns what it is given by frozen complex numbers, behind a layer that is trained."""
+
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH, 3, dtype=torch.complex64))
-        self.phase = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.layer = nn.Linear(WIDTH, 3)
+        weight = torch.randn(3, 3, dtype=torch.complex64)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("phase", torch.randn(3, dtype=torch.complex64))
 
     def forward(self, x):
-        return ((x.to(torch.complex64) @ self.weight) * self.phase).abs()
+        return ((self.layer(x).to(torch.complex64) @ self.weight) * self.phase).abs()
 
 
 class Sparse(nn.Module):
@@ -167,3 +173,11 @@ def fsdp_trains_other_peoples_modules():
                 with quiet():
                     alike(fsdp(batch(7)), reference(batch(7)), what)
             check_alike(fsdp, reference, what)
+
+
+@check(2)
+def complex_parameters_that_are_trained_are_refused():
+    for wrap in (*BOTH, DDP, NaiveDDP):
+        module = Complex().requires_grad_(True)
+        with raises(ValueError, "^weight is complex; keep it as pairs of real numbers"):
+            wrap(module)

@@ -171,15 +171,14 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where parts of tensors lie whose means are taken, in elements: of each tensor how many are in
-    a part, and where this rank's begins; where the others' begin in what is received, and how far
-    one rank's are behind another's; where the mean goes."""
+    """Where the parts lie whose means are taken; each list has a number for each tensor, in
+    elements."""
 
-    counts: list[int]
-    own_at: list[int]
-    received_at: list[int]
-    rows: list[int]
-    means_at: list[int]
+    counts: list[int]  # how many are in a part
+    own_at: list[int]  # where this rank's part begins in the tensor
+    received_at: list[int]  # where the others' parts begin in what is received
+    rows: list[int]  # how far one rank's part is behind another's there
+    means_at: list[int]  # where the mean goes
 
 
 def _part(x: Tensor, begin: int, count: int) -> Tensor:
@@ -207,34 +206,30 @@ class Slots:
         means_at: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
-        self._shared, rank, others = shared, shared.rank, shared.others()
-        number = dtype.to_real() if dtype.is_complex else dtype
-        numbers = dtype.itemsize // number.itemsize
-        counts, own_at, begins, rows, end = [], [], [], [], 0
+        self._shared = shared
+        rank, others = shared.rank, shared.others()
+        layout = Layout([], [], [], [], list(means_at))
+        begins, rows, end = [], [], 0  # of each tensor's slots, in bytes
         for of_ranks in sizes:
-            counts.append(of_ranks[rank] * numbers)
-            own_at.append(sum(of_ranks[:rank]) * numbers)
+            row = slot_bytes(of_ranks, dtype)
+            layout.counts.append(of_ranks[rank])
+            layout.own_at.append(sum(of_ranks[:rank]))
+            layout.received_at.append(end // dtype.itemsize)
+            layout.rows.append(row // dtype.itemsize)
             begins.append(end)
-            rows.append(slot_bytes(of_ranks, dtype))
-            end += rows[-1] * len(others)
+            rows.append(row)
+            end += row * len(others)
         # A tensor, where its owner's part begins, and this rank's slot there; those of the next
         # rank first: not all to one.
         self._sends: list[tuple[int, int, Tensor]] = []
         for owner in others:
-            row_there = rank - (rank > owner)  # the owner itself has none
+            row_there = rank if rank < owner else rank - 1  # the owner itself has none
             for i, of_ranks in enumerate(sizes):
-                begin, count = begins[i] + row_there * rows[i], of_ranks[owner] * numbers
-                if count:
-                    slot = shared.view(owner, begin, count, number)
-                    self._sends.append((i, sum(of_ranks[:owner]) * numbers, slot))
-        self._received = shared.view(rank, 0, end // number.itemsize, number)
-        layout = Layout(
-            counts,
-            own_at,
-            [begin // number.itemsize for begin in begins],
-            [row // number.itemsize for row in rows],
-            [begin * numbers for begin in means_at],
-        )
+                if of_ranks[owner]:
+                    begin = begins[i] + row_there * rows[i]
+                    slot = shared.view(owner, begin, of_ranks[owner], dtype)
+                    self._sends.append((i, sum(of_ranks[:owner]), slot))
+        self._received = shared.view(rank, 0, end // dtype.itemsize, dtype)
         from a2lib.parallel.mean_kernel import MeanKernel  # needs triton, as a GPU does
 
         self._mean = MeanKernel(layout, rank, shared.world_size, self._received.device)
@@ -242,28 +237,21 @@ class Slots:
     def reduce_scatter(self, tensors: Sequence[Tensor], means: Tensor) -> None:
         """Fill ``means`` with the means over the ranks of what this one owns of the tensors, which
         leave no gaps in memory. Nobody reads the slots when it begins."""
-        tensors = [_numbers(x) for x in tensors]
         for i, begin, slot in self._sends:
             slot.copy_(_part(tensors[i], begin, slot.numel()))
         self._shared.barrier()  # all have what they sum
-        self._mean(tensors, self._received, _numbers(means).view(-1))
-
-
-def _numbers(x: Tensor) -> Tensor:
-    return torch.view_as_real(x) if x.is_complex() else x
+        self._mean(tensors, self._received, means)
 
 
 @dataclass
 class _Place:
-    """Where a parameter's gradient is in this rank's memory; how many elements of it each rank
-    owns; this rank's own, where they begin in the memory, in elements, and where the others have
-    those."""
+    """Where a parameter's gradient is in the memory of the ranks; each rank owns a part of it."""
 
-    view: Tensor
-    sizes: list[int]
-    own: Tensor
-    own_at: int
-    theirs: list[Tensor]
+    view: Tensor  # the gradient in this rank's memory
+    sizes: list[int]  # elements that each rank owns
+    own: Tensor  # this rank's part
+    own_at: int  # where that begins in the memory, in elements
+    theirs: list[Tensor]  # where each other rank has it
 
     def __post_init__(self) -> None:
         # Asked of a tensor at each step these would cost the host more.
@@ -312,8 +300,10 @@ class CopyEngines:
             self._slots = SharedMemory(needed, self.group, self._device)
         self._buckets: list[tuple[Slots, Tensor]] = []  # with this rank's memory of its dtype
         for params in buckets:
-            dtype, places = self._sent_dtype(params[0]), [self._places[p] for p in params]
-            sizes, owned_at = [place.sizes for place in places], [place.own_at for place in places]
+            dtype, sizes, owned_at = self._sent_dtype(params[0]), [], []
+            for p in params:
+                sizes.append(self._places[p].sizes)
+                owned_at.append(self._places[p].own_at)
             count = self._memory.mine.nbytes // dtype.itemsize
             memory = self._memory.view(self._memory.rank, 0, count, dtype)
             self._buckets.append((Slots(self._slots, sizes, owned_at, dtype), memory))

@@ -238,8 +238,8 @@ class NaiveDDP(_Replica):
     ``.grad`` None, so that the optimizer skips it.
 
     Raises RuntimeError without a process group, and for a parameter that another wrapper has.
-    Raises ValueError for modules that differ between ranks, are on several devices or on meta, or
-    contain an FSDP.
+    Raises ValueError for modules that differ between ranks, are on several devices or on meta,
+    train complex parameters, or contain an FSDP.
     """
 
     def _average(self) -> str:

@@ -46,7 +46,6 @@ def reduce_scatter_coalesced(
     """Fill each part with this rank's slot of the mean of the ranks' wholes, all of one dtype."""
     group = group or dist.group.WORLD
     operator = mean_operator(wholes, group)
-    parts, wholes = _real(parts), _real(wholes)
     if _checks_each_call():
         for part, whole in zip(parts, wholes, strict=True):
             reduce_scatter_single(part, whole, operator, group=group)
@@ -74,16 +73,10 @@ class Mean:
 
     def __call__(self, tensors: list[Tensor]) -> list[dist.Work]:
         operator = mean_operator(tensors, self._group)
-        tensors = _real(tensors)
         self._one.reduceOp = self._several.reduceOp = operator
         if len(tensors) > 1 and not _checks_each_call():
             return [self._group.allreduce_coalesced(tensors, self._several)]
         return [self._group.allreduce([tensor], self._one) for tensor in tensors]
-
-
-def _real(tensors: list[Tensor]) -> list[Tensor]:
-    """Return complex ones as pairs, since backends know no complex numbers."""
-    return [torch.view_as_real(x) if x.is_complex() else x for x in tensors]
 
 
 def _done(work: dist.Work | None) -> None:
@@ -131,12 +124,17 @@ def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None
 
 @torch.no_grad()
 def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
-    """Give the module's parameters and buffers the values of the group's rank 0; their device.
-    Collective. Raises ValueError where ranks differ in more, for shards of FSDP, and as
-    ``one_device``."""
+    """Give the module's parameters and buffers the values of the group's rank 0; return their
+    device. Collective. Raises ValueError where ranks differ in more, for shards of FSDP, for
+    complex parameters that are trained, and as ``one_device``."""
     device = one_device(module)
-    if any(map(is_shard, module.parameters())):
-        raise ValueError("a parameter is a shard of FSDP, another on each rank; FSDP averages it")
+    for name, p in module.named_parameters():
+        if is_shard(p):
+            raise ValueError(
+                "a parameter is a shard of FSDP, another on each rank; FSDP averages it"
+            )
+        if p.is_complex() and p.requires_grad:
+            raise ValueError(f"{name} is complex; keep it as pairs of real numbers (view_as_real)")
     check_alike("parameters", describe(module.named_parameters()), group)
     check_alike("buffers", describe(module.named_buffers()), group)
     for x in (*module.parameters(), *module.buffers()):

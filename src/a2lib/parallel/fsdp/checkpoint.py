@@ -70,13 +70,9 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     _raise_first(everyone(problem, fsdp.group))
     planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
-    names = everyone(sorted(os.listdir(part)), fsdp.group)[0]  # those that rank 0 sees
-    lines = []
-    for name in names[fsdp.rank :: fsdp.world_size]:
-        lines.append(f"{_checksum(part / name)}  {name}\n")
-    every_line = itertools.chain(*everyone(lines, fsdp.group))
+    lines = _checksum_lines(part, fsdp)
     if fsdp.rank == 0:
-        (part / CHECKSUMS).write_text("".join(sorted(every_line)))
+        (part / CHECKSUMS).write_text("".join(lines))
         part.rename(folder)
     dist.barrier(fsdp.group)
 
@@ -99,25 +95,28 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     _check_files(folder, fsdp)
     reader = dcp.FileSystemReader(folder)
     metadata = reader.read_metadata()
-    held = _held_tensors(fsdp)
-    read = {name: (p, torch.empty_like(x)) for name, (p, x) in held.items()}
-    content, in_groups = {"model": _as_stored(fsdp, read)}, []
+    held, read = _held_tensors(fsdp), {}
+    for name, (p, x) in held.items():
+        read[name] = p, torch.empty_like(x)
+    content: dict = {"model": _as_stored(fsdp, read)}
     if optimizer is not None:
         groups = _groups(fsdp, optimizer)
-        in_groups = [group["params"] for group in groups]
+        names_in_groups = _parameters_in(groups)
         content["optimizer"] = {"state": _places(fsdp, metadata), "param_groups": groups}
     _check_names(folder, metadata, content)
     dcp.load(content, storage_reader=reader, process_group=fsdp.group)
     if optimizer is not None:
         loaded = content["optimizer"]
-        if [group["params"] for group in loaded["param_groups"]] != in_groups:
+        if _parameters_in(loaded["param_groups"]) != names_in_groups:
             raise ValueError(f"{folder} has other parameters in its groups")
         for values in loaded["state"].values():
-            values.update({key: local(x) for key, x in values.items()})
+            for key, x in values.items():
+                values[key] = local(x)
         # A saved state may call parameters anything: they count in the order of the groups.
         optimizer.load_state_dict(loaded)
     for name, (_, x) in held.items():
-        x.copy_(read[name][1])
+        _, loaded_rows = read[name]
+        x.copy_(loaded_rows)
 
 
 # The folder.
@@ -137,6 +136,15 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _checksum_lines(part: Path, fsdp: FSDP) -> list[str]:
+    """Return a line for each file that rank 0 sees; each rank reads some of the files."""
+    names = everyone(sorted(os.listdir(part)), fsdp.group)[0]
+    lines = []
+    for name in names[fsdp.rank :: fsdp.world_size]:
+        lines.append(f"{_checksum(part / name)}  {name}\n")
+    return sorted(itertools.chain(*everyone(lines, fsdp.group)))
+
+
 def _check_files(folder: Path, fsdp: FSDP) -> None:
     """Raise, on every rank, unless each file is what was written; each rank reads some."""
     sums = None
@@ -149,9 +157,10 @@ def _check_files(folder: Path, fsdp: FSDP) -> None:
     for line in sums.decode(errors="replace").splitlines():
         checksum, _, name = line.partition("  ")
         checksums[name] = checksum
-    stored = {METADATA}
-    stored.update(path.name for path in folder.glob(f"*{STORED}"))
-    wrong = sorted(stored - checksums.keys())  # of a list that was cut off
+    stored = [METADATA]
+    for path in folder.glob(f"*{STORED}"):
+        stored.append(path.name)
+    wrong = sorted(set(stored) - checksums.keys())  # of a list that was cut off
     for name in list(checksums)[fsdp.rank :: fsdp.world_size]:
         path = folder / name
         if not path.is_file() or _checksum(path) != checksums[name]:
@@ -189,8 +198,10 @@ def _held_tensors(fsdp: FSDP) -> Held:
 
 
 def _as_stored(fsdp: FSDP, held: Held) -> dict[str, Tensor]:
-    mesh = _mesh(fsdp)
-    return {name: _whole(p, x, mesh) for name, (p, x) in held.items()}
+    mesh, stored = _mesh(fsdp), {}
+    for name, (p, x) in held.items():
+        stored[name] = _whole(p, x, mesh)
+    return stored
 
 
 def _mesh(fsdp: FSDP) -> DeviceMesh:
@@ -198,8 +209,8 @@ def _mesh(fsdp: FSDP) -> DeviceMesh:
 
 
 def _whole(p: Sharded | Replicated | None, rows: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return the tensor of which each rank has such rows, as torch.distributed.checkpoint wants it
-    told: the shape too, which it would take for a multiple of a rank's."""
+    """Return the tensor of which each rank has such ``rows``. Its shape is said, which DTensor
+    would take for a multiple of this rank's."""
     if not isinstance(p, Sharded):
         return rows
     stride = torch.empty(p.shape, device="meta").stride()
@@ -209,17 +220,22 @@ def _whole(p: Sharded | Replicated | None, rows: Tensor, mesh: DeviceMesh) -> Te
 def _check_names(folder: Path, metadata: Metadata, content: dict) -> None:
     """Raise ValueError unless the checkpoint has the names and shapes that are to be read, and no
     other."""
-    parts = [MODEL]
-    ours = {f"{MODEL}{name}" for name in content["model"]}
+    wanted, read_from = set(), [MODEL]
+    for name in content["model"]:
+        wanted.add(f"{MODEL}{name}")
     if "optimizer" in content:
-        parts.append(GROUPS)
+        read_from.append(GROUPS)
         for n, group in enumerate(content["optimizer"]["param_groups"]):
-            ours.update(f"{GROUPS}{n}.{key}" for key in group)
+            for key in group:
+                wanted.add(f"{GROUPS}{n}.{key}")
     stored = metadata.state_dict_metadata
-    theirs = {key for key in stored if key.startswith(tuple(parts))}
+    there = set()
+    for key in stored:
+        if key.startswith(tuple(read_from)):
+            there.add(key)
     into = "load a checkpoint into the module and the optimizer it is of"
-    for key in sorted(theirs ^ ours):
-        lacks = "the training" if key in theirs else folder
+    for key in sorted(there ^ wanted):
+        lacks = "the training" if key in there else folder
         raise ValueError(f"{lacks} has no {key}; {into}")
     for name, x in content["model"].items():
         size = stored[f"{MODEL}{name}"].size
@@ -234,7 +250,9 @@ def _check_names(folder: Path, metadata: Metadata, content: dict) -> None:
 
 def _by_master(fsdp: FSDP, optimizer: Optimizer) -> dict[nn.Parameter, Sharded | Replicated]:
     fsdp.meet(optimizer)
-    by_master = {p.master: p for p in fsdp._parameters_in_order}
+    by_master = {}
+    for p in fsdp._parameters_in_order:
+        by_master[p.master] = p
     if not by_master.keys() >= set(parameters_of(optimizer.param_groups)):
         raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")
     return by_master
@@ -247,6 +265,10 @@ def _groups(fsdp: FSDP, optimizer: Optimizer) -> list[dict]:
         names = [by_master[master].names[0] for master in group["params"]]
         groups.append({**group, "params": names})
     return groups
+
+
+def _parameters_in(groups: list[dict]) -> list[list[str]]:
+    return [group["params"] for group in groups]
 
 
 def _optimizer_content(fsdp: FSDP, optimizer: Optimizer) -> dict:

@@ -15,13 +15,13 @@ from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded
 
 @dataclass
 class Division:
-    """The parameters of a module in its order, and by unit; the units' modules by name, the root,
-    "", first; the modules that have a parameter of two or more dimensions."""
+    """The parameters and units of a module. A unit has the name of its module; that of the root is
+    "", and comes first."""
 
-    parameters: list[Sharded | Replicated]
+    parameters: list[Sharded | Replicated]  # in the module's order
     of_unit: dict[str, list[Sharded | Replicated]]
-    modules: dict[str, nn.Module]
-    owners: set[nn.Module]
+    modules: dict[str, nn.Module]  # of the units
+    owners: set[nn.Module]  # modules that have a parameter of two or more dimensions
 
 
 def divide(
@@ -30,17 +30,19 @@ def divide(
     """Turn the parameters of ``root`` into this rank's rows, in place."""
     names_of_units = unit_modules(root)
     places = places_of(root, names_of_units)
-    owners = set()
+    division = Division([], {"": []}, {"": root}, set())
+    for module, name in names_of_units.items():
+        division.modules[name] = module
+        division.of_unit[name] = []
     for p, found in places.items():
         if p.dim() >= 2:
-            owners.update(module for module, _ in found.places)
-    modules = {"": root, **{name: module for module, name in names_of_units.items()}}
-    division = Division([], {name: [] for name in modules}, modules, owners)
+            division.owners.update(found.modules())
     for p, found in places.items():
         dtype = p.dtype
         # A float of 8 bits goes with a scale that its module knows of.
         can_be_cast = p.is_floating_point() and p.dtype.itemsize > 1
-        if compute_dtype and can_be_cast and any(m in owners for m, _ in found.places):
+        beside_a_matrix = not division.owners.isdisjoint(found.modules())
+        if compute_dtype and can_be_cast and beside_a_matrix:
             dtype = compute_dtype
         p.grad = None
         if p.dim() >= 2 and p.numel():
@@ -48,7 +50,8 @@ def divide(
         else:
             parameter = Replicated(found.names, p, dtype, found.places)
         division.parameters.append(parameter)
-        division.of_unit[found.users.pop() if len(found.users) == 1 else ""].append(parameter)
+        unit = found.users.pop() if len(found.users) == 1 else ""
+        division.of_unit[unit].append(parameter)
     return division
 
 
@@ -83,12 +86,14 @@ def runs(module: nn.Module) -> bool:
 
 @dataclass
 class _Found:
-    """Where a parameter is: its names, the places where a module holds it, once each, and the names
-    of the units that have it, the root's "" where the root has it outside of all others."""
+    """Where a parameter is."""
 
     names: list[str] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    users: set[str] = field(default_factory=set)
+    places: list[Place] = field(default_factory=list)  # a module and its name for it, once each
+    users: set[str] = field(default_factory=set)  # units; "" where the root has it outside of them
+
+    def modules(self) -> list[nn.Module]:
+        return [module for module, _ in self.places]
 
 
 def places_of(root: nn.Module, unit_names: dict[nn.Module, str]) -> dict[nn.Parameter, _Found]:

@@ -26,7 +26,10 @@ LOOK_AT_THE_WHOLE = {"adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "s
 
 def refuse_state_dicts(sharded: list[Sharded]) -> None:
     """Have ``state_dict`` and ``load_state_dict`` of the modules raise RuntimeError."""
-    modules = {module for p in sharded for module, _ in p.places}
+    modules = set()
+    for p in sharded:
+        for module, _ in p.places:
+            modules.add(module)
     for module in modules:
         module.register_state_dict_pre_hook(_refuse_module)
         module.register_load_state_dict_pre_hook(_refuse_module)
@@ -81,7 +84,7 @@ class Optimizers:
         ValueError where it needs whole matrices, and where it was given a state of other rows."""
         if optimizer in self._met:
             return
-        if not any(p in self._sharded for p in parameters_of(optimizer.param_groups)):
+        if self._sharded.keys().isdisjoint(parameters_of(optimizer.param_groups)):
             return
         for cls in type(optimizer).__mro__:
             if cls.__name__.lower() in LOOK_AT_THE_WHOLE:

@@ -57,10 +57,14 @@ class Alike:
     def __init__(self, parameters: list[Sharded]) -> None:
         self.parameters, first = parameters, parameters[0]
         dtype, device = first.master.dtype, first.master.device
-        self.rooms = SideBySide([p.shape_of_slot for p in parameters], dtype, device)
-        self._padded = SideBySide([p.padded_shape for p in parameters], dtype, device)
-        is_even = all(p.shape == p.padded_shape for p in parameters)
-        self._are_slots = first.shown_dtype == dtype and is_even
+        slots, padded = [], []
+        for p in parameters:
+            slots.append(p.shape_of_slot)
+            padded.append(p.padded_shape)
+        self.rooms = SideBySide(slots, dtype, device)
+        self._padded = SideBySide(padded, dtype, device)
+        are_even = all(p.shape == p.padded_shape for p in parameters)
+        self._are_slots = first.shown_dtype == dtype and are_even
 
     def prepare(self, as_slots: bool) -> Prepared:
         """Take the gradients and room for their means. ``as_slots`` have them all in the masters'
@@ -104,9 +108,11 @@ class BackendTransfer:
         self._group = group
         own_slots = [p.slot_of(p.rank) for p in sharded]
         self._rows, self._masters = _rows_of(sharded, own_slots)
-        # As bytes, whatever the dtype: not every backend sends every one.
-        self._wholes = [p.buffer.data.view(torch.uint8) for p in sharded]
-        self._own_bytes = [slot.view(torch.uint8) for slot in own_slots]
+        self._wholes, self._own_bytes = [], []
+        for p, slot in zip(sharded, own_slots, strict=True):
+            # As bytes, whatever the dtype: not every backend sends every one.
+            self._wholes.append(p.buffer.data.view(torch.uint8))
+            self._own_bytes.append(slot.view(torch.uint8))
 
     def gather(self) -> None:
         """Fill the whole parameters with the rows of all ranks."""
@@ -126,15 +132,13 @@ class CopiedTransfer:
 
     def __init__(self, sharded: list[Sharded], alike: list[Alike], shared: SharedMemory) -> None:
         self._shared, rank = shared, shared.rank
-        begins, begin = [], 0
+        begins, there, here, end = [], [], [], 0
         for p in sharded:
-            begins.append(begin)
-            begin += slot_bytes(p.shares(), p.shown_dtype)
-        there = []
-        for p, begin in zip(sharded, begins, strict=True):
-            there.append(shared.view(rank, begin, p.slot, p.shown_dtype))
+            begins.append(end)
+            there.append(shared.view(rank, end, p.slot, p.shown_dtype))
+            here.append(p.slot_of(rank))
+            end += slot_bytes(p.shares(), p.shown_dtype)
         # To where the others read them, and to where the whole lies.
-        here = [p.slot_of(rank) for p in sharded]
         self._rows, self._masters = _rows_of([*sharded, *sharded], [*there, *here])
         # Of each other rank a slot of the whole, and where that rank has it.
         self._slots: list[tuple[Tensor, Tensor]] = []
@@ -172,12 +176,15 @@ def _rows_of(sharded: list[Sharded], slots: list[Tensor]) -> tuple[list[Tensor],
 
 def _copyable(x: Tensor) -> Tensor:
     """Return what ``copy_all`` takes on every device: of a rare dtype the bytes."""
-    is_common = x.is_complex() or (x.is_floating_point() and x.dtype.itemsize > 1)
+    is_common = x.is_floating_point() and x.dtype.itemsize > 1
     return x if is_common else x.view(torch.uint8)
 
 
 def shared_bytes(parameters: list[Sharded | Replicated], world_size: int) -> int:
     """Return the bytes of each rank that the transfers of a unit need: slots for the others'
     gradients, which the slots that are gathered are no larger than."""
-    sharded = [p for p in parameters if isinstance(p, Sharded)]
-    return sum(slot_bytes(p.shares(), p.shown_dtype) for p in sharded) * (world_size - 1)
+    size = 0
+    for p in parameters:
+        if isinstance(p, Sharded):
+            size += slot_bytes(p.shares(), p.shown_dtype)
+    return size * (world_size - 1)

@@ -46,11 +46,15 @@ class Unit:
         lane: Lane,
         transfer_of: Callable[[list[Sharded], list[Alike]], BackendTransfer | CopiedTransfer],
     ) -> None:
-        sharded = [p for p in parameters if isinstance(p, Sharded)]
-        cast = [p for p in parameters if isinstance(p, Replicated) and p.shown is not p.master]
         self.name, self.module = name, module
-        self.sharded, self.cast = sharded, cast
-        self.parameters = [*sharded, *cast]
+        self.sharded: list[Sharded] = []
+        self.cast: list[Replicated] = []
+        for p in parameters:
+            if isinstance(p, Sharded):
+                self.sharded.append(p)
+            elif p.shown is not p.master:
+                self.cast.append(p)
+        self.parameters = [*self.sharded, *self.cast]
         self.gathered = False
         self.shown = True  # the modules have the whole parameters
         self.in_backward = False  # its backward has begun, and its gradients have not left
@@ -58,25 +62,20 @@ class Unit:
         self.observer: Callable[[str, str], object] | None = None
         self._lane = lane
         self._filled: torch.cuda.Event | None = None
-        self._wholes: list[Tensor] = []
-        for same in by_dtype(sharded, lambda p: p.shown_dtype):
-            sizes, device = [torch.Size([p.size]) for p in same], same[0].master.device
-            whole, buffers = SideBySide(sizes, same[0].shown_dtype, device).make()
-            for p, buffer in zip(same, buffers, strict=True):
-                p.lie_in(buffer)
-            self._wholes.append(whole)
-        self._storages = [(whole.untyped_storage(), whole.nbytes) for whole in self._wholes]
-        self._gathered_bytes = sum(p.buffer.nbytes for p in sharded)
-        trained = [p for p in sharded if p.master.requires_grad]
+        self._lay_out()
+        trained = [p for p in self.sharded if p.master.requires_grad]
         groups = by_dtype(trained, lambda p: (p.master.dtype, p.shown_dtype))
         self._alike = [Alike(same) for same in groups]
-        self._transfer = transfer_of(sharded, self._alike)
+        self._transfer = transfer_of(self.sharded, self._alike)
         self._versions = self._versions_now()
-        # By data, which counts no change: backward may have saved the same values.
-        self._cast_copies = [p.shown.data for p in cast]
-        self._cast_masters = [p.master for p in cast]
         for storage, _ in self._storages:
             storage.resize_(0)
+        self._cast_copies: list[Tensor] = []
+        self._cast_masters: list[Tensor] = []
+        for p in self.cast:
+            # By data, which counts no change: backward may have saved the same values.
+            self._cast_copies.append(p.shown.data)
+            self._cast_masters.append(p.master)
         # What takes the place of what in the modules, by dict: by setattr it would take the host
         # longer.
         self._to_show: list[tuple[dict, str, object]] = []
@@ -87,6 +86,21 @@ class Unit:
                 self._to_hide.append((owner._parameters, place, p.master))
         self._guard_calls()
         self.show(False)
+
+    def _lay_out(self) -> None:
+        """Have the whole matrices of each dtype lie side by side."""
+        self._wholes: list[Tensor] = []
+        self._storages: list[tuple[torch.UntypedStorage, int]] = []  # each with its bytes
+        self._gathered_bytes = 0
+        for same in by_dtype(self.sharded, lambda p: p.shown_dtype):
+            shapes = [torch.Size([p.size]) for p in same]
+            side_by_side = SideBySide(shapes, same[0].shown_dtype, same[0].master.device)
+            whole, buffers = side_by_side.make()
+            for p, buffer in zip(same, buffers, strict=True):
+                p.lie_in(buffer)
+                self._gathered_bytes += buffer.nbytes
+            self._wholes.append(whole)
+            self._storages.append((whole.untyped_storage(), whole.nbytes))
 
     def tell(self, moment: str) -> None:
         if self.observer is not None:

@@ -97,8 +97,8 @@ class FSDP(nn.Module):
       ``clip_grad_norm_``, which is over all ranks, is finite.
 
     Raises RuntimeError without a process group. Raises ValueError for modules that differ between
-    ranks, contain an FSDP, are on several devices or on meta, for a ``compute_dtype`` that is not
-    floating, and for "copy_engines" where they cannot.
+    ranks, contain an FSDP, train complex parameters, are on several devices or on meta, for a
+    ``compute_dtype`` that is not floating, and for "copy_engines" where they cannot.
     """
 
     def __init__(
@@ -118,11 +118,20 @@ class FSDP(nn.Module):
         self.communication, self.why_backend = choose(communication, group, self.device)
         division = divide(module, compute_dtype, self.rank, self.world_size)
         self._parameters_in_order = division.parameters
-        self._sharded = [p for p in division.parameters if isinstance(p, Sharded)]
-        self._replicated = [p for p in division.parameters if isinstance(p, Replicated)]
-        self._trained = [p for p in division.parameters if p.master.requires_grad]
+        self._sharded: list[Sharded] = []
+        self._replicated: list[Replicated] = []
+        self._trained: list[Sharded | Replicated] = []
+        trained_whole = []
+        for p in division.parameters:
+            if isinstance(p, Sharded):
+                self._sharded.append(p)
+            else:
+                self._replicated.append(p)
+                if p.master.requires_grad:
+                    trained_whole.append(p)
+            if p.master.requires_grad:
+                self._trained.append(p)
         self._were_trained = [p.master.requires_grad for p in division.parameters]
-        trained_whole = [p for p in self._replicated if p.master.requires_grad]
         self._replicated_alike = by_dtype(trained_whole, lambda p: p.master.dtype)
         lane = Lane(self.device)
         self._shared: SharedMemory | None = None
@@ -131,9 +140,10 @@ class FSDP(nn.Module):
             for of_unit in division.of_unit.values():
                 needed.append(shared_bytes(of_unit, self.world_size))
             self._shared = SharedMemory(max(needed), group, self.device)
-        self._units = []
+        self._units: list[Unit] = []
         for name, of_unit in division.of_unit.items():
-            self._units.append(Unit(name, division.modules[name], of_unit, lane, self._transfer_of))
+            unit = Unit(name, division.modules[name], of_unit, lane, self._transfer_of)
+            self._units.append(unit)
         self._schedule = Schedule(self._units, self._trained, lane)
         self._held_whole = False  # within gathered()
         # What is asked of the module, of optimizers and of the other ranks.
@@ -149,8 +159,9 @@ class FSDP(nn.Module):
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_units()
         self._hook_parts(division.owners)
-        unit_modules = {unit.module for unit in self._units}
-        for part in division.owners | unit_modules:
+        for unit in self._units:
+            unit.module._fsdp = _NoCopies()
+        for part in division.owners:
             part._fsdp = _NoCopies()
         watch_steps(self)
 
@@ -273,12 +284,17 @@ class FSDP(nn.Module):
             unit.observer = observer
 
     def held_bytes(self) -> dict[str, int]:
-        """Return the bytes that this rank holds: its "parameters", their "gradients", what is
-        "gathered", "travelling", the gradients of whole units before their reduce-scatters have
-        ended, and "shared", what copy engines have for the life of the wrapper, which is not of
-        PyTorch's caching allocator."""
-        held = dict.fromkeys(("parameters", "gradients", "gathered", "travelling", "shared"), 0)
-        held["shared"] = 0 if self._shared is None else self._shared.mine.nbytes
+        """Return the bytes that this rank holds.
+
+        - "parameters": its masters, and "gradients", theirs;
+        - "gathered": whole matrices and cast copies;
+        - "travelling": gradients of whole units, until their reduce-scatters have ended;
+        - "shared": memory of copy engines, for the life of the wrapper, which is not of PyTorch's
+          caching allocator.
+        """
+        held = {"parameters": 0, "gradients": 0, "gathered": 0, "travelling": 0, "shared": 0}
+        if self._shared is not None:
+            held["shared"] = self._shared.mine.nbytes
         for p in self._parameters_in_order:
             held["parameters"] += p.master.nbytes
             held["gradients"] += _bytes(p.master.grad)
@@ -384,8 +400,8 @@ class _NoCopies:
 
 
 def _caster(dtype: torch.dtype | None) -> Callable:
-    """Return a pre-hook that casts a module's floating inputs to ``dtype``, to its weight's if that
-    is None."""
+    """Return a pre-hook that casts a module's floating inputs to ``dtype``; to that of its weight
+    where ``dtype`` is None."""
 
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple:
         to = dtype or module.weight.dtype

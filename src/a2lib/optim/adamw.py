@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from a2lib.optim.updates import update
+from a2lib.optim.updates import Numbers, update
 from a2lib.parallel.group import is_shard, local
 from a2lib.parallel.lane import Lane
 
@@ -241,13 +241,8 @@ class MasterAdamW(torch.optim.Optimizer):
             grad = grad.redistribute(placements=p.placements)
         weight = local(p)
         master = local(state[MASTER]) if MASTER in state else weight
-        moments = [local(state[name]) for name in MOMENTS]
-        lr, betas = group["lr"], group["betas"]
-        rests = [1 - beta for beta in betas]
-        logs = [math.log(beta) if beta else -math.inf for beta in betas]
-        decay = lr * group["weight_decay"]
-        numbers = (lr, *rests, *logs, group["eps"], decay)
-        update(weight, local(grad), master, *moments, state[STEP], *numbers)
+        exp_avg, exp_avg_sq = local(state["exp_avg"]), local(state["exp_avg_sq"])
+        update(weight, local(grad), master, exp_avg, exp_avg_sq, state[STEP], _numbers(group))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch.optim.Optimizer does.
@@ -273,7 +268,10 @@ class MasterAdamW(torch.optim.Optimizer):
             _check_settings(group)
         for saved in state_dict["state"].values():
             _check_names(saved)
-        held = {p: state[MASTER] for p, state in self.state.items() if MASTER in state}
+        held = {}
+        for p, state in self.state.items():
+            if MASTER in state:
+                held[p] = state[MASTER]
         working = [group["working_dtype"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         with torch.no_grad():
@@ -297,6 +295,14 @@ class MasterAdamW(torch.optim.Optimizer):
                 del state[MASTER]
         elif held is not None:
             state[MASTER] = held
+
+
+def _numbers(group: dict[str, Any]) -> Numbers:
+    lr, (beta1, beta2) = group["lr"], group["betas"]
+    log1 = math.log(beta1) if beta1 else -math.inf
+    log2 = math.log(beta2) if beta2 else -math.inf
+    decay = lr * group["weight_decay"]
+    return Numbers(lr, 1 - beta1, 1 - beta2, log1, log2, group["eps"], decay)
 
 
 def _zeros(p: Tensor) -> dict[str, Tensor]:

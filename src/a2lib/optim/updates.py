@@ -1,21 +1,42 @@
 """Update one parameter by AdamW: by one kernel, or by PyTorch's operators."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from a2lib.attention.launches import launch
 
 
-def update(weight: Tensor, grad: Tensor, master: Tensor, exp_avg: Tensor, *rest) -> None:
-    """Take one parameter's step in place, with the arguments of ``update_plain``, its slow twin.
+class Numbers(NamedTuple):
+    """The numbers of a step, alike for all parameters of a group."""
+
+    lr: float
+    rest1: float  # 1 less beta1
+    rest2: float
+    log1: float  # the logarithm of beta1
+    log2: float
+    eps: float
+    decay: float  # lr times weight decay
+
+
+def update(
+    weight: Tensor,
+    grad: Tensor,
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    numbers: Numbers,
+) -> None:
+    """Take one parameter's step in place, as ``update_plain``, the slow twin, does.
 
     The Triton kernel does it on a GPU if all tensors are contiguous, else PyTorch's operators.
     """
-    arguments = (weight, grad, master, exp_avg, *rest)
+    tensors = (weight, grad, master, exp_avg, exp_avg_sq, step)
     if _by_kernel(weight) and master.is_contiguous() and exp_avg.is_contiguous():
-        tensors, numbers = arguments[:6], arguments[6:]
         _by_triton(tensors, numbers)
     else:
-        update_plain(*arguments)
+        update_plain(*tensors, numbers)
 
 
 def update_plain(
@@ -25,28 +46,21 @@ def update_plain(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
-    lr: float,
-    rest1: float,
-    rest2: float,
-    log1: float,
-    log2: float,
-    eps: float,
-    decay: float,
+    numbers: Numbers,
 ) -> None:
     """Take one parameter's step in place, by PyTorch's operators.
 
-    ``step`` counts those before, and stays. ``rest1`` and ``rest2`` are 1 less the betas, ``log1``
-    and ``log2`` their logarithms, ``decay`` is lr times weight decay. ``master`` may be ``weight``
-    itself.
+    ``step`` counts those before, and stays. ``master`` may be ``weight`` itself.
     """
     grad = grad.float()
     count = step.double() + 1
-    first = 1 - (count * log1).exp()
-    second = 1 - (count * log2).exp()
-    exp_avg.lerp_(grad, rest1)
-    exp_avg_sq.lerp_(grad * grad, rest2)
-    root = (exp_avg_sq.sqrt() / second.sqrt().float()).add_(eps)
-    master.mul_(1 - decay).sub_((lr / first).float() * exp_avg / root)
+    first = 1 - (count * numbers.log1).exp()
+    second = 1 - (count * numbers.log2).exp()
+    exp_avg.lerp_(grad, numbers.rest1)
+    exp_avg_sq.lerp_(grad * grad, numbers.rest2)
+    root = (exp_avg_sq.sqrt() / second.sqrt().float()).add_(numbers.eps)
+    rate = (numbers.lr / first).float()
+    master.mul_(1 - numbers.decay).sub_(rate * exp_avg / root)
     if master is not weight:
         weight.copy_(master)
 
@@ -61,7 +75,7 @@ def _by_kernel(p: Tensor) -> bool:
     return p.is_cuda or bool(knobs.runtime.interpret)
 
 
-def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
+def _by_triton(tensors: tuple[Tensor, ...], numbers: Numbers) -> None:
     from a2lib.optim.kernels import BLOCK, OPTIONS, adamw
 
     weight, grad, master, *rest = tensors
@@ -72,5 +86,5 @@ def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
     constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
     tensors = (weight, grad, master, *rest)
     # Triton compiles apart for a whole number, which the key does not tell.
-    numbers = (*map(float, numbers), n)
-    launch(adamw, key, -(-n // BLOCK), tensors, numbers, constants, OPTIONS)
+    floats = map(float, numbers)
+    launch(adamw, key, -(-n // BLOCK), tensors, (*floats, n), constants, OPTIONS)

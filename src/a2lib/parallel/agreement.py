@@ -62,8 +62,8 @@ def _refuse(optimizer: Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling():
         return
     for wrapper in wrappers:
-        waiting = {id(p) for p in wrapper.unfinished() if p.grad is not None}
-        if waiting and not waiting.isdisjoint(map(id, parameters_of(optimizer.param_groups))):
+        waiting = [p for p in wrapper.unfinished() if p.grad is not None]
+        if waiting and not set(waiting).isdisjoint(parameters_of(optimizer.param_groups)):
             raise RuntimeError(
                 f"the gradients of this {type(wrapper).__name__} are still each rank's own: call "
                 "finish_gradient_synchronization() between backward and the optimizer's step"

@@ -36,10 +36,9 @@ number of ranks, because a matrix product over more rows sums in another groupin
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,7 +50,7 @@ from a2lib.parallel.agreement import Agreement, Members, watch_steps, wrappers
 from a2lib.parallel.copy_engines import CopyEngines, Then, choose
 from a2lib.parallel.group import Mean, capturing, make_alike, mean_operator, member, one_device
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.tensors import by_dtype
+from a2lib.parallel.tensors import group_by
 
 MB = 2**20
 
@@ -259,7 +258,7 @@ class FlatDDP(_Replica):
     """
 
     def _average(self) -> str:
-        for alike in by_dtype(range(len(self._trained)), lambda i: self._trained[i].dtype):
+        for alike in group_by(range(len(self._trained)), lambda i: self._trained[i].dtype):
             flat = torch.cat([self._dense(i).view(-1) for i in alike])
             dist.all_reduce(flat, mean_operator([flat], self.group), group=self.group)
             begin = 0
@@ -268,6 +267,25 @@ class FlatDDP(_Replica):
                 grad.copy_(flat[begin : begin + grad.numel()].view_as(grad))
                 begin += grad.numel()
         return ""
+
+
+@dataclass(slots=True)
+class _Message:
+    """Gradients on their way. It holds the tensors that travel, which the backend does not."""
+
+    grads: list[Tensor]
+    travelling: list[Tensor]  # the gradients themselves, or copies in another dtype
+    works: list[dist.Work]
+    on_lane: bool = False  # the lane writes the means
+    end: torch.cuda.Event | None = None  # of that
+
+    def write(self) -> None:
+        """Let the current stream wait for the message, and write it into the gradients."""
+        for work in self.works:
+            work.wait()
+        for grad, arrived in zip(self.grads, self.travelling, strict=True):
+            if arrived is not grad:
+                grad.copy_(arrived)
 
 
 class Backend:
@@ -281,9 +299,7 @@ class Backend:
         dtype: torch.dtype | None = None,
     ) -> None:
         self._dtype, self._mean = dtype, Mean(group)
-        # Of each message what writes the means, which holds the tensors until it has arrived since
-        # the backend does not, and what lets the current stream wait for it.
-        self._sent: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self._sent: list[_Message] = []
         self._lane = Lane(device)
 
     def lay_out(self, buckets: Sequence[Sequence[Tensor]]) -> None:
@@ -293,32 +309,27 @@ class Backend:
         """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. ``then`` is
         called with them on a stream that waits for the message; on the CPU the host does."""
         grads = [p.grad for p in params]
-        dense = [_as_sent(g, self._dtype) for g in grads]
-        works = self._mean(dense)
-
-        def write() -> None:
-            for work in works:
-                work.wait()
-            for grad, arrived in zip(grads, dense, strict=True):
-                if arrived is not grad:
-                    grad.copy_(arrived)
-
+        travelling = [_as_sent(grad, self._dtype) for grad in grads]
+        message = _Message(grads, travelling, self._mean(travelling))
+        self._sent.append(message)
         if then is None:
-            self._sent.append((write, write))
             return
 
         def write_and_go_on() -> None:
-            write()
+            message.write()
             then(params)
 
-        end = self._lane.run(write_and_go_on)
-        self._sent.append((write, functools.partial(Lane.wait, end)))
+        message.end = self._lane.run(write_and_go_on)
+        message.on_lane = True
 
     def arrive(self) -> None:
-        """Let the current stream wait for all that was sent, and write it into the gradients."""
+        """Let the current stream wait for all that was sent, and have it in the gradients."""
         sent, self._sent = self._sent, []
-        for _, wait in sent:
-            wait()
+        for message in sent:
+            if message.on_lane:
+                Lane.wait(message.end)
+            else:
+                message.write()
 
 
 def _as_sent(grad: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -411,8 +422,9 @@ class BucketedDDP(_Replica):
         """Cut ``order`` into buckets; what comes after its first ``seen`` starts one anew."""
         self._buckets: list[list[int]] = []
         open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
+        place_of: dict[int, int] = {}
         for place, i in enumerate(order):
-            p = self._trained[i]
+            p, place_of[i] = self._trained[i], place
             if place == seen:
                 open_buckets.clear()
             bucket, held = open_buckets.get(p.dtype, (None, 0))
@@ -422,13 +434,12 @@ class BucketedDDP(_Replica):
             bucket.append(i)
             open_buckets[p.dtype] = bucket, held + p.nbytes
         # A bucket leaves when its last gradient is there: in the order of those.
-        place_of = {i: place for place, i in enumerate(order)}
         self._buckets.sort(key=lambda bucket: place_of[bucket[-1]])
         self._bucket_of: dict[int, int] = {}
-        for number, bucket in enumerate(self._buckets):
-            self._bucket_of.update(dict.fromkeys(bucket, number))
         self._bucket_parameters: list[list[nn.Parameter]] = []
-        for bucket in self._buckets:
+        for number, bucket in enumerate(self._buckets):
+            for i in bucket:
+                self._bucket_of[i] = number
             self._bucket_parameters.append([self._trained[i] for i in bucket])
         self._carrier.lay_out(self._bucket_parameters)
 
@@ -537,6 +548,8 @@ def _refuse_a_second_wrapper(module: nn.Module) -> None:
 
 def _wrappers_of(module: nn.Module) -> list[_Replica]:
     """Return the wrappers that have some of the module's parameters already."""
-    ids = set(map(id, module.parameters()))
-    replicas = [w for w in wrappers if isinstance(w, _Replica)]
-    return [w for w in replicas if not ids.isdisjoint(map(id, w._trained))]
+    parameters, found = set(module.parameters()), []
+    for wrapper in wrappers:
+        if isinstance(wrapper, _Replica) and not parameters.isdisjoint(wrapper._trained):
+            found.append(wrapper)
+    return found

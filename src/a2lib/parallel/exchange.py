@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from a2lib.parallel.group import all_gather_single
-from a2lib.parallel.owners import CHUNKS
+from a2lib.parallel.owners import CHUNKS, largest_first
 from a2lib.parallel.tensors import round_up
 
 # CHUNKS of a dtype, but none below so many bytes: what is exposed is the update of the first one or
@@ -41,23 +41,24 @@ def cut(shares: Sequence[Sequence[int]], chunks: int) -> list[list[list[int]]]:
         places.append([[] for _ in shares])
     for rank, sizes in enumerate(shares):
         total, before = sum(sizes), 0
-        largest_first = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-        for i in largest_first:
+        for i in largest_first(sizes):
             middle = before + sizes[i] / 2
             chunk = int(chunks * middle / total) if total else 0
             places[min(chunk, chunks - 1)][rank].append(i)
             before += sizes[i]
-    return [chunk for chunk in places if any(chunk)]
+    return list(filter(any, places))  # a chunk that no rank has anything in is none
 
 
 def lay_out(shares: Sequence[Sequence[Tensor]]) -> list[Chunk]:
     """Return the chunks of parameters of one dtype and device, those of each rank in ``shares``."""
     sizes, total = [], 0
     for share in shares:
-        sizes.append([p.nbytes for p in share])
-        total += sum(sizes[-1])
+        of_share = [p.nbytes for p in share]
+        sizes.append(of_share)
+        total += sum(of_share)
+    number = max(1, min(CHUNKS, total // LEAST_BYTES))
     chunks = []
-    for places in cut(sizes, max(1, min(CHUNKS, total // LEAST_BYTES))):
+    for places in cut(sizes, number):
         params = []
         for share, in_share in zip(shares, places, strict=True):
             params.append([share[i] for i in in_share])
@@ -70,7 +71,8 @@ def sticking_out(shares: Sequence[Sequence[int]], item_bytes: int) -> set[tuple[
     given sizes: the largest of the longest row, as long as rows are padded by too much."""
     rows, lengths = [], []
     for share in shares:
-        rows.append(sorted(range(len(share)), key=share.__getitem__))
+        smallest_first = sorted(range(len(share)), key=share.__getitem__)
+        rows.append(smallest_first)
         lengths.append(sum(share))
     out = set()
     while True:
@@ -95,29 +97,36 @@ class Chunk:
     def __init__(self, params: Sequence[Sequence[Tensor]]) -> None:
         self.params = params
         every = list(itertools.chain(*params))
-        out = sticking_out([[_room(p) for p in share] for share in params], every[0].element_size())
-        in_rows: list[list[Tensor]] = []
+        rooms = []
+        for share in params:
+            rooms.append(list(map(_room, share)))
+        out = sticking_out(rooms, every[0].element_size())
+        # Of each parameter in the rows: where, in elements.
+        places: list[tuple[Tensor, int, int]] = []
+        longest = 0
         for rank, share in enumerate(params):
-            in_rows.append([p for i, p in enumerate(share) if (rank, i) not in out])
-        longest = max(sum(map(_room, row)) for row in in_rows)
+            end = 0
+            for i, p in enumerate(share):
+                if (rank, i) not in out:
+                    places.append((p, rank, end))
+                    end += rooms[rank][i]
+            longest = max(longest, end)
         self._rows = torch.empty(len(params), longest, dtype=every[0].dtype, device=every[0].device)
-        for row, in_row in zip(self._rows, in_rows, strict=True):
-            begin = 0
-            for p in in_row:
-                _move(p, row[begin : begin + p.numel()])
-                begin += _room(p)
+        for p, rank, begin in places:
+            _move(p, self._rows[rank, begin : begin + p.numel()])
         self._broadcast: list[tuple[int, Tensor]] = []  # each with its rank
         for rank, i in sorted(out):
             p = params[rank][i]
             if not p.is_contiguous():
                 _move(p, p.new_empty(p.numel()))
             self._broadcast.append((rank, p.detach().as_strided((p.numel(),), (1,))))
-        self._addresses = [(p, p.data_ptr()) for p in every if p.numel()]
+        self._not_empty = [p for p in every if p.numel()]
+        self._addresses = [p.data_ptr() for p in self._not_empty]
         self._works: list[dist.Work] = []
 
     def stays(self) -> bool:
         """Return whether each parameter is still where it is sent from."""
-        return all(p.data_ptr() == where for p, where in self._addresses)
+        return [p.data_ptr() for p in self._not_empty] == self._addresses
 
     def start(self, rank: int, group: dist.ProcessGroup | None) -> None:
         """Send what is this rank's, behind what the current stream has queued; receive the rest."""

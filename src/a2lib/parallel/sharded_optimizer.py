@@ -22,6 +22,7 @@ from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.exchange import Chunk, lay_out
 from a2lib.parallel.group import check_alike, describe, is_shard, member
 from a2lib.parallel.owners import assign
+from a2lib.parallel.tensors import group_by
 
 # What a group of the local optimizer does not share with the one that is seen from outside.
 NOT_SETTINGS = ("params", "param_names")
@@ -93,7 +94,8 @@ class ShardedOptimizer(Optimizer):
         super().__init__(params, empty.defaults)
         self._check(self.param_groups)
         self._take(self.param_groups)
-        self._local = optimizer_cls([self._own_part(g) for g in self.param_groups], **kwargs)
+        own_groups = list(map(self._own_part, self.param_groups))
+        self._local = optimizer_cls(own_groups, **kwargs)
         self.state = self._local.state
         if not self._stay():
             raise ValueError(f"{type(empty).__name__} moved a parameter and cannot be sharded")
@@ -177,10 +179,7 @@ class ShardedOptimizer(Optimizer):
         raise TypeError("a ShardedOptimizer cannot be copied or pickled; use state_dict()")
 
     def _ids(self) -> list[list[int]]:
-        ids = []
-        for group in self.param_groups:
-            ids.append(list(map(id, group["params"])))
-        return ids
+        return [list(map(id, group["params"])) for group in self.param_groups]
 
     def _stay(self) -> bool:
         """Return whether each parameter is where it was laid out."""
@@ -195,14 +194,17 @@ class ShardedOptimizer(Optimizer):
         new = parameters_of(groups)
         numbered = [(f"{n}:", p) for n, p in enumerate(new)]
         check_alike("parameters", describe(numbered), self._group)
-        if any(p.is_meta for p in new):
-            raise ValueError("a parameter is on the device meta, without memory; fill it before")
-        if any(map(is_shard, new)):
-            raise ValueError("a parameter is a shard of FSDP; give it to the optimizer's own class")
-        places = [p.data_ptr() for p in parameters_of(self.param_groups) if p.numel()]
-        if len(set(places)) < len(places):
-            # With owners of their own, one's update would be overwritten by the other's weights.
-            raise ValueError("two parameters are the same memory; give one Parameter for both")
+        for p in new:
+            if p.is_meta:
+                raise ValueError("a parameter is on the device meta, without memory; fill it first")
+            if is_shard(p):
+                raise ValueError("a parameter is a shard of FSDP; give it to the optimizer's class")
+        addresses = set()
+        for p in parameters_of(self.param_groups):
+            if p.numel() and p.data_ptr() in addresses:
+                # With owners of their own, one's update is overwritten by the other's weights.
+                raise ValueError("two parameters are the same memory; give one Parameter for both")
+            addresses.add(p.data_ptr())
 
     def _take(self, groups: list[dict]) -> None:
         """Give the parameters of new groups to ranks and lay out the exchange."""
@@ -217,17 +219,14 @@ class ShardedOptimizer(Optimizer):
 
     def _lay_out(self, params: list[Tensor]) -> None:
         """Make chunks of the parameters, those of one dtype and device together."""
-        shares_of: dict[tuple, list[list[Tensor]]] = {}
-        for p in params:
-            kind = p.dtype, p.device
-            if kind not in shares_of:
-                shares_of[kind] = [[] for _ in range(self._world_size)]
-            shares_of[kind][self._owners[p]].append(p)
         group_of = {}
         for i, group in enumerate(self.param_groups):
             for p in group["params"]:
                 group_of[p] = i
-        for shares in shares_of.values():
+        for alike in group_by(params, lambda p: (p.dtype, p.device)):
+            shares: list[list[Tensor]] = [[] for _ in range(self._world_size)]
+            for p in alike:
+                shares[self._owners[p]].append(p)
             for chunk in lay_out(shares):
                 by_group: list[list[Tensor]] = [[] for _ in self.param_groups]
                 for p in chunk.params[self._rank]:

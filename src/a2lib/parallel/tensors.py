@@ -16,12 +16,11 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def by_dtype(items: Iterable, dtype_of: Callable) -> list[list]:
-    """Return groups of one dtype, which is what a coalesced call takes, in order of first
-    appearance."""
-    groups: dict[torch.dtype, list] = {}
+def group_by(items: Iterable, key: Callable) -> list[list]:
+    """Return groups of one key each, a dtype for example, in order of first appearance."""
+    groups: dict[object, list] = {}
     for item in items:
-        groups.setdefault(dtype_of(item), []).append(item)
+        groups.setdefault(key(item), []).append(item)
     return list(groups.values())
 
 

@@ -17,7 +17,7 @@ from a2lib.parallel.fsdp.transfers import (
     SideBySide,
 )
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.tensors import by_dtype, copy_all
+from a2lib.parallel.tensors import copy_all, group_by
 
 # What an observer is told of a unit: on the stream of transfers, that its all-gather or its
 # reduce-scatter begins and has ended; on the stream that computes, that its turn has come, and that
@@ -64,7 +64,7 @@ class Unit:
         self._filled: torch.cuda.Event | None = None
         self._lay_out()
         trained = [p for p in self.sharded if p.master.requires_grad]
-        groups = by_dtype(trained, lambda p: (p.master.dtype, p.shown_dtype))
+        groups = group_by(trained, lambda p: (p.master.dtype, p.shown_dtype))
         self._alike = [Alike(same) for same in groups]
         self._transfer = transfer_of(self.sharded, self._alike)
         self._versions = self._versions_now()
@@ -92,7 +92,7 @@ class Unit:
         self._wholes: list[Tensor] = []
         self._storages: list[tuple[torch.UntypedStorage, int]] = []  # each with its bytes
         self._gathered_bytes = 0
-        for same in by_dtype(self.sharded, lambda p: p.shown_dtype):
+        for same in group_by(self.sharded, lambda p: p.shown_dtype):
             shapes = [torch.Size([p.size]) for p in same]
             side_by_side = SideBySide(shapes, same[0].shown_dtype, same[0].master.device)
             whole, buffers = side_by_side.make()

@@ -23,7 +23,7 @@ from a2lib.parallel.fsdp.transfers import Alike, BackendTransfer, CopiedTransfer
 from a2lib.parallel.fsdp.units import Unit
 from a2lib.parallel.group import Mean, capturing, make_alike, member
 from a2lib.parallel.lane import Lane
-from a2lib.parallel.tensors import by_dtype
+from a2lib.parallel.tensors import group_by
 
 # Normalisations whose kernels on a GPU take inputs and parameters of one dtype.
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -132,7 +132,7 @@ class FSDP(nn.Module):
             if p.master.requires_grad:
                 self._trained.append(p)
         self._were_trained = [p.master.requires_grad for p in division.parameters]
-        self._replicated_alike = by_dtype(trained_whole, lambda p: p.master.dtype)
+        self._replicated_alike = group_by(trained_whole, lambda p: p.master.dtype)
         lane = Lane(self.device)
         self._shared: SharedMemory | None = None
         if self.communication == "copy_engines":

@@ -3,11 +3,10 @@
 ``a2lib.model`` carries them out, ``a2lib.theory.memory`` counts them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 # What a strategy takes after a colon: a number of blocks, or the operations whose results it saves.
-PLANS = {
+STRATEGIES = {
     "none": "",
     "half": "",
     "block": "",
@@ -15,8 +14,8 @@ PLANS = {
     "nested": "k",
     "recursive": "",
     "chain": "",
+    "selective": "ops",
 }
-STRATEGIES = {**PLANS, "selective": "ops"}
 # The operations whose results are saved: linear layers, every matmul, or attention if it is one
 # operation (eager attention is several).
 OPS = ("linear", "products", "attention")
@@ -34,18 +33,16 @@ class BlockPlan:
     moved: int = 0
 
 
-def parsed(
-    text: str, num_layers: int, strategies: Mapping[str, str] = STRATEGIES
-) -> tuple[str, int | str]:
+def parsed(text: str, num_layers: int) -> tuple[str, int | str]:
     """Return the name and the argument ("" for none) of a strategy for ``num_layers`` blocks.
 
-    Raises ValueError, in one line, for a name that is not in ``strategies``, and for an argument
+    Raises ValueError, in one line, for a name that is not in ``STRATEGIES``, and for an argument
     that is missing, not asked for, outside 1 to num_layers (k) or not in ``OPS`` (ops).
     """
     name, colon, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
-    takes = strategies.get(name)
+    takes = STRATEGIES.get(name)
     if takes is None or bool(takes) != bool(colon):
-        forms = [f"{name}:{form}" if form else name for name, form in strategies.items()]
+        forms = [f"{name}:{form}" if form else name for name, form in STRATEGIES.items()]
         raise ValueError(f"checkpointing {text!r}: allowed are {', '.join(forms)}")
     if takes == "ops" and argument not in OPS:
         raise ValueError(f"checkpointing {text!r}: allowed as ops are {', '.join(OPS)}")

@@ -49,7 +49,6 @@ from a2lib.parallel import FSDP
 from a2lib.parallel.group import everyone, local
 from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory.memory.keeping import (
-    STAY,
     block_always,
     block_results,
     choose,
@@ -153,18 +152,6 @@ class Step:
         """Operations that a rank's step needs: the model's, by forward and backward, causal
         attention half, and nothing that is computed again."""
         return step_flops(self.shape, self.batch, self.context, causal=True)
-
-    def rank_bytes(self, ranks: int) -> int:
-        """Return the memory of one of ``ranks`` by arithmetic: the sharded masters and moments,
-        what its blocks keep at the least, and the work. It is the measured peak within some per
-        cent."""
-        always = block_always(self.shape, self.tokens, self.element_bytes)
-        blocks = self.shape.num_layers
-        if self.way.keeps == "moved":
-            blocks = min(STAY, blocks)
-        kept = blocks * (always[0] if self.way.keeps == "input" else sum(always))
-        states = 3 * self.way.states_dtype.itemsize  # weights and two moments
-        return states * parameter_count(self.shape) // ranks + kept + self.working_bytes()
 
     def working_bytes(self) -> int:
         """Return the most bytes at the peak beside states and what blocks keep."""
@@ -497,23 +484,10 @@ def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int]:
     shape = dataclasses.replace(shape, num_layers=options.num_layers or shape.num_layers)
     context = options.context or CONTEXT[device]
     step = Step(LADDER[name], shape, options.batch, context, ATTENTION[device], DTYPE[device])
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    if device == "cpu":  # which would swap, or be killed
-        too_little = lack_of_memory(device, ranks * step.rank_bytes(ranks))
-        if too_little:
-            command.error(too_little)
+    least = 16 * parameter_count(shape)  # masters, gradients and two moments, of all ranks
+    if device == "cpu" and least > memory.available_bytes():  # which would swap, or be killed
+        command.error(f"a step takes {least / 1e9:.0f} GB at least; allowed is what fits")
     return name, step, options.seed
-
-
-def lack_of_memory(device: str, needed: int) -> str:
-    """Return in words that a step of so many bytes does not fit what is free; "" where it may."""
-    free = memory.free_bytes(device)
-    if needed <= free:
-        return ""
-    return (
-        f"a step takes some {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are left"
-        " here; allowed is what fits: a smaller model, batch or context"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -539,9 +513,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seconds = time.monotonic() - begun
             print(f"{name}: {seconds:.0f} s: {moment}", file=sys.stderr, flush=True)
 
-    too_little = lack_of_memory(device, step.rank_bytes(dist.get_world_size()))
-    if too_little:
-        say(f"{too_little}; it is tried")
     with empty_caches():
         timing, row, _ = measure(step, device, seed, say=say)
     if first:

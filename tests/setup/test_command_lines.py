@@ -20,10 +20,7 @@ PARSERS = {
     "theory": (theory.parser(), theory.main),
 }
 # Options whose value is a name or a path.
-TEXT = set(
-    "size mode precision attention compile checkpointing device nvtx "
-    "way optimizer activations sharding hidden schedule".split()
-)
+TEXT = set("size mode precision attention compile checkpointing nvtx way".split())
 TAKING = []
 for name, (parser, _) in PARSERS.items():
     for action in parser._actions:

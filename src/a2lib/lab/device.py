@@ -12,18 +12,15 @@ from typing import Self
 READ_EVERY_S = 0.2
 
 
-def has_driver() -> bool:
-    """Return whether CUDA's driver is on this machine."""
+def _may_have_cuda() -> bool:
+    """Return whether torch is worth asking for a device: it takes seconds to load, and has none
+    without CUDA's driver."""
+    if sys.modules.get("torch"):
+        return True
     try:
         return Path("/dev/nvidiactl").exists() or bool(ctypes.CDLL("libcuda.so.1"))
     except OSError:
         return False
-
-
-def _may_have_cuda() -> bool:
-    """Return whether torch is worth asking for a device: it takes seconds to load, and has none
-    without a driver."""
-    return bool(sys.modules.get("torch")) or has_driver()
 
 
 def device_kind() -> str:

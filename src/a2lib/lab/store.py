@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from a2lib import paths
 from a2lib.errors import none_of
+from a2lib.lab import bulk
 from a2lib.lab.csv_file import CsvFile, Row, StoreError, clean, measured
 from a2lib.lab.device import device_slug
 from a2lib.lab.runs import read_runs, scrub
@@ -81,7 +82,7 @@ class Table(CsvFile):
     ) -> None:
         device = device_slug() if device is None else device
         self.section, self.device = _section(section, key, values), device
-        self.run = ""  # in a worker that of the sweep, which `bulk.put` asks for
+        self.run = ""  # in a worker that of the sweep
         folder = measured(data_folder(device) if data is None else data)
         self.data = folder.parent
         path = folder / self.section.name / f"{device}.csv"
@@ -134,6 +135,17 @@ class Table(CsvFile):
                 f" published rows of {PUBLISHED}."
             )
         return published.frame()
+
+    def put_picture(
+        self,
+        bulk_table: str,
+        name: str,
+        rows: Iterable[Mapping[str, object]],
+        about: Mapping[str, object],
+    ) -> None:
+        """Store what a picture is drawn from beside this table, as ``bulk.put`` does: in a worker,
+        which has the run."""
+        bulk.put(bulk_table, self.device, name, rows, run=self.run, about=about, data=self.data)
 
     def to_text(self, row: Mapping[str, object]) -> Row:
         """Values are text, numbers, booleans or None (stored blank). Columns left out are blank,

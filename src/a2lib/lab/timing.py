@@ -223,66 +223,77 @@ def time_many(
     tensors alive.
     """
     clock = clock or Clock(device)
-    samples: dict[str, list[float]] = {}
-    hosts: dict[str, list[float]] = {name: [] for name in functions}
-    mhz: dict[str, list[int | None]] = {}
-    due: dict[str, int] = {}
-    failures: dict[str, Exception] = {}
+    every = {name: _Series(function, clock) for name, function in functions.items()}
+    due = {}
+    for name, series in every.items():
+        series.attempt(series.warm_up, warmup_ms, max_n)
+        if series.failure is None:
+            n = sample_count(rep_ms, series.estimate_ms, min_n, max_n)
+            due[name] = n - len(series.samples)
+    for name, n in in_turns(due):
+        every[name].attempt(every[name].sample, n)
+    _time_hosts([series for series in every.values() if series.failure is None])
+    return {name: series.failure or series.timing() for name, series in every.items()}
 
-    def attempt(action: Callable[..., None], name: str, *arguments: object) -> None:
-        """Call the action, unless the name has failed."""
-        if name in failures:
+
+class _Series:
+    """The samples of one function that takes turns with others, or the exception that it raised."""
+
+    def __init__(self, function: Callable[[], object], clock: Clock) -> None:
+        self._function, self._clock = function, clock
+        self.samples: list[float] = []
+        self.estimate_ms = 0.0
+        self.failure: Exception | None = None
+        self._mhz: list[int | None] = []
+        self._host: list[float] = []
+
+    def attempt(self, action: Callable[..., None], *arguments: object) -> None:
+        """Call the action, unless the function has failed."""
+        if self.failure is not None:
             return
         try:
-            action(name, *arguments)
+            action(*arguments)
         except Exception as error:
-            failures[name] = detached(error)
+            self.failure = detached(error)
             # A device broken by the failed call refuses this too; each later one has its own error.
             with contextlib.suppress(Exception):
-                clock.release()
+                self._clock.release()
 
-    def warm_up(name: str) -> None:
-        clock.samples(functions[name], 1)
-        (estimate,) = clock.samples(functions[name], 1)
+    def warm_up(self, warmup_ms: float, max_n: int) -> None:
+        """Call the function until it takes what it will take, and estimate that."""
+        self._clock.samples(self._function, 1)
+        (estimate,) = self._clock.samples(self._function, 1)
         if estimate >= LONG_MS:  # counts already
-            samples[name], mhz[name] = [estimate], [clock.sm_mhz]
+            self.samples, self._mhz = [estimate], [self._clock.sm_mhz]
         else:
             # It may still compile or allocate: it decides how long to warm up, no more.
             calls = max_n if estimate <= 0 else int(min(warmup_ms / estimate, max_n))
-            estimate = statistics.median(clock.samples(functions[name], max(1, calls)))
-            samples[name], mhz[name] = [], []
-        due[name] = sample_count(rep_ms, estimate, min_n, max_n) - len(samples[name])
+            estimate = statistics.median(self._clock.samples(self._function, max(1, calls)))
+        self.estimate_ms = estimate
 
-    def sample(name: str, n: int) -> None:
-        samples[name] += clock.samples(functions[name], n)
-        mhz[name].append(clock.sm_mhz)
+    def sample(self, n: int) -> None:
+        self.samples += self._clock.samples(self._function, n)
+        self._mhz.append(self._clock.sm_mhz)
 
-    def time_host(name: str, calls: int) -> None:
-        taken = clock.host(functions[name], calls)
+    def time_host(self, calls: int) -> None:
+        taken = self._clock.host(self._function, calls)
         if taken is not None:
-            hosts[name].append(taken)
+            self._host.append(taken)
 
-    for name in functions:
-        attempt(warm_up, name)
-    for name, n in in_turns(due):
-        attempt(sample, name, n)
-    plans = {}
-    for name in due:
-        if name not in failures:
-            is_short = statistics.median(samples[name]) < HOST_SHORT_MS
-            plans[name] = HOST_SHORT if is_short else HOST_OTHERS
+    def timing(self) -> Timing:
+        return Timing.from_samples(self.samples, self._host, self._mhz)
+
+
+def _time_hosts(every: Sequence[_Series]) -> None:
+    """Measure the host's time of each function, in turns: short ones in more calls, more often."""
+    plans = []
+    for series in every:
+        is_short = statistics.median(series.samples) < HOST_SHORT_MS
+        plans.append((series, *(HOST_SHORT if is_short else HOST_OTHERS)))
     for turn in range(max(HOST_SHORT[1], HOST_OTHERS[1])):
-        for name, (calls, repetitions) in plans.items():
+        for series, calls, repetitions in plans:
             if turn < repetitions:
-                attempt(time_host, name, calls)
-
-    results: dict[str, Timing | Exception] = {}
-    for name in functions:
-        if name in failures:
-            results[name] = failures[name]
-        else:
-            results[name] = Timing.from_samples(samples[name], hosts[name], mhz[name])
-    return results
+                series.attempt(series.time_host, calls)
 
 
 def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -161,15 +161,16 @@ def tricks() -> list[Trick]:
     piped = replace(mesh, X=mesh.X / 4, M_X=1).least_tokens() / 4
     packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2).least_tokens()
 
-    ways = [
-        ("the mesh as asked", "α / (M_X Y)", base, n, "none"),
-        ("Y = 16 on two torus axes", "α / (M_X Y)", wide, n, "narrower matrices"),
-        ("the best X and Y", "α² / (M_X M_Y F)", best, n, "a little more where X and Y are whole"),
-        ("4 stages on one torus axis", "α / (p M_X Y)", piped, n, "a bubble; weights stay"),
-        ("weights sent in 8 bits", "α / (2 M_X Y)", packed, n, "rounded weights"),
-        ("half of the devices", "α / (M_X Y)", base, n / 2, "half the speed"),
-    ]
     return [
-        Trick(name, formula, per_device * devices, price)
-        for name, formula, per_device, devices, price in ways
+        Trick("the mesh as asked", "α / (M_X Y)", base * n, "none"),
+        Trick("Y = 16 on two torus axes", "α / (M_X Y)", wide * n, "narrower matrices"),
+        Trick(
+            "the best X and Y",
+            "α² / (M_X M_Y F)",
+            best * n,
+            "a little more where X and Y are whole",
+        ),
+        Trick("4 stages on one torus axis", "α / (p M_X Y)", piped * n, "a bubble; weights stay"),
+        Trick("weights sent in 8 bits", "α / (2 M_X Y)", packed * n, "rounded weights"),
+        Trick("half of the devices", "α / (M_X Y)", base * n / 2, "half the speed"),
     ]

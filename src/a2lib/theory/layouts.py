@@ -244,34 +244,39 @@ def check(case: Case) -> None:
     data, t, p, c = layout.data, layout.tensor, layout.pipeline, layout.context
     m, chunks = layout.microbatches, layout.chunks
     layers, keys = shape.num_layers, shape.kv_heads
-    spread = stage_blocks(layers, p)
-    _, middle, _ = spread or (0, 0, 0)
     is_flash = training.attention == "flash"
-    broken = {
-        f"data {data} x microbatches {m} must divide batch {training.batch}": (
-            training.batch % (data * m)
-        ),
-        f"tensor {t} must divide num_heads {shape.num_heads} and d_ff {shape.d_ff}": (
-            shape.num_heads % t or shape.d_ff % t
-        ),
-        f"tensor {t} and num_kv_heads {keys}: one must divide the other": keys % t and t % keys,
-        f"pipeline {p} with num_layers {layers}; allowed are stages that divide the layers, or up "
-        "to three more (the first has one fewer, the last up to two)": spread is None,
-        f"chunks {chunks} with pipeline {p}, {middle} blocks per stage and microbatches {m}; they "
-        "must divide the blocks, and the stages (2 or more) the micro-batches": (
-            chunks > 1 and (p == 1 or middle % chunks or m % p)
-        ),
-        f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m}; allowed "
-        "are 2 stages or more, in one piece, and as many micro-batches or more": (
-            layout.schedule != "1f1b" and (p == 1 or chunks > 1 or m < p)
-        ),
-        f"context {c} with context length {training.context} and {training.attention} attention; "
-        "its double must divide the length, and attention must be flash": (
-            c > 1 and (training.context % (2 * c) or not is_flash)
-        ),
-        "checkpointing selective with flash attention, which keeps no scores; allowed are none and "
-        "block": layout.checkpointing == "selective" and is_flash,
-    }
-    for rule, is_broken in broken.items():
-        if is_broken:
-            raise ValueError(rule)
+    if training.batch % (data * m):
+        raise ValueError(f"data {data} x microbatches {m} must divide batch {training.batch}")
+    if shape.num_heads % t or shape.d_ff % t:
+        raise ValueError(
+            f"tensor {t} must divide num_heads {shape.num_heads} and d_ff {shape.d_ff}"
+        )
+    if keys % t and t % keys:
+        raise ValueError(f"tensor {t} and num_kv_heads {keys}: one must divide the other")
+    spread = stage_blocks(layers, p)
+    if spread is None:
+        raise ValueError(
+            f"pipeline {p} with num_layers {layers}; allowed are stages that divide the layers, or"
+            " up to three more (the first has one fewer, the last up to two)"
+        )
+    _, middle, _ = spread
+    if chunks > 1 and (p == 1 or middle % chunks or m % p):
+        raise ValueError(
+            f"chunks {chunks} with pipeline {p}, {middle} blocks per stage and microbatches {m};"
+            " they must divide the blocks, and the stages (2 or more) the micro-batches"
+        )
+    if layout.schedule != "1f1b" and (p == 1 or chunks > 1 or m < p):
+        raise ValueError(
+            f"schedule {layout.schedule} with pipeline {p}, chunks {chunks}, microbatches {m};"
+            " allowed are 2 stages or more, in one piece, and as many micro-batches or more"
+        )
+    if c > 1 and (training.context % (2 * c) or not is_flash):
+        raise ValueError(
+            f"context {c} with context length {training.context} and {training.attention}"
+            " attention; its double must divide the length, and attention must be flash"
+        )
+    if layout.checkpointing == "selective" and is_flash:
+        raise ValueError(
+            "checkpointing selective with flash attention, which keeps no scores; allowed are none"
+            " and block"
+        )

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from a2lib.checks import check_name, check_sizes
 from a2lib.shapes import Shape
 from a2lib.theory.devices import WORKSPACE
-from a2lib.theory.memory.saved import PRECISIONS, block_saved
+from a2lib.theory.memory.saved import ATTENTIONS, PRECISIONS, block_saved
 from a2lib.theory.products import INDEX, NARROW, WIDE
 from a2lib.theory.transformer import block_parameter_count
 
-ATTENTIONS = ("eager", "flash")
 PARAMETERS, OPTIMIZER, GRADIENTS = "parameters", "optimizer state", "gradients"
 SAVED, TEMPORARIES, OTHER = "saved for backward", "temporaries", "other"
 CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, SAVED, TEMPORARIES, OTHER)

@@ -82,7 +82,7 @@ def split_rows(
 ):  # fmt: skip
     """Y: (B, H, rows, 2 W), the two terms of each row. Each has zeros up to W, a multiple of 8, and
     a head up to a multiple of B rows, which is SPLIT_ROWS; behind those are the exponents of the
-    units of its blocks of B (``dispatch.terms_shape``)."""
+    units of its blocks of B (``forms.fp16_terms_shape``)."""
     W: tl.constexpr = (d + 7) // 8 * 8
     n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)

@@ -1,8 +1,7 @@
 """Update one parameter by AdamW: by one kernel, or by PyTorch's operators."""
 
+import torch
 from torch import Tensor
-
-from a2lib.attention.launches import launch
 
 
 def update(weight: Tensor, grad: Tensor, master: Tensor, exp_avg: Tensor, *rest) -> None:
@@ -61,16 +60,30 @@ def _by_kernel(p: Tensor) -> bool:
     return p.is_cuda or bool(knobs.runtime.interpret)
 
 
+# Compiled kernels, by all that Triton compiles apart but the alignment of addresses. Its own look at
+# each argument takes the host longer than a launch.
+_compiled: dict[tuple, object] = {}
+
+
 def _by_triton(tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
     from a2lib.optim.kernels import BLOCK, OPTIONS, adamw
 
     weight, grad, master, *rest = tensors
-    grad = grad.contiguous()
+    tensors = (weight, grad.contiguous(), master, *rest)
     n, has_master = weight.numel(), master is not weight
     sizes = (n == 1, n % 16 == 0, n >= 2**31)
-    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, *sizes)
-    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
-    tensors = (weight, grad, master, *rest)
+    key = (weight.dtype, grad.dtype, has_master, weight.device, *sizes)
     # Triton compiles apart for a whole number, which the key does not tell.
     numbers = (*map(float, numbers), n)
-    launch(adamw, key, -(-n // BLOCK), tensors, numbers, constants, OPTIONS)
+    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
+    grid = (-(-n // BLOCK), 1, 1)
+    addresses = [x.data_ptr() for x in tensors]
+    aligned = all(address % 16 == 0 for address in addresses)
+    compiled = _compiled.get(key) if aligned else None
+    with torch.cuda.device_of(weight):
+        if compiled is not None:
+            compiled[grid](*addresses, *numbers, *constants.values())
+            return
+        compiled = adamw[grid](*tensors, *numbers, **constants, **OPTIONS)
+    if aligned and compiled is not None:  # the interpreter returns nothing
+        _compiled[key] = compiled

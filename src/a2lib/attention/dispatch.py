@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
     ``dtype`` is "bf16", "fp16" or "fp32"; ``hopper`` says whether the kernels for Hopper can run:
     the GPU is one, and its copy engine can address the tensors. ``multiprocessors`` is 0 without a
-    GPU. ``fixed_order`` and ``tf32`` are PyTorch's settings.
+    GPU. ``fixed_order`` is PyTorch's setting.
     """
 
     dtype: str
@@ -69,7 +69,6 @@ class Call(NamedTuple):
     multiprocessors: int = MULTIPROCESSORS
     hopper: bool = True
     fixed_order: bool = False
-    tf32: bool = False
 
     @property
     def n_heads(self) -> int:
@@ -147,12 +146,10 @@ def precision_of(call: Call) -> str:
 
     fp32 is split into three bf16 terms, six products (bf16x6): as exact as fp32 multiplication
     and on the tensor cores; or into two fp16 terms, three products (fp16x3, ``terms.py``), whose
-    backward adds in no fixed order. TF32 keeps 10 bits of the mantissa and is for those who ask.
+    backward adds in no fixed order.
     """
     if call.dtype != "fp32":
         return "ieee"
-    if call.tf32:
-        return "tf32"
     return "fp16x3" if in_two_terms(call) and not call.fixed_order else "bf16x6"
 
 

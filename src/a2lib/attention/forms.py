@@ -132,7 +132,8 @@ class Pass:
         numbers = (*self._strides("o"), *sizes)
         n_programs = ceil_div(call.n_queries, B) * call.n_heads
         options = {"launch_pdl": self.early}
-        self._add("combine", n_programs, (*parts, "o", "lse"), numbers, constants, options)
+        names = (*parts, "o", "lse")
+        self._add(Step("combine", n_programs, names, numbers, constants, options))
 
     def _forward_hopper(self):
         call, BD = self.call, self.widths["BD"]
@@ -233,9 +234,9 @@ class Pass:
         tensors = ("o", "do", "lse", "rows", *sums, unused)
         sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
         numbers = (*self._strides("o", "do"), *sizes)
-        how = {"PRECISION": self.precision, "ORDERED": call.fixed_order}
+        prepared = {**constants, "PRECISION": self.precision, "ORDERED": call.fixed_order}
         options = {"num_warps": num_warps, "launch_pdl": False}
-        self._add("prepare", n_programs, tensors, numbers, {**constants, **how}, options)
+        self._add(Step("prepare", n_programs, tensors, numbers, prepared, options))
 
         if on_hopper:
             self._sweep_hopper(sums, dispatch.chunk_queries_of(call) if in_chunks else 0)
@@ -247,7 +248,7 @@ class Pass:
         sizes = (self.scale, call.heads, call.kv_heads, call.n_heads, call.n_queries, call.n_keys)
         numbers = (*self._strides(*gradients), *sizes)
         options = {"num_warps": num_warps, "launch_pdl": early}
-        self._add("finish", n_programs, (*sums, *gradients), numbers, constants, options)
+        self._add(Step("finish", n_programs, (*sums, *gradients), numbers, constants, options))
 
     def _sweep_chunks(self, form, sums, early):
         """Add the kernel of plain Triton that adds up all gradients."""
@@ -331,7 +332,7 @@ class Pass:
         n_programs = 2 * ceil_div(n_rows, B) * batch * heads
         constants = {**self.widths, "B": B, "PRECISION": self.precision}
         numbers = (*self._strides(*names), heads, n_rows)
-        self._add("split", n_programs, (*names, *terms), numbers, constants, options)
+        self._add(Step("split", n_programs, (*names, *terms), numbers, constants, options))
 
     def _tile(self, kernel: str) -> Tile:
         """Return the best tile of a kernel that is not struck."""
@@ -361,9 +362,8 @@ class Pass:
         options = {**tiles.options_of(tile, self.precision), **(options or {})}
         n_programs = tiles.n_programs(kernel, tile, call)
         numbers = (*self._strides(*tensors), *sizes)
-        struck_as = (tiles.key_of(kernel, call), tile)
-        names = (*tensors, *rest)
-        self._add(kernel, n_programs, names, numbers, constants, options, tile=struck_as)
+        step = Step(kernel, n_programs, (*tensors, *rest), numbers, constants, options)
+        self._add(step._replace(tile=(tiles.key_of(kernel, call), tile)))
 
     def _add_hopper(self, kernel, n_programs, blocks, rest, sizes, constants, options):
         """Add a kernel of Gluon; ``blocks`` has, by name, the rows of a block that the copy engine
@@ -372,14 +372,11 @@ class Pass:
         for name, block in blocks.items():
             shape = block if isinstance(block, tuple) else (1, 1, block, BD)
             descriptors.append(descriptor_of(self.tensors[name], shape, BD))
-        names = (*blocks, *rest)
-        self._add(kernel, n_programs, names, sizes, constants, options, tuple(descriptors))
+        step = Step(kernel, n_programs, (*blocks, *rest), sizes, constants, options)
+        self._add(step._replace(descriptors=tuple(descriptors)))
 
-    def _add(
-        self, kernel, n_programs, names, numbers, constants, options, descriptors=(), tile=None
-    ):
-        if n_programs:
-            step = Step(kernel, n_programs, names, numbers, constants, options, descriptors, tile)
+    def _add(self, step: Step):
+        if step.n_programs:
             self.steps.append(step)
 
     def _is_ragged(self, Bk):

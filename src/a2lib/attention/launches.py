@@ -108,16 +108,6 @@ def _interpreted() -> bool:
     return bool(INTERPRETED.value)
 
 
-def _allow_tf32(q: Tensor) -> bool:
-    """Return whether products of q on a GPU may be TF32 by PyTorch's newer or older setting."""
-    if getattr(q, "dtype", None) is not torch.float32:  # asked before the inputs are checked
-        return False
-    precision = torch.backends.cuda.matmul.fp32_precision
-    if precision == "none":
-        precision = torch.backends.fp32_precision
-    return precision == "tf32"
-
-
 # A pass that ran before.
 
 
@@ -138,16 +128,14 @@ class _Launch(NamedTuple):
 class _Kept(NamedTuple):
     """A pass that ran.
 
-    ``results`` and ``scratch``, which the kernels alone see, are shapes, strides and dtypes of what
-    it makes, with None for what is not wanted. Small scratch is one ``block`` of so many bytes, in
-    which it lies at ``offsets``. ``gpu`` is the index of the device, of ``several`` or alone.
+    ``results`` are shapes, strides and dtypes of what it makes, with None for what is not wanted.
+    So is ``scratch``, which the kernels alone see, with the bytes at which they see something: all
+    is one block where it is small. ``gpu`` is the index of the device, of ``several`` or alone.
     """
 
     launches: tuple[_Launch, ...]
     results: tuple[tuple | None, ...]
-    scratch: tuple[tuple, ...]
-    block: int
-    offsets: tuple[int, ...]
+    scratch: tuple[tuple[tuple, tuple[int, ...]], ...]
     gpu: int | None
     several: bool
 
@@ -162,8 +150,7 @@ BLOCK_BYTES = 2**20
 def _key_of(switches: tuple, inputs: Sequence[Tensor]) -> tuple | None:
     """Return all that a pass over ``inputs`` depends on but their contents; None for what has no
     strides."""
-    fixed_order = torch.are_deterministic_algorithms_enabled()
-    key = (dispatch.without, fixed_order, _allow_tf32(inputs[0]), *switches)
+    key = (dispatch.without, torch.are_deterministic_algorithms_enabled(), *switches)
     try:
         for x in inputs:
             key += (x.shape, x.stride(), x.dtype, x.device)
@@ -178,7 +165,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     kept = _kept.get(key)
     if kept is None:
         return None
-    launches, results, scratch, block, offsets, gpu, several = kept
+    launches, results, scratch, gpu, several = kept
     addresses = [x.data_ptr() for x in inputs]
     for address in addresses:
         if address % 16:
@@ -196,16 +183,13 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
             x = new(layout[0], layout[1], dtype=layout[2])
             made.append(x)
             addresses.append(x.data_ptr())
-    # Scratch is held until the last launch.
-    if block:
-        held = new((block,), (1,), dtype=torch.uint8)
-        start = held.data_ptr()
+    held = []  # until the last launch
+    for layout, offsets in scratch:
+        x = new(layout[0], layout[1], dtype=layout[2])
+        held.append(x)
+        start = x.data_ptr()
         for offset in offsets:
             addresses.append(start + offset)
-    elif scratch:
-        held = [new(layout[0], layout[1], dtype=layout[2]) for layout in scratch]
-        for x in held:
-            addresses.append(x.data_ptr())
     stream = None if gpu is None else _stream_of()(gpu)
     for run, compiled, choose, describe, values in launches:
         chosen = choose(addresses)
@@ -276,7 +260,6 @@ def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call
         multiprocessors=n_multiprocessors(q.device),
         hopper=is_hopper(q.device) and all(map(is_addressable, moved)),
         fixed_order=torch.are_deterministic_algorithms_enabled(),
-        tf32=_allow_tf32(q),
     )
 
 
@@ -349,16 +332,19 @@ def _bind(step: Step, compiled, places: dict[str, int]) -> _Launch:
 
 
 def _keep(launches, results, scratch, device) -> _Kept:
-    ends = [0]
+    offsets, end = [], 0
     for x in scratch:  # as far apart as the allocator has them
-        ends.append(ends[-1] + -(-x.nbytes // 512) * 512)
-    in_block = len(scratch) > 1 and ends[-1] <= BLOCK_BYTES
+        offsets.append(end)
+        end += dispatch.ceil_div(x.nbytes, 512) * 512
+    if offsets and end <= BLOCK_BYTES:
+        block = (end,), (1,), torch.uint8
+        scratch_layouts = [(block, tuple(offsets))]
+    else:
+        scratch_layouts = [(_layout(x), (0,)) for x in scratch]
     return _Kept(
         launches=tuple(launches),
         results=tuple(None if x is None else _layout(x) for x in results),
-        scratch=tuple(_layout(x) for x in scratch),
-        block=ends[-1] if in_block else 0,
-        offsets=tuple(ends[:-1]) if in_block else (),
+        scratch=tuple(scratch_layouts),
         gpu=device.index if device.type == "cuda" else None,
         several=device.type == "cuda" and torch.cuda.device_count() > 1,
     )

@@ -60,8 +60,8 @@ def _by_kernel(p: Tensor) -> bool:
     return p.is_cuda or bool(knobs.runtime.interpret)
 
 
-# Compiled kernels, by all that Triton compiles apart but the alignment of addresses. Its own look at
-# each argument takes the host longer than a launch.
+# Compiled kernels, by all that Triton compiles apart but how addresses are aligned. Triton's own
+# look at each argument takes the host longer than a launch.
 _compiled: dict[tuple, object] = {}
 
 

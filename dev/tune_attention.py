@@ -1,4 +1,4 @@
-"""Time tiles of the attention kernels on this GPU, as the table in a2lib.attention.dispatch was.
+"""Time tiles of the attention kernels on this GPU, as the table in a2lib.attention.tiles was.
 
     python dev/tune_attention.py candidates.json results.jsonl
 
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from triton.testing import do_bench
 
-from a2lib.attention import dispatch, flash_attention, launches
+from a2lib.attention import flash_attention, launches, tiles
 
 SHAPES = {"16bit": [(1, 1, 8192), (1, 16, 8192)], "fp32": [(1, 1, 4096), (1, 8, 4096)]}
 SMALL = [(1, 1, 256), (1, 16, 256)]
@@ -37,16 +37,14 @@ def last_launch(kernel, call):
     finally:
         launches._launch_steps = real
     step, tensors = launched[-1]
-    chosen, fn = [tensors[name] for name in step.tensors], launches.kernel_of(kernel)
-    return lambda: launches._compile_and_run(fn, step.n_programs, chosen, *step[3:7])
+    return lambda: launches.compile_and_launch(step, tensors)
 
 
 def run(key, tile, shapes, rep):
     """Milliseconds of one kernel with one tile, by shape; rep is do_bench's, 0 only compiles."""
     kernel, family, BD, causal = key.split("/")
     BD, causal = int(BD), causal == "True"
-    row = dispatch.Row(kernel, family, (BD,), (causal,), "always", 0, dispatch.Tile(*tile))
-    dispatch.TILES[kernel, family, BD, causal] = [row]
+    tiles.TILES[kernel, family, BD] = [tiles.Row(kernel, family, (BD,), tiles.Tile(*tile))]
     dtype = torch.bfloat16 if family == "16bit" else torch.float32
     times = {}
     for batch, heads, n in shapes:

@@ -1,6 +1,6 @@
 """Stands in for compiled kernels: every launch, whichever way it came, is logged."""
 
-from a2lib.attention import dispatch, launches
+from a2lib.attention import dispatch, launches, tiles
 
 
 class Kernel:
@@ -40,8 +40,9 @@ def watch_steps(monkeypatch, steps, launch=True):
 
 def use_tile(monkeypatch, key, tile):
     """Have the table choose one tile."""
-    row = dispatch.Row(*key[:2], (key[2],), (key[3],), "always", 0, dispatch.Tile(*tile))
-    monkeypatch.setitem(dispatch.TILES, key, [row])
+    kernel, family, columns = key
+    row = tiles.Row(kernel, family, (columns,), tiles.Tile(*tile))
+    monkeypatch.setitem(tiles.TILES, key, [row])
 
 
 def call(dtype="bf16", heads=16, n=1024, d=64, causal=True, **more):

@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import CUDABackend, get_ptxas  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
-from a2lib.attention import dispatch, forms, launches  # noqa: E402
+from a2lib.attention import dispatch, forms, launches, tiles  # noqa: E402
 
 # The steps of a pass with a kernel of the table.
 STEPS = {
@@ -66,7 +66,7 @@ def _ptxas(self, ptx, *_):
 
 def compile_step(told, step, tensors):
     """Compile as a launch of this step would; its resources, and what the caller tells of it."""
-    arguments = *launches.described(tensors, step.forms), *step.numbers
+    arguments = launches.arguments_of(step, tensors)
     kernel = launches.kernel_of(step.kernel)
     options = {**step.constants, **step.options}
     return told | resources(kernel.warmup(*arguments, grid=(step.n_programs,), **options))
@@ -111,8 +111,7 @@ def pass_of(d, causal, ragged, heads=1, dtype=torch.bfloat16, **options):
 
 def work_of(one, told, chosen):
     """What `compile_step` is to be given of the chosen steps of a pass."""
-    steps = [step for step in one.steps if chosen(step)]
-    return [(told, step, [one.tensors[name] for name in step.tensors]) for step in steps]
+    return [(told, step, one.tensors) for step in one.steps if chosen(step)]
 
 
 def chosen_forms(d, causal):
@@ -130,8 +129,7 @@ def table_work(kernel, family, BD, causal, tile):
     """The step of a kernel of the table with this tile."""
     dispatch.in_two_terms = lambda _: family == "fp16x3"
     dispatch.keys_per_chunk = lambda _: 128
-    row = dispatch.Row(kernel, family, (BD,), (causal,), "always", 0, tile)
-    dispatch.TILES[kernel, family, BD, causal] = [row]
+    tiles.TILES[kernel, family, BD] = [tiles.Row(kernel, family, (BD,), tile)]
     dtype = torch.bfloat16 if family == "16bit" else torch.float32
     one = pass_of(BD, causal, True, dtype=dtype)
     STEPS.get(kernel, forms.Pass._backward_two_sweeps)(one)
@@ -144,16 +142,15 @@ def tiles_of_the_table(every):
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
     without the causal mask where registers are tight. Or the plain tile, with the mask, of the
     largest heads and in 16 bits of heads of 64."""
-    for key, rows in list(dispatch.TILES.items()):
-        kernel, family, BD, causal = key
+    for (kernel, family, BD), causal in itertools.product(list(tiles.TILES), (True, False)):
         in_16_bits = family == "16bit"
         some = causal and (BD == 128 or (BD == 64 and in_16_bits))
-        for row in rows:
-            asked = causal or (BD >= 64 and row.when != "long")
+        for row in tiles.TILES[kernel, family, BD]:
+            asked = causal or (BD >= 64 and row.when not in ("long", "short_causal"))
             if not every:
                 asked = some and row.when == "always"
             if asked:
-                yield *key, row.tile
+                yield kernel, family, BD, causal, row.tile
 
 
 def gluon_work(every):
@@ -164,7 +161,7 @@ def gluon_work(every):
 
     def add(one, **told):
         how = {"gluon": True, "head_dim": d, "causal": causal, "ragged": ragged}
-        work.extend(work_of(one, how | told, lambda step: step.forms))
+        work.extend(work_of(one, how | told, lambda step: step.descriptors))
 
     chosen = {}
     for d, causal in itertools.product((64, 128), (True, False)):
@@ -206,7 +203,7 @@ def main(argv):
     forms.launches_early = lambda _: True
     if argv not in ([], ["some"]):
         kernel, family, BD, causal, *tile = argv
-        job = kernel, family, int(BD), causal == "causal", dispatch.Tile(*map(int, tile))
+        job = kernel, family, int(BD), causal == "causal", tiles.Tile(*map(int, tile))
         work = table_work(*job)
     else:
         work = gluon_work(every=not argv)

@@ -41,12 +41,14 @@ def test_is_causal_is_a_bool(attention):
 
 
 @pytest.mark.parametrize("attention", [attention_reference, flash.flash_attention])
-def test_scale_is_a_finite_number(attention):
+def test_scale_is_a_finite_number_above_0(attention):
     for scale, kind, complaint in (
         (torch.tensor(0.5), TypeError, "no gradient"),
         ("0.5", TypeError, "a number or None; got '0.5'"),
         (float("nan"), ValueError, "finite number.*; got nan"),
         (1e39, ValueError, "finite number.*; got 1e\\+39"),
+        (0.0, ValueError, "above 0"),
+        (-0.5, ValueError, "above 0"),
     ):
         words = f"scale must be .*{complaint}"
         refused(words, attention, *three(2, 8, 16), scale=scale, error=kind)

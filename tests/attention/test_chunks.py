@@ -43,8 +43,8 @@ def run(patch, inputs, causal, sides=(64, 64), multiprocessors=64, scale=None):
     """o and the gradients, and which kernels were launched."""
     for BD in (16, 32, 64, 128):
         for family in ("16bit", "fp32"):
-            use_tile(patch, ("backward_chunks", family, BD, causal), (*sides, 4, 1))
-    use_tile(patch, ("backward_wide", "fp16x3", 128, causal), (*sides, 4, 1))
+            use_tile(patch, ("backward_chunks", family, BD), (*sides, 4, 1))
+    use_tile(patch, ("backward_wide", "fp16x3", 128), (*sides, 4, 1))
     patch.setattr(launches, "n_multiprocessors", lambda device: multiprocessors)
     steps = []
     with pytest.MonkeyPatch.context() as patch:
@@ -118,18 +118,15 @@ def test_a_few_gradients_of_two_terms_are_those_of_all(in_few_chunks):
 
 
 @pytest.mark.parametrize(
-    "n_queries, d, mode, two",
-    [(256, 128, None, True), (255, 128, None, False), (256, 64, None, False),
-     (256, 128, "tf32", False), (256, 128, "fixed order", False)],
+    "n_queries, d, fixed_order, two",
+    [(256, 128, False, True), (255, 128, False, False), (256, 64, False, False),
+     (256, 128, True, False)],
 )  # fmt: skip
-def test_both_passes_multiply_alike(monkeypatch, n_queries, d, mode, two):
+def test_both_passes_multiply_alike(monkeypatch, n_queries, d, fixed_order, two):
     steps = []
     for chosen in (in_chunks, in_two_terms):  # not the fixture's
         monkeypatch.setattr(dispatch, chosen.__name__, chosen)
-    monkeypatch.setattr(
-        torch, "are_deterministic_algorithms_enabled", lambda: mode == "fixed order"
-    )
-    monkeypatch.setattr(launches, "_allow_tf32", lambda: mode == "tf32")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: fixed_order)
     watch_steps(monkeypatch, steps, launch=False)
     q, do = torch.empty(2, 1, 2, n_queries, d)
     k, v = torch.empty(2, 1, 1, 300, d)
@@ -139,7 +136,7 @@ def test_both_passes_multiply_alike(monkeypatch, n_queries, d, mode, two):
         return [step.constants["PRECISION"] for step in steps if step.kernel == "split"]
 
     forward = splits()
-    assert forward == ([] if mode == "tf32" else ["fp16x3" if two else "bf16x6"])
+    assert forward == ["fp16x3" if two else "bf16x6"]
     for needs in ((True, True, True), (True, False, False)):
         steps.clear()
         launches.backward(do, q, k, v, o, lse, True, None, needs)

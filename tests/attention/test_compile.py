@@ -14,7 +14,7 @@ import pytest
 import torch
 import triton
 
-from a2lib.attention.dispatch import ROWS
+from a2lib.attention.tiles import ROWS
 
 pytestmark = pytest.mark.slow
 

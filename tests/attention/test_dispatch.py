@@ -8,7 +8,7 @@ from attention_standins import call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2lib.attention import dispatch
+from a2lib.attention import dispatch, tiles
 from a2lib.attention.dispatch import Call, backward_form, forward_form
 from a2lib.shapes import SIZES
 
@@ -81,8 +81,8 @@ def test_every_kernel_is_one_and_every_form_and_row_has_its_kernels():
     for module, function in dispatch.KERNELS.values():
         source = Path(dispatch.__file__).with_name(f"{module}.py")
         assert f"def {function}(" in source.read_text(encoding="utf-8")
-    assert {row.kernel for row in dispatch.ROWS} <= set(dispatch.KERNELS)
-    for key, rows in dispatch.TILES.items():
+    assert {row.kernel for row in tiles.ROWS} <= set(dispatch.KERNELS)
+    for key, rows in tiles.TILES.items():
         conditions = [row.when for row in rows]
         assert conditions[-1] == "always" and conditions.count("always") == 1, key
 
@@ -97,7 +97,7 @@ def test_chunks_are_whole_tiles_and_few(n_queries, n_keys, heads, causal, dtype,
     keys = dispatch.keys_per_chunk(one)
     assert keys % 128 == 0
     if keys:
-        assert 2 <= dispatch.n_chunks_of(keys, one) <= dispatch.CHUNKS_MAX
+        assert 2 <= dispatch.n_key_chunks(one) <= dispatch.KEY_CHUNKS_MAX
         assert -(-n_queries // 64) * heads <= 2 * many
 
 

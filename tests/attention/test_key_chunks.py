@@ -17,7 +17,7 @@ from a2lib.attention import (
     dispatch,
     launches,
 )
-from a2lib.attention.dispatch import TILES
+from a2lib.attention.tiles import TILES
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}

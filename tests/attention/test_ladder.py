@@ -8,8 +8,8 @@ from attention_inputs import inputs
 from attention_standins import watch_steps
 
 from a2lib.attention import dispatch, flash_attention
-from a2lib.attention.dispatch import TUTORIAL
 from a2lib.attention.ladder import HOPPER, RUNGS, Rung
+from a2lib.attention.tiles import TUTORIAL
 from a2lib.lab import sanity
 
 FEW = 1, 1, 256, 64

@@ -7,7 +7,7 @@ import torch
 from attention_standins import run, stand_in
 from refusals import refused
 
-from a2lib.attention import dispatch, forms, launches
+from a2lib.attention import dispatch, forms, launches, tiles
 from a2lib.errors import UnsupportedError
 
 
@@ -108,17 +108,17 @@ TOKENS = [
 
 def all_calls():
     """Yield tensors and a call of each kind, whatever the GPU and PyTorch's settings."""
-    flags = itertools.product((False, True), repeat=4)
+    flags = itertools.product((False, True), repeat=3)
     dtypes, heads_of, sizes = (torch.bfloat16, torch.float32), (0, 1, 16), (16, 32, 64, 128)
     cases = itertools.product(dtypes, heads_of, TOKENS, sizes, flags)
-    for dtype, heads, (n_queries, n_keys), d, (causal, hopper, fixed_order, tf32) in cases:
+    for dtype, heads, (n_queries, n_keys), d, (causal, hopper, fixed_order) in cases:
         q = torch.empty(1, heads, n_queries, d, dtype=dtype, device="meta")
         k = q.new_empty(1, heads, n_keys, d)
         tensors = {"lse": q.new_empty(q.shape[:-1], dtype=torch.float32)}
         tensors |= dict.fromkeys(("q", "o", "do", "dq"), q)
         tensors |= dict.fromkeys(("k", "v", "dk", "dv"), k)
         call = launches.call_of(tensors, causal)
-        options = {"hopper": hopper, "fixed_order": fixed_order, "tf32": tf32}
+        options = {"hopper": hopper, "fixed_order": fixed_order}
         yield tensors, call._replace(multiprocessors=132, **options)
 
 
@@ -137,7 +137,7 @@ def test_every_call_has_launches_and_every_row_of_the_table_a_call():
                 if step.tile:
                     used.add(step.tile)
     table = set()
-    for key, rows in dispatch.TILES.items():
+    for key, rows in tiles.TILES.items():
         table |= {(key, row.tile) for row in rows}
     assert used == table
 
@@ -174,8 +174,8 @@ def test_what_differs_is_worked_out(long_way):
 
 def test_settings_are_part_of_the_form(long_way, monkeypatch):
     q, k, v = qkv(torch.float32)
-    for allowed in (False, True, True):
-        monkeypatch.setattr(launches, "_allow_tf32", lambda allowed=allowed: allowed)
+    for fixed in (False, True, True):
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda x=fixed: x)
         launches.forward(q, k, v, True, None)
     assert len(long_way) == 2
     for without in (("consumers",), (), ("consumers",)):
@@ -208,15 +208,15 @@ def test_what_is_kept_is_bounded_and_nothing_where_nothing_runs(monkeypatch):
 def test_a_tile_that_does_not_fit_is_struck_and_the_pass_begins_again(log, monkeypatch):
     errors = pytest.importorskip("triton.runtime.errors")
     monkeypatch.setattr(launches, "_struck", {})
-    real, refused_tiles = launches._compile_and_run, []
+    real, refused_tiles = launches.compile_and_launch, []
 
-    def run_smaller(kernel, n_programs, tensors, numbers, constants, *rest):
-        if constants.get("Bq", 0) > most:
-            refused_tiles.append(constants["Bq"])
+    def run_smaller(step, tensors):
+        if step.constants.get("Bq", 0) > most:
+            refused_tiles.append(step.constants["Bq"])
             raise errors.OutOfResources(300, 200, "shared memory")
-        return real(kernel, n_programs, tensors, numbers, constants, *rest)
+        return real(step, tensors)
 
-    monkeypatch.setattr(launches, "_compile_and_run", run_smaller)
+    monkeypatch.setattr(launches, "compile_and_launch", run_smaller)
     most = 32
     q, k, v = qkv()
     launches.forward(q, k, v, True, None)

@@ -134,14 +134,11 @@ def test_fp32_error_when_scores_are_large(size, head_dim):
     check_beside(attention_reference, 2.5, (2, 333, head_dim), torch.float32, True, size)
 
 
-def test_tf32_when_asked_for(monkeypatch):
-    inputs = random_inputs((2, 256, 64), (2, 256, 64), torch.float32, "cuda")
-    truth = in_float64(*inputs, True)
-    exact = errors(with_gradients(ours, *inputs, True), truth)
+def test_tf32_is_not_for_attention(monkeypatch):
+    q, k, v, _ = random_inputs((2, 256, 64), (2, 256, 64), torch.float32, "cuda")
+    want = ours(q, k, v, True)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    rough = errors(with_gradients(ours, *inputs, True), truth)
-    for name in NAMES:
-        assert 10 * exact[name] < rough[name] < 5e-3, (name, exact, rough)
+    assert torch.equal(ours(q, k, v, True), want)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -232,29 +229,3 @@ def test_on_another_stream():
         results = with_gradients(ours, *inputs, True)
     torch.cuda.current_stream().wait_stream(stream)
     assert_near(results, *inputs)
-
-
-def test_triton_is_asked_of_each_launch_where_somebody_wants_to_know():
-    """By Triton's own hook, as its profiler sets it; also of launches that were kept."""
-    from triton import knobs
-
-    inputs, told = few(), []
-    with_gradients(ours, *inputs, True)
-    before = knobs.runtime.launch_enter_hook
-
-    def hook(metadata):
-        told.append(metadata.get()["name"])
-
-    if hasattr(before, "add"):
-        before.add(hook)
-    else:
-        knobs.runtime.launch_enter_hook = hook
-    try:
-        results = with_gradients(ours, *inputs, True)
-    finally:
-        if hasattr(before, "remove"):
-            before.remove(hook)
-        else:
-            knobs.runtime.launch_enter_hook = before
-    assert_near(results, *inputs)
-    assert told == ["forward_kernel", "backward_kernel"]

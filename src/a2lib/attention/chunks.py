@@ -43,6 +43,25 @@ def _turned(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _key_numbers(n0, Nk, Bk: tl.constexpr):
+    """The keys of a tile. One past Nk is later than every query: its weight may be infinite, and dQ
+    would have it."""
+    offs_n = n0 + tl.arange(0, Bk)
+    return tl.where(offs_n < Nk, offs_n, 2**31 - 1)
+
+
+@triton.jit
+def _without_hidden(pt, m0, offs_n, Nk, Bq: tl.constexpr, CAUSAL: tl.constexpr):
+    """The transposed weights of a tile, 0 where a query does not see the key."""
+    if CAUSAL:
+        # Constants on one side: registers are short.
+        pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
+    else:
+        pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
+    return pt
+
+
+@triton.jit
 def _tile_and_queries(
     item, Nq, Nk, chunk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr
 ):
@@ -80,9 +99,7 @@ def _chunk_tiles(
 ):  # fmt: skip
     """dK / scale and dV of one key tile over query tiles, and with dK dQ / scale of each added to
     DQ."""
-    offs_n = n0 + tl.arange(0, Bk)
-    # A key past Nk is later than every query. Its weight may be infinite, and dQ would have it.
-    offs_n = tl.where(offs_n < Nk, offs_n, 2**31 - 1)
+    offs_n = _key_numbers(n0, Nk, Bk)
     for i in tl.range(start, stop, num_stages=STAGES):
         m0 = i * Bq
         if skip is not None:
@@ -95,11 +112,7 @@ def _chunk_tiles(
         delta = tl.load(ROWS + n_rows + offs_m)
         dpt = dot(v, do, PRECISION, True)
         pt = _exp(st, lse[None, :], scale, PRECISION)
-        if MASK and CAUSAL:
-            # Constants on one side: registers are short.
-            pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
-        else:
-            pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
+        pt = _without_hidden(pt, m0, offs_n, Nk, Bq, MASK and CAUSAL)
         p = operand(pt, Q.dtype.element_ty, PRECISION)
         dst = operand(pt * (dpt - delta[None, :]), Q.dtype.element_ty, PRECISION)
         dv = dot(p, do, PRECISION, False, dv)
@@ -183,12 +196,7 @@ def backward_chunks_kernel(
 def _weights(k, q, scale, lse, m0, offs_n, Nk, Bq: tl.constexpr, CAUSAL: tl.constexpr):
     """The weights of a tile, transposed; scale has the units."""
     pt = tl.math.exp2((terms.dot(k, q, True) * scale - lse[None, :]) * LOG2E)
-    if CAUSAL:
-        # Constants on one side: registers are short.
-        pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
-    else:
-        pt = tl.where((offs_n < Nk)[:, None], pt, 0.0)
-    return pt
+    return _without_hidden(pt, m0, offs_n, Nk, Bq, CAUSAL)
 
 
 @triton.jit(do_not_specialize=[*SIZES, "chunk"])
@@ -216,9 +224,7 @@ def backward_wide_kernel(
     ROWS += (b * H + h) * 2 * n_rows
     DQ += (b * H + h) * Nq * d
     kv_row = (b * (H // GROUP) + h // GROUP) * Nk * d
-    offs_n = n0 + tl.arange(0, Bk)
-    # A key past Nk is later than every query. Its weight may be infinite, and dQ would have it.
-    offs_n = tl.where(offs_n < Nk, offs_n, 2**31 - 1)
+    offs_n = _key_numbers(n0, Nk, Bk)
     k, k_unit = terms.load(K, n0, Nk, Bk, d, BD)
     sums = tl.zeros([Bk, BD], tl.float32)
     if item % 2 == 0:

@@ -1,4 +1,4 @@
-"""Choose the kernels of a call of attention, and their tiles, by tables measured on an H200.
+"""Choose the kernels of a call of attention, by rules measured on an H200.
 
 A call's **form** says which kernels run. Of each pass the first form whose condition holds is
 taken (``forward_form``, ``backward_form``):
@@ -18,20 +18,17 @@ taken (``forward_form``, ``backward_form``):
     ==========  ================  ======================================  ========================
 
 Around the backwards of one sweep stand kernels that prepare and finish the sums, and before what
-multiplies fp32 in terms of 16 bits one that splits it (``precision_of``). A **tile** is how much a
-program does at a time: the first row of ``ROWS`` that fits the call. Nothing is searched at run
-time.
+multiplies fp32 in terms of 16 bits one that splits it (``precision_of``).
 
-``forms.py`` makes launches of a form, ``launches.py`` runs them. This module imports no torch.
+``tiles.py`` chooses how much a program of plain Triton does at a time, ``forms.py`` makes launches
+of a form, ``launches.py`` runs them. This module imports no torch.
 """
 
-import itertools
 import math
 from typing import NamedTuple
 
 MULTIPROCESSORS = 132  # of an H100 or H200
 HEAD_DIM_MAX = 128
-CHUNKS_MAX = 8
 
 # By name: the module of a2lib.attention, and the function in it.
 KERNELS = {
@@ -58,7 +55,7 @@ class Call(NamedTuple):
 
     ``dtype`` is "bf16", "fp16" or "fp32"; ``hopper`` says whether the kernels for Hopper can run:
     the GPU is one, and its copy engine can address the tensors. ``multiprocessors`` is 0 without a
-    GPU. ``fixed_order`` and ``tf32`` are PyTorch's settings.
+    GPU. ``fixed_order`` is PyTorch's setting.
     """
 
     dtype: str
@@ -72,7 +69,6 @@ class Call(NamedTuple):
     multiprocessors: int = MULTIPROCESSORS
     hopper: bool = True
     fixed_order: bool = False
-    tf32: bool = False
 
     @property
     def n_heads(self) -> int:
@@ -90,6 +86,11 @@ class Call(NamedTuple):
 # What the ladder takes away (ladder.RUNGS), for the whole process: a backward of PyTorch runs in a
 # thread of its own. Part of what a kept launch is known by.
 without: frozenset[str] = frozenset()
+
+
+def ceil_div(n: int, size: int) -> int:
+    """Return how many pieces of ``size`` hold ``n``."""
+    return -(-n // size)
 
 
 def forward_form(call: Call) -> str:
@@ -110,8 +111,8 @@ def backward_form(call: Call) -> str:
         return "one_launch"
     if precision_of(call) == "fp16x3":
         return "two_terms"
-    cut = in_chunks(call) and call.n_queries > 0 and call.n_kv_heads > 0
-    if cut and not call.fixed_order and "query_chunks" not in without:
+    can_be_cut = call.n_queries > 0 and call.n_kv_heads > 0 and not call.fixed_order
+    if can_be_cut and in_chunks(call) and "query_chunks" not in without:
         return "hopper_chunks" if chunk_queries_of(call) else "query_chunks"
     if in_one_sweep(call) and _can_use_hopper(call) and "one_sweep" not in without:
         return "one_sweep"
@@ -119,8 +120,8 @@ def backward_form(call: Call) -> str:
 
 
 def _can_use_hopper(call: Call) -> bool:
-    some = call.n_queries > 0 and call.n_keys > 0 and call.n_heads > 0
-    return some and call.hopper and _has_hopper_kernels(call)
+    has_work = call.n_queries > 0 and call.n_keys > 0 and call.n_heads > 0
+    return has_work and call.hopper and _has_hopper_kernels(call)
 
 
 def _has_hopper_kernels(call: Call) -> bool:
@@ -136,6 +137,34 @@ def masks() -> str:
     return "diagonal" if "two_loops" in without else "edges"
 
 
+# How products are made.
+
+
+def precision_of(call: Call) -> str:
+    """Return how ``tl.dot`` multiplies operands, in both passes alike: a backward that computes the
+    scores of a forward in another way has other weights where scores are large.
+
+    fp32 is split into three bf16 terms, six products (bf16x6): as exact as fp32 multiplication
+    and on the tensor cores; or into two fp16 terms, three products (fp16x3, ``terms.py``), whose
+    backward adds in no fixed order.
+    """
+    if call.dtype != "fp32":
+        return "ieee"
+    return "fp16x3" if in_two_terms(call) and not call.fixed_order else "bf16x6"
+
+
+def in_two_terms(call: Call) -> bool:
+    """Return whether both passes may multiply fp32 as two terms of fp16: with heads above 64, but
+    where sums have so few rows that gradients would be further from fp32's."""
+    fewest = min(call.n_queries, call.n_keys)
+    return call.dtype == "fp32" and call.head_dim > 64 and fewest >= 256
+
+
+def columns_of(head_dim: int) -> int:
+    """Return the columns, a power of two, that hold a head in plain Triton."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
 # The forward.
 
 
@@ -148,24 +177,24 @@ def forward_consumers(call: Call) -> tuple[int, bool]:
     """
     if "consumers" in without:
         return 1, False
-    n_queries, n_heads, causal = call.n_queries, call.n_heads, call.causal
-    tiles = -(-n_queries // 64) * n_heads
+    n_queries, n_heads = call.n_queries, call.n_heads
+    tiles = ceil_div(n_queries, 64) * n_heads
     if tiles < 32:
         return 0, False  # the host takes longer than either, and less for plain Triton
     if call.head_dim <= 64:
-        if causal and n_queries >= 4096 and tiles >= 2048:
+        if call.causal and n_queries >= 4096 and tiles >= 2048:
             return 3, True
-        if not causal and n_queries >= 1024 and tiles >= 4096:
+        if not call.causal and n_queries >= 1024 and tiles >= 4096:
             return 3, n_queries <= 4096
-        return 1, not causal or _pairs_pay(n_queries, 64, n_heads, 2 * MULTIPROCESSORS)
+        return 1, not call.causal or _pairs_pay(n_queries, 64, n_heads, 2 * MULTIPROCESSORS)
     if tiles <= MULTIPROCESSORS:
         return 1, False
-    if causal:
+    if call.causal:
         return 2, _pairs_pay(n_queries, 128, n_heads, MULTIPROCESSORS)
     return 2, n_queries <= 4096
 
 
-def _pairs_pay(n_queries, rows, n_heads, at_once):
+def _pairs_pay(n_rows: int, tile_rows: int, n_heads: int, at_once: int) -> bool:
     """Return whether causal tiles are better done in pairs, long and short, by programs that stay.
 
     To end and begin is taken to cost a program a block and a half of 128 keys, which programs that
@@ -173,55 +202,72 @@ def _pairs_pay(n_queries, rows, n_heads, at_once):
     it stands the part of the GPU that is idle in their last round, since all pairs take equally
     long. Pairs are of two heads: never of an odd number.
     """
-    pairs = -(-n_queries // rows) * n_heads // 2
+    pairs = ceil_div(n_rows, tile_rows) * n_heads // 2
     if n_heads % 2 or 2 * pairs <= at_once:
         return False
-    busy = pairs / (-(-pairs // at_once) * at_once)
-    blocks = max(1, n_queries / 256)  # of a tile, on average
+    rounds = ceil_div(pairs, at_once)
+    busy = pairs / (rounds * at_once)
+    blocks = max(1, n_rows / 256)  # of a tile, on average
     return busy >= blocks / (blocks + 1.5)
+
+
+# Each chunk of keys holds an fp32 output of all queries.
+KEY_CHUNKS_MAX = 8
 
 
 def keys_per_chunk(call: Call) -> int:
     """Return the keys of a program, a multiple of 128, if the forward splits the keys over several
     programs (split-KV); 0 if it does not, since tiles of 64 queries fill the GPU or rows are short.
 
-    Work is counted in tiles of 64 by 64, which an SM does at one rate. There are at most CHUNKS_MAX
-    chunks, each of which holds an fp32 output of all queries.
+    Work is counted in tiles of 64 by 64, which a multiprocessor does at one rate.
     """
     if "key_chunks" in without:
         return 0
     causal, multiprocessors = call.causal, call.multiprocessors
     n_keys = min(call.n_keys, call.n_queries) if causal else call.n_keys
-    tiles, blocks = -(-call.n_queries // 64) * call.n_heads, -(-n_keys // 64)
+    tiles = ceil_div(call.n_queries, 64) * call.n_heads
+    blocks = ceil_div(n_keys, 64)
     if not 0 < tiles <= 2 * multiprocessors:
         return 0
+    # Of each multiprocessor if all had as much, and of the one with most if keys are not split: its
+    # second tile is shorter if causal.
     share = tiles * blocks / multiprocessors / (2 if causal else 1)
-    # Of the SM with the most work, if keys are not split: its second tile is shorter if causal.
-    second = max(0, 1 - multiprocessors / tiles) if causal else tiles > multiprocessors
-    fullest = blocks * (1 + second)
-    # The cost of the second kernel, and from 32 tiles on of doing without the Hopper kernel.
-    few = 2 if call.dtype == "fp32" else 6
-    if fullest <= 1.25 * share + (few if tiles < 32 else 10):
+    if causal:
+        second = max(0, 1 - multiprocessors / tiles)
+    else:
+        second = 1 if tiles > multiprocessors else 0
+    most = blocks * (1 + second)
+    if tiles >= 32:
+        cost = 10  # of a second kernel, and of doing without the one for Hopper
+    else:
+        cost = 2 if call.dtype == "fp32" else 6
+    if most <= 1.25 * share + cost:
         return 0
-    # Some four programs for each SM, or two with a causal mask, which leaves half of the pairs.
+    # Some four programs for each multiprocessor, or two with a causal mask, which leaves half of
+    # the pairs.
     chunks = 4 * multiprocessors / tiles
-    chunks = min(CHUNKS_MAX, max(4, round(chunks)) if causal else max(2, math.ceil(chunks)))
-    keys = -(-n_keys // (chunks * 128)) * 128
+    chunks = max(4, round(chunks)) if causal else max(2, math.ceil(chunks))
+    keys = ceil_div(n_keys, min(KEY_CHUNKS_MAX, chunks) * 128) * 128
     return keys if keys < n_keys else 0
 
 
-def n_chunks_of(chunk_keys: int, call: Call) -> int:
+def n_key_chunks(call: Call) -> int:
     """Return how many chunks have a key that some query sees."""
-    seen = min(call.n_queries, call.n_keys) if call.causal else call.n_keys
-    return -(-seen // chunk_keys)
+    n_seen = min(call.n_queries, call.n_keys) if call.causal else call.n_keys
+    return ceil_div(n_seen, keys_per_chunk(call))
 
 
-def n_chunk_programs(n_tiles: int, n_chunks: int, tiles_per_chunk: int) -> int:
-    """Return the programs of ``key_chunks.chunk_kernel`` for one head; tiles_per_chunk is 0 without
-    a causal mask. With one there are none behind the diagonal; fewer than tiles_per_chunk find no
-    tile."""
-    whole = (max(n_tiles - (c + 1) * tiles_per_chunk, 0) for c in range(n_chunks))
-    return sum(whole) + n_chunks * tiles_per_chunk
+def key_chunk_programs(Bq: int, call: Call) -> int:
+    """Return the programs of ``key_chunks.chunk_kernel`` for one head: one for each chunk that a
+    tile of Bq queries sees, and where the last queries are few some that find no tile."""
+    n_tiles, n_chunks = ceil_div(call.n_queries, Bq), n_key_chunks(call)
+    if not call.causal:
+        return n_tiles * n_chunks
+    tiles_per_chunk = keys_per_chunk(call) // Bq
+    programs = n_chunks * tiles_per_chunk  # on the diagonal
+    for chunk in range(n_chunks):
+        programs += max(n_tiles - (chunk + 1) * tiles_per_chunk, 0)
+    return programs
 
 
 # The backward.
@@ -230,8 +276,6 @@ def n_chunk_programs(n_tiles: int, n_chunks: int, tiles_per_chunk: int) -> int:
 # H100), and from how many dQ that is added up in the order of the tiles (from 512 on measured).
 GROUPED_PROGRAMS = 128
 ORDERED_PROGRAMS = 264
-# At most so many tiles in a chunk, or of all that fraction: dK and dV are added up once for them.
-CHUNK_TILES = 16
 # Up to so many keys, with a causal mask or without, each kernel of the backward in chunks is
 # launched while the one before runs, in 16 bits. Without a mask, where programs take equally long,
 # longer rows can lose by it: two then share a multiprocessor while another has none, we guess.
@@ -241,20 +285,13 @@ CHUNKS_EARLY = {True: 4096, False: 512}
 def in_one_launch(call: Call) -> bool:
     """Return whether the backward is one launch, in which programs of 64 queries (16 with heads
     above 64) make dQ and programs of as many keys make dK and dV: in 16 bits, if each program has
-    an SM and tokens are so few that launching takes longest."""
-    most = 128 if 32 < call.head_dim <= 64 else 256
+    a multiprocessor and tokens are so few that launching takes longest."""
+    most_tokens = 128 if 32 < call.head_dim <= 64 else 256
+    if call.dtype == "fp32" or max(call.n_queries, call.n_keys) > most_tokens:
+        return False
     rows = 64 if call.head_dim <= 64 else 16
-    programs = (-(-call.n_queries // rows) + -(-call.n_keys // rows)) * call.n_heads
-    few = max(call.n_queries, call.n_keys) <= most and programs <= MULTIPROCESSORS
-    return call.dtype != "fp32" and few
-
-
-def in_two_terms(call: Call) -> bool:
-    """Return whether both passes multiply fp32 as two terms of fp16 (three matmuls) instead of
-    three of bf16 (six): with heads above 64, except where sums have so few rows that gradients
-    would be further from fp32's. The backward is then one sweep split by queries."""
-    many = min(call.n_queries, call.n_keys) >= 256
-    return call.dtype == "fp32" and call.head_dim > 64 and many
+    tiles = ceil_div(call.n_queries, rows) + ceil_div(call.n_keys, rows)
+    return tiles * call.n_heads <= MULTIPROCESSORS
 
 
 def in_chunks(call: Call) -> bool:
@@ -263,23 +300,25 @@ def in_chunks(call: Call) -> bool:
 
     In 16 bits it is where programs of 128 keys would leave a GPU idle. In fp32, with heads of up to
     64, it is there and where rows are long. Long causal rows in 16 bits, whose first program takes
-    longest, are also split where each SM has a program, or two with heads up to 32.
+    longest, are also split where each multiprocessor has a program, or two with heads up to 32.
     """
     n_keys, head_dim, causal = call.n_keys, call.head_dim, call.causal
-    programs = -(-n_keys // 128) * call.n_heads
+    if n_keys < 256:
+        return False
+    programs = ceil_div(n_keys, 128) * call.n_heads
     if call.dtype == "fp32":
-        return head_dim <= 64 and n_keys >= 256 and (programs <= 128 or n_keys >= 4096)
-    if head_dim <= 32:
+        return head_dim <= 64 and (programs <= 128 or n_keys >= 4096)
+    if causal and head_dim <= 32 and n_keys > 16384:
+        most = 256
+    elif causal and _is_long_for_hopper(call):
+        most = MULTIPROCESSORS
+    elif head_dim <= 32:
         most = 128
     elif head_dim <= 64 or causal:
         most = 64
     else:
         most = 32
-    if causal and n_keys > 16384 and head_dim <= 32:
-        most = 256
-    elif causal and _is_long_for_hopper(call):
-        most = MULTIPROCESSORS
-    return n_keys >= 256 and programs <= most
+    return programs <= most
 
 
 def _is_long_for_hopper(call: Call) -> bool:
@@ -292,22 +331,13 @@ def in_one_sweep(call: Call) -> bool:
     """Return whether the backward on a Hopper GPU is one sweep over the tiles, in which many
     programs add to dQ, instead of two: if programs of 128 keys fill the GPU, or sequences are
     long."""
-    n_programs = -(-call.n_keys // 128) * call.n_kv_heads
-    if not _has_hopper_kernels(call) or call.n_keys < (128 if n_programs >= 264 else 1024):
+    n_programs = ceil_div(call.n_keys, 128) * call.n_kv_heads
+    fewest_keys = 128 if n_programs >= 2 * MULTIPROCESSORS else 1024
+    if not _has_hopper_kernels(call) or call.n_keys < fewest_keys:
         return False
     if call.group > 1:  # in a fixed order two sweeps were as fast
         return not call.fixed_order and n_programs >= GROUPED_PROGRAMS
     return not call.fixed_order or n_programs >= ORDERED_PROGRAMS
-
-
-def hopper_backward_stays(call: Call) -> bool:
-    """Return whether programs of the backward for Hopper stay for several tiles of 128 keys. With
-    heads above 64 causal ones would spill more."""
-    if not call.causal:
-        return True
-    whole_tiles = -(-call.n_keys // 128) * 128
-    pay = _pairs_pay(whole_tiles, 128, call.n_kv_heads, MULTIPROCESSORS)
-    return call.head_dim <= 64 and pay
 
 
 def chunk_queries_of(call: Call) -> int:
@@ -316,29 +346,16 @@ def chunk_queries_of(call: Call) -> int:
     128."""
     if not _is_long_for_hopper(call) or not _can_use_hopper(call):
         return 0
-    return max(512, -(-call.n_queries // (8 * 128)) * 128)
+    return max(512, ceil_div(call.n_queries, 8 * 128) * 128)
 
 
-def chunk_of(tile: "Tile", call: Call) -> int:
-    """Return the queries of one program's chunk, a power of two and a multiple of the tile's sides:
-    as few as have each program run at once, but two tiles where one each fill the GPU."""
-    queries, keys = -(-call.n_queries // tile.Bq), -(-call.n_keys // tile.Bk)
-    pairs = queries * keys * call.n_heads
-    if call.causal:
-        pairs = (pairs + min(queries, keys) * call.n_heads) // 2
-    programs = max(1, call.multiprocessors) * 8 // tile.warps  # at once
-    each = max(-(-pairs // programs), 1 + (pairs > call.multiprocessors > 0))
-    each = min(each, max(CHUNK_TILES, queries // CHUNK_TILES))
-    return max((1 << (each - 1).bit_length()) * tile.Bq, tile.Bk)
-
-
-def chunk_programs(tile: "Tile", chunk: int, call: Call) -> int:
-    """Return how many key tiles see how many chunks of queries, in one head: a program for each
-    pair."""
-    chunks, keys = -(-call.n_queries // chunk), -(-call.n_keys // tile.Bk)
+def query_chunk_programs(chunk: int, Bk: int, call: Call) -> int:
+    """Return how many tiles of Bk keys see how many chunks of queries, in one head: a program for
+    each pair."""
+    n_chunks, n_tiles = ceil_div(call.n_queries, chunk), ceil_div(call.n_keys, Bk)
     if not call.causal:
-        return chunks * keys
-    return sum(min(keys, chunk // tile.Bk * seen) for seen in range(1, chunks + 1))
+        return n_chunks * n_tiles
+    return sum(min(n_tiles, chunk // Bk * (number + 1)) for number in range(n_chunks))
 
 
 # How many programs and heads run at a time on Hopper.
@@ -356,10 +373,20 @@ BACKWARD_HEADS = 4
 ORDERED_HEADS = {(True, 64): 16, (True, 128): 16, (False, 64): 8, (False, 128): 4}
 
 
-def staying(n_tiles: int, at_once: int, causal: bool) -> int:
+def hopper_backward_stays(call: Call) -> bool:
+    """Return whether programs of the backward for Hopper stay for several tiles of 128 keys. With
+    heads above 64 causal ones would spill more."""
+    if not call.causal:
+        return True
+    whole_tiles = ceil_div(call.n_keys, 128) * 128
+    pays = _pairs_pay(whole_tiles, 128, call.n_kv_heads, MULTIPROCESSORS)
+    return call.head_dim <= 64 and pays
+
+
+def staying(n_tiles: int, at_once: int, in_pairs: bool) -> int:
     """Return how many programs do n_tiles tiles: as many as run at once, and no more than there are
-    tiles, or pairs of them with a mask."""
-    return min(n_tiles // 2 if causal else n_tiles, at_once)
+    tiles, or pairs of them."""
+    return min(n_tiles // 2 if in_pairs else n_tiles, at_once)
 
 
 def heads_together(bytes_per_head: int, n_heads: int, stay: bool, causal: bool) -> int:
@@ -368,10 +395,11 @@ def heads_together(bytes_per_head: int, n_heads: int, stay: bool, causal: bool) 
         return n_heads
     if stay and causal:
         bytes_per_head, n_heads = 2 * bytes_per_head, n_heads // 2
-    return max(1, min(n_heads, (L2_BYTES_STAY if stay else L2_BYTES) // bytes_per_head))
+    cached = (L2_BYTES_STAY if stay else L2_BYTES) // bytes_per_head
+    return max(1, min(n_heads, cached))
 
 
-def backward_heads_together(call: Call, n_heads: int, stay: bool, chunk: int) -> int:
+def backward_heads_together(call: Call, n_heads: int, stay: bool, in_chunks: bool) -> int:
     """Return ``heads_together`` of a backward, which also reads and writes dQ.
 
     Of programs that do not stay a power of two: up to 4 % faster than 5, 10, 21 or 42 heads (causal
@@ -380,186 +408,12 @@ def backward_heads_together(call: Call, n_heads: int, stay: bool, chunk: int) ->
     bytes_per_head = call.n_queries * call.head_dim * (2 + 2 + 2 * 4)
     if call.fixed_order:
         return min(ORDERED_HEADS[call.causal, 64 if call.head_dim <= 64 else 128], n_heads)
-    if call.group > 1 and not chunk:
+    if call.group > 1 and not in_chunks:
         return max(1, min(n_heads, L2_BYTES_GROUPED // bytes_per_head))
     together = heads_together(bytes_per_head, n_heads, stay, call.causal)
     if stay:
         return together
     together = max(together, min(BACKWARD_HEADS, n_heads))
-    return together if together == n_heads else 1 << (together.bit_length() - 1)
-
-
-# How products are made.
-
-
-def precision_of(call: Call) -> str:
-    """Return how ``tl.dot`` multiplies operands, in both passes alike: a backward that computes the
-    scores of a forward in another way has other weights where scores are large.
-
-    fp32 is split into three bf16 terms, six products (bf16x6): as exact as fp32 multiplication
-    and on the tensor cores; or into two fp16 terms, three products (fp16x3, ``terms.py``), whose
-    backward adds in no fixed order. TF32 keeps 10 bits of the mantissa and is for those who ask.
-    """
-    if call.dtype != "fp32":
-        return "ieee"
-    if call.tf32:
-        return "tf32"
-    return "fp16x3" if in_two_terms(call) and not call.fixed_order else "bf16x6"
-
-
-def terms_shape(n_rows: int, head_dim: int) -> tuple[int, int]:
-    """Return the rows and columns that the two fp16 terms of a head's rows take: blocks of 128 rows
-    and, behind them, an exponent for each block. A term's columns are a multiple of 8 (16
-    bytes)."""
-    blocks, columns = -(-n_rows // 128), 2 * (-(-head_dim // 8) * 8)
-    return blocks * 128 + -(-blocks // columns), columns
-
-
-# Tiles of plain Triton.
-
-
-class Tile(NamedTuple):
-    """Bq queries by Bk keys, the warps that share it, and the depth of the load pipeline.
-
-    Of ``backward`` Bq rows of either side, which a program owns, by Bk of the other.
-    """
-
-    Bq: int
-    Bk: int
-    warps: int
-    stages: int
-
-
-class Row(NamedTuple):
-    """A tile, for which kernel and what it computes, and when.
-
-    ``family`` is "16bit", "fp32" or "fp16x3", ``columns`` the power of two that holds the head.
-    ``when`` is "always"; "few": programs of the "always" tile would leave multiprocessors idle;
-    "short": at most ``keys`` keys, and each program has a multiprocessor; "long": at least ``keys``
-    keys, in the forward of a chunk.
-    """
-
-    kernel: str
-    family: str
-    columns: tuple[int, ...]
-    causal: tuple[bool, ...]
-    when: str
-    keys: int
-    tile: Tile
-
-
-ANY = (16, 32, 64, 128)
-BOTH = (True, False)
-# The first row that fits is what a Hopper GPU runs, and it compiles there without serialised wgmma,
-# in 16 bits all but two without spills (tests/attention/test_compile.py). In fp32 some spill some
-# registers, and are faster than the tiles that do not.
-ROWS = (
-    # kernel, family, columns, causal, when, keys, (Bq, Bk, warps, stages)
-    Row("forward", "16bit", (64,), BOTH, "few", 0, Tile(64, 128, 4, 3)),
-    Row("forward", "16bit", (128,), (True,), "short", 256, Tile(16, 128, 4, 1)),
-    Row("forward", "16bit", ANY, BOTH, "always", 0, Tile(64, 64, 4, 3)),
-    Row("forward", "fp32", (16,), BOTH, "always", 0, Tile(64, 128, 4, 2)),
-    Row("forward", "fp32", (32,), BOTH, "always", 0, Tile(64, 64, 4, 3)),
-    Row("forward", "fp32", (64,), BOTH, "always", 0, Tile(64, 32, 4, 3)),
-    Row("forward", "fp32", (128,), BOTH, "few", 0, Tile(64, 32, 4, 2)),
-    Row("forward", "fp32", (128,), BOTH, "always", 0, Tile(128, 32, 8, 2)),
-    Row("forward", "fp16x3", (128,), BOTH, "few", 0, Tile(64, 32, 4, 2)),
-    Row("forward", "fp16x3", (128,), BOTH, "always", 0, Tile(128, 64, 8, 2)),
-    # What is read for a tile is read less often in a larger one.
-    Row("forward_chunk", "16bit", (32,), BOTH, "long", 1024, Tile(64, 128, 4, 3)),
-    Row("forward_chunk", "16bit", (64,), BOTH, "long", 4096, Tile(128, 64, 4, 3)),
-    Row("forward_chunk", "16bit", (64,), BOTH, "long", 1024, Tile(64, 128, 4, 3)),
-    Row("forward_chunk", "16bit", ANY, BOTH, "always", 0, Tile(64, 64, 4, 3)),
-    Row("forward_chunk", "fp32", (16,), BOTH, "always", 0, Tile(64, 128, 4, 2)),
-    Row("forward_chunk", "fp32", (32,), BOTH, "always", 0, Tile(64, 64, 4, 3)),
-    Row("forward_chunk", "fp32", (64,), BOTH, "always", 0, Tile(64, 32, 4, 3)),
-    Row("forward_chunk", "fp32", (128,), BOTH, "always", 0, Tile(64, 32, 4, 2)),
-    Row("forward_chunk", "fp16x3", (128,), BOTH, "long", 4096, Tile(128, 64, 8, 2)),
-    Row("forward_chunk", "fp16x3", (128,), BOTH, "always", 0, Tile(64, 32, 4, 2)),
-    Row("backward", "16bit", (16, 32, 64), BOTH, "always", 0, Tile(64, 64, 4, 1)),
-    Row("backward", "16bit", (128,), BOTH, "always", 0, Tile(16, 128, 8, 1)),  # in_one_launch's 16
-    Row("backward_dq", "16bit", (16, 32, 64), BOTH, "always", 0, Tile(64, 64, 4, 3)),
-    Row("backward_dq", "16bit", (128,), BOTH, "few", 0, Tile(64, 64, 4, 3)),
-    Row("backward_dq", "16bit", (128,), BOTH, "always", 0, Tile(128, 64, 8, 3)),
-    Row("backward_dq", "fp32", (16, 32), BOTH, "always", 0, Tile(64, 64, 4, 2)),
-    Row("backward_dq", "fp32", (64,), BOTH, "few", 0, Tile(64, 64, 4, 2)),
-    Row("backward_dq", "fp32", (64, 128), BOTH, "always", 0, Tile(64, 32, 4, 2)),
-    Row("backward_dkdv", "16bit", (16, 32, 64), BOTH, "always", 0, Tile(64, 64, 4, 3)),
-    Row("backward_dkdv", "16bit", (128,), BOTH, "always", 0, Tile(32, 64, 4, 3)),
-    Row("backward_dkdv", "fp32", (16, 32), BOTH, "always", 0, Tile(64, 64, 4, 2)),
-    Row("backward_dkdv", "fp32", (64,), BOTH, "always", 0, Tile(32, 64, 4, 2)),
-    # At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
-    Row("backward_dk", "fp32", (128,), BOTH, "few", 0, Tile(16, 64, 4, 3)),
-    Row("backward_dk", "fp32", (128,), BOTH, "always", 0, Tile(16, 128, 8, 1)),
-    Row("backward_dv", "fp32", (128,), BOTH, "few", 0, Tile(32, 64, 4, 2)),
-    Row("backward_dv", "fp32", (128,), BOTH, "always", 0, Tile(16, 64, 4, 2)),
-    Row("backward_chunks", "16bit", (16, 32, 64), BOTH, "always", 0, Tile(64, 64, 4, 3)),
-    Row("backward_chunks", "16bit", (128,), BOTH, "long", 2048, Tile(32, 64, 4, 3)),
-    Row("backward_chunks", "16bit", (128,), BOTH, "short", 640, Tile(64, 32, 4, 3)),
-    Row("backward_chunks", "16bit", (128,), BOTH, "always", 0, Tile(64, 64, 8, 3)),
-    Row("backward_chunks", "fp32", (16,), BOTH, "always", 0, Tile(64, 64, 4, 3)),
-    Row("backward_chunks", "fp32", (32,), BOTH, "always", 0, Tile(64, 64, 4, 2)),
-    Row("backward_chunks", "fp32", (64,), BOTH, "always", 0, Tile(32, 64, 4, 2)),
-    Row("backward_wide", "fp16x3", (128,), BOTH, "always", 0, Tile(32, 128, 8, 2)),
-)
-# Where shared memory is too small for those of the table: another GPU.
-SMALLER = Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)
-# The ladder's, of Triton 3.6's tutorial 06: its forward is tuned among several, of which this is
-# one, and its backward's two kernels are one.
-TUTORIAL = {
-    "forward": Tile(128, 128, 8, 2),
-    "backward_dq": Tile(128, 32, 4, 5),
-    "backward_dkdv": Tile(32, 128, 4, 5),
-}
-Key = tuple[str, str, int, bool]
-
-# ``ROWS`` by what ``key_of`` returns.
-TILES: dict[Key, list[Row]] = {}
-for _row in ROWS:
-    for _cell in itertools.product(_row.columns, _row.causal):
-        TILES.setdefault((_row.kernel, _row.family, *_cell), []).append(_row)
-
-
-def key_of(kernel: str, call: Call) -> Key:
-    """Return where the table has a call's tiles for a kernel: kernel, family, columns, causal."""
-    family = "fp32" if call.dtype == "fp32" else "16bit"
-    family = "fp16x3" if precision_of(call) == "fp16x3" else family
-    return kernel, family, columns_of(call.head_dim), call.causal
-
-
-def columns_of(head_dim: int) -> int:
-    """Return the columns, a power of two, that hold a head in plain Triton."""
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
-def tiles_of(kernel: str, call: Call, programs, keys: int = 0) -> tuple[Tile, ...]:
-    """Return the tiles of a kernel for a call, the best first; ``programs(tile)`` says how many
-    programs there are with one, ``keys`` what "long" counts."""
-    if "tuned_tiles" in without and kernel in TUTORIAL:
-        return TUTORIAL[kernel], *SMALLER
-    rows = TILES[key_of(kernel, call)]
-    idle = programs(rows[-1].tile) < call.multiprocessors
-    tiles = []
-    for row in rows:
-        if row.when == "few":
-            fits = idle
-        elif row.when == "short":
-            short = call.n_keys <= row.keys
-            fits = short and programs(row.tile) <= call.multiprocessors
-        elif row.when == "long":
-            fits = keys >= row.keys
-        else:
-            fits = True
-        if fits:
-            tiles.append(row.tile)
-    return *tiles, *SMALLER
-
-
-def options_of(tile: Tile, precision: str) -> dict:
-    """Return Triton's compile options for a tile; why fp32 keeps multiply-adds apart: see
-    kernels.py."""
-    return {
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-        "enable_fp_fusion": precision not in ("bf16x6", "fp16x3"),
-    }
+    if together == n_heads:
+        return together
+    return 1 << (together.bit_length() - 1)

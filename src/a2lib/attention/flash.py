@@ -19,7 +19,6 @@ from a2lib.attention import launches, operators
 from a2lib.attention.shapes import (
     check_distinct,
     check_first_derivative,
-    check_inputs,
     check_is_causal,
     check_scale,
 )
@@ -36,7 +35,7 @@ def flash_attention(
       bfloat16, float16 or float32. heads is a multiple of kv_heads (grouped-query attention), and d
       is 1 to 128. Two dimensions are one head.
     - ``is_causal``: if true, query i sees the keys j <= i.
-    - ``scale``: a number, ``1 / sqrt(d)`` if None. It has no gradient.
+    - ``scale``: a number above 0, ``1 / sqrt(d)`` if None. It has no gradient.
 
     Returns: ``(..., heads, n_queries, d)`` in q's dtype. A query that sees no key gives zeros.
 
@@ -51,9 +50,7 @@ def flash_attention(
     - Sums are in float32. Autocast changes nothing.
     - float32 inputs are multiplied as in float32, by terms of 16 bits: three of bfloat16 or, with
       heads of more than 64 and from 256 tokens on, two of float16. The latter lose a digit where q,
-      k, v and the gradient are all positive.
-    - float32 inputs are multiplied in TF32 if PyTorch is set to it
-      (``torch.backends.cuda.matmul.fp32_precision``). Each pass reads the setting.
+      k, v and the gradient are all positive. PyTorch's settings of TF32 change nothing.
     - The last bits of gradients may differ between runs, because some are added up in no fixed
       order. ``torch.use_deterministic_algorithms(True)`` fixes it.
 
@@ -71,10 +68,6 @@ def flash_attention(
     """
     if scale is not None:
         scale = check_scale(scale)
-        if scale <= 0:
-            # The kernels mask and take maxima before they scale, which needs a scale > 0.
-            check_inputs(q, k, v)
-            q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
     if is_causal is not True and is_causal is not False:
         is_causal = check_is_causal(is_causal)
     if is_compiling() or operators.is_watched(q, k, v):
@@ -88,8 +81,8 @@ def flash_attention(
     except TypeError:  # of what is no tensor: refused below
         pass
     # PyTorch's public ways to ask either take the host longer, or refuse what is no tensor.
-    wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v)
-    if wanted or forward_ad._current_level >= 0:
+    needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v)
+    if needs_grad or forward_ad._current_level >= 0:
         return _apply(q, k, v, is_causal, scale)
     return _without_gradient(q, k, v, is_causal, scale)
 

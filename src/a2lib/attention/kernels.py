@@ -7,7 +7,7 @@ Legend, with the handout's names: a program owns a tile of ``Bq`` queries or ``B
 head; ``Nq`` and ``Nk`` are the sequence lengths, ``d`` the head size and ``BD`` the power of two
 that holds it. The strides of a tensor are a tuple: of the batch, the heads and the rows.
 
-In 16 bits, and in TF32, scores live in base 2, so that an exponential is one multiply-add and the
+In 16 bits scores live in base 2, so that an exponential is one multiply-add and the
 hardware's ``ex2``. In fp32 (``PRECISION`` bf16x6, or fp16x3: ``terms.py``) they stay natural, as
 they are saved: a log-sum-exp carried to base 2 and back is rounded twice, which the gradients of
 large scores show. Multiply-adds are kept apart there (``enable_fp_fusion=False``), so that forward

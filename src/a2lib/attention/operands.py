@@ -29,29 +29,27 @@ def dot(a, b, PRECISION: tl.constexpr, TURNED: tl.constexpr = False, acc=None):
     makes them and ``load`` reads them."""
     if PRECISION == "bf16x6":
         # The smallest first. Where an operand is infinite its terms give NaN but in the last.
-        product = one_dot(a[1], b[1], TURNED, PRECISION, None)
-        product = one_dot(a[2], b[0], TURNED, PRECISION, product)
-        product = one_dot(a[0], b[2], TURNED, PRECISION, product)
-        product = one_dot(a[1], b[0], TURNED, PRECISION, product)
-        product = one_dot(a[0], b[1], TURNED, PRECISION, product)
+        product = one_dot(a[1], b[1], TURNED, None)
+        product = one_dot(a[2], b[0], TURNED, product)
+        product = one_dot(a[0], b[2], TURNED, product)
+        product = one_dot(a[1], b[0], TURNED, product)
+        product = one_dot(a[0], b[1], TURNED, product)
         product = tl.where(product == product, product, 0.0)
-        product = one_dot(a[0], b[0], TURNED, PRECISION, product)
+        product = one_dot(a[0], b[0], TURNED, product)
         # Apart from the sum so far, to which the tensor cores would add with less than fp32.
         if acc is not None:
             product += acc
     else:
-        product = one_dot(a[0], b[0], TURNED, PRECISION, acc)
+        product = one_dot(a[0], b[0], TURNED, acc)
     return product
 
 
 @triton.jit
-def one_dot(a, b, TURNED: tl.constexpr, PRECISION: tl.constexpr, acc):
+def one_dot(a, b, TURNED: tl.constexpr, acc):
     if TURNED:
         b = tl.trans(b)
     if INTERPRETED:
         product = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    elif PRECISION == "tf32":
-        product = tl.dot(a, b, acc, input_precision="tf32")
     else:
         product = tl.dot(a, b, acc)
     return product

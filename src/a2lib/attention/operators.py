@@ -22,7 +22,12 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from a2lib.attention import launches
-from a2lib.attention.shapes import NO_SECOND_DERIVATIVE, check_inputs, empty_output
+from a2lib.attention.shapes import (
+    NO_SECOND_DERIVATIVE,
+    check_inputs,
+    check_scale,
+    empty_output,
+)
 from a2lib.errors import UnsupportedError
 
 FORWARD, BACKWARD = "a2lib::flash_forward", "a2lib::flash_backward"
@@ -43,7 +48,9 @@ torch.library.define(
 
 
 def _forward(q, k, v, is_causal, scale):
-    return launches.forward(q, k, v, is_causal, _positive(scale))
+    if scale is not None:
+        check_scale(scale)
+    return launches.forward(q, k, v, is_causal, scale)
 
 
 # A fake implementation looks at no device: a fake tensor may be of a GPU that is not there.
@@ -52,12 +59,6 @@ def _forward_fake(q, k, v, is_causal, scale):
     check_inputs(q, k, v)
     launches.check_kind(q)
     return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-def _positive(scale):
-    if scale is not None and not scale > 0:
-        raise ValueError(f"{FORWARD} takes a scale > 0, flash_attention any; got {scale}")
-    return scale
 
 
 def _backward(do, q, k, v, o, lse, is_causal, scale, needs):
@@ -93,30 +94,14 @@ def _flops_of_a_matmul(q_shape, k_shape):
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None):
     """Return o, and lse, which has no gradient of its own, by the operator."""
     check_inputs(q, k, v)  # whose own refusals PyTorch wraps
-    return _called(torch.ops.a2lib.flash_forward.default, (q, k, v), is_causal, scale)
+    return torch.ops.a2lib.flash_forward.default(q, k, v, is_causal, scale)
 
 
 def flash_backward(do, q, k, v, o, lse, is_causal, scale, needs):
     """Return dq, dk and dv, or None for what is not needed, by the operator."""
-    needs, tensors = list(needs), (do, q, k, v, o, lse)
     operator = torch.ops.a2lib.flash_backward.default
-    gradients = _called(operator, tensors, is_causal, scale, needs)
+    gradients = operator(do, q, k, v, o, lse, is_causal, scale, list(needs))
     return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
-
-
-def _called(operator, tensors, *rest):
-    if torch.compiler.is_compiling():
-        return operator(*tensors, *rest)
-    try:
-        return operator(*tensors, *rest)
-    except TypeError as error:
-        if "__torch_dispatch__" not in str(error):
-            raise
-        # Of several lines.
-        names = ", ".join(sorted({type(x).__name__ for x in tensors}))
-        raise UnsupportedError(
-            f"flash_attention is the operator {operator}, which {names} does not know"
-        ) from None
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -183,33 +168,39 @@ torch.library.impl(FORWARD, "CompositeExplicitAutograd", _forward)
 torch.library.impl(BACKWARD, "CompositeExplicitAutograd", _backward)
 
 
-class _Quick(torch.library.Library):
-    """Takes a call that needs no gradient and that nobody looks at (no tracing, no mode, no
-    transform) to its body at once. What PyTorch does around it takes the host longer than what the
-    body does, and code that Inductor makes calls an operator so in both passes. There is no public
-    way to put something before what ``register_autograd`` registers."""
+# What PyTorch calls next where nothing but the tensors' own device has a say; as numbers, which
+# take a tenth of the time to compare.
+_DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+_DEVICE_ALONE = {torch._C.DispatchKeySet(device).raw_repr() for device in _DEVICES}
+
+
+class _Shortcut(torch.library.Library):
+    """Register an operator's gradient so that a call that needs none and that nobody looks at (no
+    tracing, no mode, no transform) goes to ``body`` at once.
+
+    What PyTorch does around it takes the host longer than what the body does, and code that
+    Inductor makes calls an operator so in both passes. There is no public way to put something
+    before what ``register_autograd`` registers.
+    """
 
     def __init__(self, body):
         super().__init__("a2lib", "FRAGMENT")
         self.body = body
 
     def impl(self, name, kernel, *rest, **options):
-        body, below = self.body, torch._C._after_ADInplaceOrView_keyset.raw_repr()
+        body = self.body
+        below_autograd = torch._C._after_ADInplaceOrView_keyset.raw_repr()
 
-        def quick(keyset, *args):
-            wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
-            if wanted or keyset.raw_repr() & below not in _REAL:
+        def shortcut(keyset, *args):
+            needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+            if needs_grad or keyset.raw_repr() & below_autograd not in _DEVICE_ALONE:
                 return kernel(keyset, *args)
             return body(*args)
 
-        super().impl(name, quick, *rest, **options)
+        super().impl(name, shortcut, *rest, **options)
 
 
-# What is called next where nothing but the tensors' own device has a say; as numbers, which take a
-# tenth of the time to compare.
-_DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
-_REAL = {torch._C.DispatchKeySet(device).raw_repr() for device in _DEVICES}
 # Held for as long as the operators are: a library takes its kernels along.
-_QUICK = _Quick(_forward), _Quick(_backward)
-torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=_QUICK[0])
-torch.library.register_autograd(BACKWARD, _refuse, lib=_QUICK[1])
+_SHORTCUTS = (_Shortcut(_forward), _Shortcut(_backward))
+torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=_SHORTCUTS[0])
+torch.library.register_autograd(BACKWARD, _refuse, lib=_SHORTCUTS[1])

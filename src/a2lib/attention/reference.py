@@ -18,7 +18,7 @@ def attention_reference(
     - ``q``: ``(..., heads, n_queries, d)``; ``k`` and ``v``: ``(..., kv_heads, n_keys, d)``, in one
       floating dtype. heads is a multiple of kv_heads (grouped-query attention).
     - ``is_causal``: if true, query i sees the keys j <= i.
-    - ``scale``: a number, ``1 / sqrt(d)`` if None.
+    - ``scale``: a number above 0, ``1 / sqrt(d)`` if None.
 
     Returns: ``(..., heads, n_queries, d)`` in q's dtype; under autocast in autocast's, as both
     products are. It can be differentiated any number of times.

@@ -53,7 +53,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> int:
 
 
 def check_scale(scale) -> float:
-    """Return ``scale`` as a float. Raises TypeError or ValueError unless it is one finite float32.
+    """Return ``scale`` as a float. Raises TypeError or ValueError unless it is a finite float32
+    above 0: the kernels mask and take maxima before they scale.
 
     A tensor is refused: no gradient would reach it.
     """
@@ -62,9 +63,9 @@ def check_scale(scale) -> float:
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise TypeError(f"scale must be a number or None; got {scale!r}")
     # torch.compile cannot trace math.isfinite, and float() of a large int is no ValueError.
-    if not (scale == 0 or SCALE_MIN <= abs(scale) <= SCALE_MAX):
-        limits = f"0, or {SCALE_MIN:.1e} to {SCALE_MAX:.1e} in magnitude"
-        raise ValueError(f"scale must be a finite number ({limits}); got {scale}")
+    if not SCALE_MIN <= scale <= SCALE_MAX:
+        limits = f"{SCALE_MIN:.1e} to {SCALE_MAX:.1e}"
+        raise ValueError(f"scale must be a finite number above 0 ({limits}); got {scale}")
     return float(scale)
 
 

@@ -22,10 +22,10 @@ def dot(a, b, TURNED: tl.constexpr = False):
     """``a @ b``, or ``a @ b.T`` if TURNED, in fp32 and in the product of their units; a and b are
     both terms each."""
     # The smallest first. Where an operand is infinite its second term gives NaN.
-    low = one_dot(a[0], b[1], TURNED, "fp16x3", None)
-    low = one_dot(a[1], b[0], TURNED, "fp16x3", low)
+    low = one_dot(a[0], b[1], TURNED, None)
+    low = one_dot(a[1], b[0], TURNED, low)
     # Not onto a sum so far, to which the tensor cores would add with less than fp32.
-    return one_dot(a[0], b[0], TURNED, "fp16x3", tl.where(low == low, low * 2**-11, 0.0))
+    return one_dot(a[0], b[0], TURNED, tl.where(low == low, low * 2**-11, 0.0))
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def split_rows(
 ):  # fmt: skip
     """Y: (B, H, rows, 2 W), the two terms of each row. Each has zeros up to W, a multiple of 8, and
     a head up to a multiple of B rows, which is SPLIT_ROWS; behind those are the exponents of the
-    units of its blocks of B (``dispatch.terms_shape``)."""
+    units of its blocks of B (``forms.fp16_terms_shape``)."""
     W: tl.constexpr = (d + 7) // 8 * 8
     n_tiles = tl.cdiv(N, B)
     bh = (tile // n_tiles).to(tl.int64)

@@ -4,7 +4,6 @@ The loops are those of algorithms 1 and 2 of Dao, "FlashAttention-2" (2023), in 
 the Triton kernels run them. It is slow (a handful of launches a tile) and small in memory.
 """
 
-import functools
 import math
 
 import torch
@@ -43,21 +42,6 @@ def _visible(rows: slice, n_keys: int, is_causal: bool):
     return _tiles(min(rows.stop, n_keys) if is_causal else n_keys)
 
 
-def _outside_autocast(function):
-    """Keep autocast from running the fp32 products of the tiles in 16 bits."""
-
-    @functools.wraps(function)
-    def run(ctx, x, *args):
-        if not isinstance(x, Tensor):
-            return function(ctx, x, *args)  # which says so
-        # There is no autocast of "meta". PyTorch's own question about that torch.compile refuses.
-        device = "cpu" if x.device.type == "meta" else x.device.type
-        with torch.autocast(device, enabled=False):
-            return function(ctx, x, *args)
-
-    return run
-
-
 class FlashAttentionPyTorch(torch.autograd.Function):
     """Run FlashAttention-2 in PyTorch: ``apply(q, k, v, is_causal=False)``.
 
@@ -81,64 +65,79 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     """
 
     @staticmethod
-    @_outside_autocast
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         if torch.compiler.is_compiling():
             check_distinct(q, k, v)
-        group = check_inputs(q, k, v)
-        is_causal = check_is_causal(is_causal)
-        scale = 1 / math.sqrt(q.shape[-1])
-        k_all, v_all = _expand(k, group), _expand(v, group)
-        o = torch.zeros_like(q)
-        lse = _accumulate(q.new_empty(0)).new_full(q.shape[:-1], float("-inf"))
-        for rows in _tiles(q.shape[-2]):
-            m = lse[..., rows].clone()
-            l_sum = torch.zeros_like(m)
-            acc = torch.zeros_like(_accumulate(q[..., rows, :]))
-            for cols in _visible(rows, k.shape[-2], is_causal):
-                s = _scores(q, k_all, rows, cols, scale, is_causal)
-                m_new = torch.maximum(m, s.amax(-1))
-                m_safe = m_new.masked_fill(m_new == float("-inf"), 0.0)
-                p = torch.exp(s - m_safe[..., None])
-                alpha = torch.exp(m - m_safe)
-                l_sum = l_sum * alpha + p.sum(-1)
-                acc = acc * alpha[..., None] + p @ _accumulate(v_all[..., cols, :])
-                m = m_new
-            l_safe = l_sum.masked_fill(l_sum == 0, 1.0)
-            o[..., rows, :] = (acc / l_safe[..., None]).to(o.dtype)
-            lse[..., rows] = m + torch.log(l_safe)
+        ctx.group, ctx.is_causal = check_inputs(q, k, v), check_is_causal(is_causal)
+        # Which would run the fp32 products of the tiles in 16 bits.
+        with torch.autocast(_autocast_device(q), enabled=False):
+            o, lse = _forward(q, _expand(k, ctx.group), _expand(v, ctx.group), ctx.is_causal)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.is_causal = is_causal
         return o
 
     @staticmethod
-    @_outside_autocast
     def backward(ctx, do: Tensor):
         check_first_derivative()
         q, k, v, o, lse = ctx.saved_tensors
-        group = check_inputs(q, k, v)
-        scale = 1 / math.sqrt(q.shape[-1])
-        k_all, v_all = _expand(k, group), _expand(v, group)
-        # +inf makes the weights of a row without visible keys 0 instead of NaN.
-        lse = lse.masked_fill(lse == float("-inf"), float("inf"))
-        delta = (_accumulate(do) * _accumulate(o)).sum(-1)
-        dq = torch.zeros_like(_accumulate(q))
-        dk, dv = torch.zeros_like(_accumulate(k_all)), torch.zeros_like(_accumulate(v_all))
-        for rows in _tiles(q.shape[-2]):
-            q_rows, do_rows = _accumulate(q[..., rows, :]), _accumulate(do[..., rows, :])
-            for cols in _visible(rows, k.shape[-2], ctx.is_causal):
-                s = _scores(q, k_all, rows, cols, scale, ctx.is_causal)
-                p = torch.exp(s - lse[..., rows, None])
-                dv[..., cols, :] += p.transpose(-1, -2) @ do_rows
-                dp = do_rows @ _accumulate(v_all[..., cols, :]).transpose(-1, -2)
-                ds = p * (dp - delta[..., rows, None]) * scale
-                dq[..., rows, :] += ds @ _accumulate(k_all[..., cols, :])
-                dk[..., cols, :] += ds.transpose(-1, -2) @ q_rows
-        dk, dv = _reduce(dk, group), _reduce(dv, group)
+        k, v = _expand(k, ctx.group), _expand(v, ctx.group)
+        with torch.autocast(_autocast_device(do), enabled=False):
+            dq, dk, dv = _backward(do, q, k, v, o, lse, ctx.is_causal)
+        dk, dv = _reduce(dk, ctx.group), _reduce(dv, ctx.group)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
+def _autocast_device(x: Tensor) -> str:
+    # There is none of "meta", and PyTorch's own question about that torch.compile refuses.
+    return "cpu" if x.device.type == "meta" else x.device.type
+
+
+def _forward(q, k, v, is_causal):
+    """Return o and the log-sum-exp of each query's scores, by algorithm 1."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    o = torch.zeros_like(q)
+    lse = _accumulate(q.new_empty(0)).new_full(q.shape[:-1], float("-inf"))
+    for rows in _tiles(q.shape[-2]):
+        m = lse[..., rows].clone()
+        l_sum = torch.zeros_like(m)
+        acc = torch.zeros_like(_accumulate(q[..., rows, :]))
+        for cols in _visible(rows, k.shape[-2], is_causal):
+            s = _scores(q, k, rows, cols, scale, is_causal)
+            m_new = torch.maximum(m, s.amax(-1))
+            m_safe = m_new.masked_fill(m_new == float("-inf"), 0.0)
+            p = torch.exp(s - m_safe[..., None])
+            alpha = torch.exp(m - m_safe)
+            l_sum = l_sum * alpha + p.sum(-1)
+            acc = acc * alpha[..., None] + p @ _accumulate(v[..., cols, :])
+            m = m_new
+        l_safe = l_sum.masked_fill(l_sum == 0, 1.0)
+        o[..., rows, :] = (acc / l_safe[..., None]).to(o.dtype)
+        lse[..., rows] = m + torch.log(l_safe)
+    return o, lse
+
+
+def _backward(do, q, k, v, o, lse, is_causal):
+    """Return dq, dk and dv in the accumulation dtype, by algorithm 2."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    # +inf makes the weights of a row without visible keys 0 instead of NaN.
+    lse = lse.masked_fill(lse == float("-inf"), float("inf"))
+    delta = (_accumulate(do) * _accumulate(o)).sum(-1)
+    dq = torch.zeros_like(_accumulate(q))
+    dk, dv = torch.zeros_like(_accumulate(k)), torch.zeros_like(_accumulate(v))
+    for rows in _tiles(q.shape[-2]):
+        q_rows, do_rows = _accumulate(q[..., rows, :]), _accumulate(do[..., rows, :])
+        for cols in _visible(rows, k.shape[-2], is_causal):
+            s = _scores(q, k, rows, cols, scale, is_causal)
+            p = torch.exp(s - lse[..., rows, None])
+            dv[..., cols, :] += p.transpose(-1, -2) @ do_rows
+            dp = do_rows @ _accumulate(v[..., cols, :]).transpose(-1, -2)
+            ds = p * (dp - delta[..., rows, None]) * scale
+            dq[..., rows, :] += ds @ _accumulate(k[..., cols, :])
+            dk[..., cols, :] += ds.transpose(-1, -2) @ q_rows
+    return dq, dk, dv
+
+
 def _expand(x: Tensor, group: int) -> Tensor:
+    """Repeat each head of keys or values, which a group of query heads shares."""
     return x if group == 1 else x.repeat_interleave(group, dim=-3)
 
 

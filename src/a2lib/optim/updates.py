@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
-
-from a2lib.attention.launches import launch
 
 
 class Numbers(NamedTuple):
@@ -75,16 +74,30 @@ def _by_kernel(p: Tensor) -> bool:
     return p.is_cuda or bool(knobs.runtime.interpret)
 
 
+# Compiled kernels, by all that Triton compiles apart but how addresses are aligned. Triton's own
+# look at each argument takes the host longer than a launch.
+_compiled: dict[tuple, object] = {}
+
+
 def _by_triton(tensors: tuple[Tensor, ...], numbers: Numbers) -> None:
     from a2lib.optim.kernels import BLOCK, OPTIONS, adamw
 
     weight, grad, master, *rest = tensors
-    grad = grad.contiguous()
+    tensors = (weight, grad.contiguous(), master, *rest)
     n, has_master = weight.numel(), master is not weight
     sizes = (n == 1, n % 16 == 0, n >= 2**31)
-    key = (adamw, weight.dtype, grad.dtype, has_master, weight.device, *sizes)
-    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
-    tensors = (weight, grad, master, *rest)
+    key = (weight.dtype, grad.dtype, has_master, weight.device, *sizes)
     # Triton compiles apart for a whole number, which the key does not tell.
-    floats = map(float, numbers)
-    launch(adamw, key, -(-n // BLOCK), tensors, (*floats, n), constants, OPTIONS)
+    arguments = (*map(float, numbers), n)
+    constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
+    grid = (-(-n // BLOCK), 1, 1)
+    addresses = [x.data_ptr() for x in tensors]
+    aligned = all(address % 16 == 0 for address in addresses)
+    compiled = _compiled.get(key) if aligned else None
+    with torch.cuda.device_of(weight):
+        if compiled is not None:
+            compiled[grid](*addresses, *arguments, *constants.values())
+            return
+        compiled = adamw[grid](*tensors, *arguments, **constants, **OPTIONS)
+    if aligned and compiled is not None:  # the interpreter returns nothing
+        _compiled[key] = compiled

@@ -7,7 +7,7 @@ import pandas as pd
 
 from a2lib.report import plots
 from a2lib.report.page import one, pick
-from a2lib.report.style import Chart
+from a2lib.report.style import chart
 from a2lib.shapes import SIZES
 from a2lib.theory.memory.checkpointing import strategy_peak
 from a2lib.theory.memory.step import StepMemory
@@ -80,24 +80,21 @@ def _step(row) -> StepMemory:
     )
 
 
-def frontier(rows: pd.DataFrame, named: dict[str, tuple], others: tuple[str, ...]) -> Chart:
+@chart(height=3.6)
+def frontier(figure, rows: pd.DataFrame, named: dict[str, tuple], others: tuple[str, ...]):
     """Draw each strategy's time over its measured peak, with the times' 20th and 80th percentiles.
 
     named: the strategies whose names stand beside their points, and where, in points.
     others: strategies without a name, as they lie close to one that has one.
     """
-
-    def draw(figure):
-        ax = figure.subplots()
-        for strategy in (*named, *others):
-            row = one(rows, strategy=strategy)
-            below, above = row.ms - row.ms_p20, row.ms_p80 - row.ms
-            ax.errorbar(row.whole / 1e9, row.ms, [[below], [above]], color="#0072b2", marker="o")
-            if strategy in named:
-                plots.label(ax, NAMES[strategy], (row.whole / 1e9, row.ms), named[strategy])
-        ax.set(xlabel="GB at the peak", ylabel="ms per step")
-
-    return Chart(draw, height=3.6)
+    ax = figure.subplots()
+    for strategy in (*named, *others):
+        row = one(rows, strategy=strategy)
+        below, above = row.ms - row.ms_p20, row.ms_p80 - row.ms
+        ax.errorbar(row.whole / 1e9, row.ms, [[below], [above]], color="#0072b2", marker="o")
+        if strategy in named:
+            plots.label(ax, NAMES[strategy], (row.whole / 1e9, row.ms), named[strategy])
+    ax.set(xlabel="GB at the peak", ylabel="ms per step")
 
 
 def block_tensors() -> dict[str, int]:

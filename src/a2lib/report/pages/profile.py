@@ -15,13 +15,13 @@ from a2lib.theory.step_floor import eager_step
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
 TRACE = [*SETTING, "profiler"]
 CASE = [*TRACE, "phase"]
-# Precision, attention, compile -> the configuration's name.
+# Precision, attention, compile -> the configuration's name; fused: FlashAttention, compiled blocks.
 WAYS = {
     ("fp32", "eager", "none"): "fp32",
     ("fp32", "eager", "blocks"): "fp32, compiled",
     ("bf16", "eager", "none"): "bf16",
-    ("bf16", "flash", "blocks"): "bf16, Flash, compiled",
-    ("bf16_weights", "flash", "blocks"): "16-bit weights, Flash, compiled",
+    ("bf16", "flash", "blocks"): "bf16, fused",
+    ("bf16_weights", "flash", "blocks"): "16-bit weights, fused",
 }
 # A class of kernels -> its column, and its colour.
 CLASSES = {

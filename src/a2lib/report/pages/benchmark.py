@@ -118,12 +118,6 @@ def step(
     return one(rows, **case, **configuration)
 
 
-def trace_of(rows: pd.DataFrame, configuration: dict):
-    """Return the traced 3.4B training step of 512 tokens."""
-    case = {"model": "2.7B", "context": 512, "mode": "train-step", "phase": "step"}
-    return one(rows, **case, **configuration)
-
-
 def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     """Return a line for each of LADDER, by its name: GPU time, what launching from Python adds to
     it, and MFU.
@@ -137,13 +131,6 @@ def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
         lines[name] = (gpu, row.ms - gpu, row.ms, row.mfu)
     columns = ["ms_gpu", "more", "ms", "mfu"]
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
-
-
-def compiled_alone(rows: pd.DataFrame, model: str):
-    """Return the row of compile_model's bf16 step of 512 tokens, from Python: compiled blocks with
-    eager attention."""
-    case = {"model": model, "context": 512, "mode": "train-step", "phase": "wall"}
-    return one(rows, **case, **{**BF16, "compile": "blocks"})
 
 
 LADDER_PARTS = {"GPU time": COLOURS[1], "waiting for Python": "#808080"}

@@ -5,7 +5,7 @@ import pandas as pd
 
 from a2lib.report import traces
 from a2lib.report.metrics import moved_bytes
-from a2lib.report.page import pick
+from a2lib.report.page import one, pick
 from a2lib.report.plots import stacked
 from a2lib.report.style import chart
 from a2lib.report.units import digits
@@ -15,15 +15,23 @@ from a2lib.theory.step_floor import eager_step
 SETTING = ["model", "context", "batch", "mode", "precision", "attention", "compile"]
 TRACE = [*SETTING, "profiler"]
 CASE = [*TRACE, "phase"]
-# Precision, attention, compile -> the configuration's name.
+# Precision, attention, compile -> the configuration's name; fused: FlashAttention, compiled blocks.
 WAYS = {
     ("fp32", "eager", "none"): "fp32",
     ("fp32", "eager", "blocks"): "fp32, compiled",
     ("bf16", "eager", "none"): "bf16",
-    ("bf16", "flash", "blocks"): "bf16, Flash, compiled",
-    ("bf16_weights", "flash", "blocks"): "16-bit weights, Flash, compiled",
+    ("bf16", "flash", "blocks"): "bf16, fused",
+    ("bf16_weights", "flash", "blocks"): "16-bit weights, fused",
 }
-SHOWN = {
+# A class of kernels -> its column, and its colour.
+CLASSES = {
+    "matmuls": "matmul",
+    "fused attention": "flash",
+    "elementwise, norms, softmax": "between",
+    "copies and casts": "copies",
+    "AdamW": "adamw",
+}
+COLOURS = {
     "matmuls": "#0072b2",
     "fused attention": "#d55e00",
     "elementwise, norms, softmax": "#00825f",
@@ -155,14 +163,17 @@ def count_work(row) -> dict:
     }
 
 
-def launch_costs(rows: pd.DataFrame, way: str) -> pd.Series:
-    """Return the CPU time per launch (µs) of each forward and each whole step of the small model
-    whose launching took longer than its kernels: there the queue is empty and Python never waits.
-    """
-    small = pick(rows, model="small", way=way, profiler="nsys", phase=["forward", "step"])
-    repeats = (small["mode"] == "forward") & (small["phase"] == "step")  # the same times once more
-    small = small[~repeats & (small["ms_host"] > small["ms_busy"])]
-    return small["launch_us"].astype(float)
+def traced(
+    rows: pd.DataFrame,
+    model: str,
+    way: str,
+    phase: str = "step",
+    context: int = 512,
+    mode: str = "train-step",
+):
+    """Return the row of a phase of a training step (or a forward) that Nsight Systems traced."""
+    case = {"model": model, "way": way, "phase": phase, "context": context, "mode": mode}
+    return one(rows, **case, profiler="nsys")
 
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
@@ -194,19 +205,19 @@ def fp32_steps(rows: pd.DataFrame) -> pd.DataFrame:
     return few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
 
 
-@chart(height=5.0)
-def ways(figure, rows: pd.DataFrame):
-    """Draw the share of each class in a step's kernel time, a bar for each configuration, with the
-    sum at its end, a panel per model."""
-    classes = dict(zip(("matmul", "flash", "between", "copies", "adamw"), SHOWN, strict=True))
-    panels = figure.subplots(2, 1)
-    for ax, (model, few) in zip(panels, rows.groupby("model", sort=False), strict=True):
-        bars = by_size(few).set_index("way")[list(classes)].rename(columns=classes)
-        sums = bars.sum(axis=1)
-        shares = 100 * bars.div(sums, axis=0)
-        words = [f"{digits(ms, 3)} ms" for ms in sums]
+@chart(height=4.4)
+def ways(figure, steps: dict[str, list]):
+    """Draw the share of each class in the kernel time of steps, with the sum at each bar's end, a
+    panel for each model; ``steps`` are the rows of the traced steps by model."""
+    panels = figure.subplots(len(steps), 1)
+    for ax, (model, rows) in zip(panels, steps.items(), strict=True):
+        shares = {}
+        for name, column in CLASSES.items():
+            shares[name] = [100 * getattr(row, column) / row.total for row in rows]
+        bars = pd.DataFrame(shares, [row.way for row in rows])
+        sums = [f"{digits(row.total, 3)} ms" for row in rows]
         xlabel = "share of the kernel time in a step (%)"
-        stacked(ax, shares, SHOWN, text=words, xlabel=xlabel, least=0.08, room=0.2)
+        stacked(ax, bars, COLOURS, text=sums, xlabel=xlabel, least=0.08, room=0.2)
         ax.set_title(model, loc="left")
     panels[0].set_xlabel("")
-    traces.legend(figure, SHOWN, columns=2)
+    traces.legend(figure, COLOURS, columns=2)

@@ -69,7 +69,7 @@ def test_states_in_bf16_stand_beside_the_ladder():
     lines = lines.set_index("kernels")
     assert [*lines.loc["step less kernels"]] == ["10", "500"]
     assert [*lines.loc["of these in FP8"]] == ["·", "600"]
-    assert [*lines.loc["measured on"]] == ["Nov 29", "Nov 29"]
+    assert [*lines.loc["run of"]] == ["Nov 29 20:20", "Nov 29 20:20"]
 
 
 def test_fp8_has_no_share_of_a_peak_and_no_prediction():
@@ -87,3 +87,14 @@ def test_runs_have_letters_by_their_age():
     rows = pd.DataFrame({"run": ["20261129T202000Z-b", "20261127T014557Z-a", "20261129T202000Z-b"]})
     assert [*rows["run"].map(leaderboard.run_letters(rows))] == ["B", "A", "B"]
     assert leaderboard.run_days(rows) == "A: 2026-11-27, B: 2026-11-29"
+
+
+def test_losses_stand_beside_the_seed_s_own_bf16():
+    trainings = [("fp8", "blocks", 3.0), ("bf16", "none", 2.0), ("bf16", "blocks", 1.0)]
+    rows = []
+    for seed in (1, 0):
+        for ffn, compiled, loss in trainings:
+            held_out = loss + 10 * seed
+            rows.append({"ffn": ffn, "compile": compiled, "seed": seed, "loss_held_out": held_out})
+    table = leaderboard.loss_table(pd.DataFrame(rows))
+    assert [*table.loc[0]] == [1.0, 3.0, 2.0] and [*table.loc[1]] == [11.0, 13.0, 12.0]

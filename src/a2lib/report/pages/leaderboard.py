@@ -228,18 +228,18 @@ def run_days(rows: pd.DataFrame) -> str:
     """Return the day of each of the rows' runs by its letter: "A: 2026-11-27, B: 2026-11-29"."""
     days = []
     for run, letter in run_letters(rows).items():
-        days.append(f"{letter}: {run_day(run):%Y-%m-%d}")
+        days.append(f"{letter}: {run_start(run):%Y-%m-%d}")
     return ", ".join(days)
 
 
-def run_day(run: str) -> pd.Timestamp:
+def run_start(run: str) -> pd.Timestamp:
     """Return when a run began, from its name."""
     return pd.Timestamp(run.partition("-")[0])
 
 
 def side_by_side(rows: pd.DataFrame, ways: list[str]) -> pd.DataFrame:
-    """Return ms of the kernels and of the step of a few configurations, and the day of their run,
-    a column for each."""
+    """Return ms of the kernels and of the step of a few configurations, and when their run began, a
+    column for each."""
     rows = rows.set_index("way").loc[ways]
     values = {
         "blocks' matmuls": rows["in blocks"],
@@ -253,8 +253,20 @@ def side_by_side(rows: pd.DataFrame, ways: list[str]) -> pd.DataFrame:
     lines = []
     for name, line in values.items():
         lines.append([name, *line.map(count, na_action="ignore").fillna("·")])
-    lines.append(["measured on", *(f"{run_day(run):%b %d}" for run in rows["run"])])
+    lines.append(["run of", *(f"{run_start(run):%b %d %H:%M}" for run in rows["run"])])
     return pd.DataFrame(lines, columns=["kernels", *(CONFIGURATIONS[way] for way in ways)])
+
+
+def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the held-out loss of trainings with the FFN in FP8 and in bf16, compiled and not: a
+    line for each seed."""
+    compiled = rows["compile"] == "blocks"
+    names = rows["ffn"].map({"fp8": "FP8", "bf16": "bf16"})
+    names = names.where(compiled, names + ", not compiled")
+    losses = rows.assign(training=names).pivot(
+        index="seed", columns="training", values="loss_held_out"
+    )
+    return losses[["bf16", "FP8", "bf16, not compiled"]]
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -236,7 +236,7 @@ def hiding(figure, rows: pd.DataFrame):
         for y, colour in ((compute, BLUE), (sent, GREEN), (few["ms"], ORANGE)):
             ax.plot(x, y, color=colour, marker="o", markersize=4)
         ax.set(title=NAMES[scheme], ylabel="ms", ylim=(0, 18), xlim=(0, 8400))
-        ax.annotate("together", (2600, 10.4), color=ORANGE)
+        ax.annotate("together", (2950, 10.9), color=ORANGE)
         ax.annotate("matmuls alone", (5300, 7.2), color=BLUE)
         ax.annotate("communication alone", (5050, 2.0), color=GREEN)
     axes[1].set_xlabel("tokens of the batch")

@@ -54,8 +54,7 @@ def test_states_in_bf16_stand_beside_the_ladder():
     rows = [{**ROW, "way": way, "ms": 4000.0, "kept_bytes": 2 * ROOT} for way in names]
     rows[1]["ms"] = 3900.0
     for row in rows:
-        row |= {"ms_forward": 1.0, "ms_backward": 2.0}
-        row |= {"allocated_bytes": 100e9, "reserved_bytes": 110e9}
+        row["run"] = "20261129T202000Z-a"
     table = leaderboard.columns(pd.DataFrame(rows), tables)
     first, last, beside = table.to_dict("records")
     assert (last["way"], last["gained"]) == ("own_copies", 100.0)
@@ -63,10 +62,14 @@ def test_states_in_bf16_stand_beside_the_ladder():
     assert pd.isna(beside["gained"]) and pd.isna(beside["predicted"])
     assert [*leaderboard.ladder(table)["way"]] == ["own_attention", "own_copies"]
     table["computing"] = [3990.0, 3890.0, 3500.0]
+    table[["in blocks", "in FlashAttention", "in elementwise"]] = 1000.0
+    table["in FP8"] = [0.0, 0.0, 600.0]
     lines = leaderboard.side_by_side(table, ["own_attention", "bf16_states"])
-    assert [*lines.columns] == ["quantity", "7 a2lib's attention", "bf16 states"]
-    waits = lines[lines["quantity"] == "step less these kernels, ms"]
-    assert [*waits.iloc[0]][1:] == ["10", "500"]
+    assert [*lines.columns] == ["kernels", "7 a2lib's attention", "bf16 states"]
+    lines = lines.set_index("kernels")
+    assert [*lines.loc["step less kernels"]] == ["10", "500"]
+    assert [*lines.loc["of these in FP8"]] == ["·", "600"]
+    assert [*lines.loc["run of"]] == ["Nov 29 20:20", "Nov 29 20:20"]
 
 
 def test_fp8_has_no_share_of_a_peak_and_no_prediction():
@@ -84,3 +87,14 @@ def test_runs_have_letters_by_their_age():
     rows = pd.DataFrame({"run": ["20261129T202000Z-b", "20261127T014557Z-a", "20261129T202000Z-b"]})
     assert [*rows["run"].map(leaderboard.run_letters(rows))] == ["B", "A", "B"]
     assert leaderboard.run_days(rows) == "A: 2026-11-27, B: 2026-11-29"
+
+
+def test_losses_stand_beside_the_seed_s_own_bf16():
+    trainings = [("fp8", "blocks", 3.0), ("bf16", "none", 2.0), ("bf16", "blocks", 1.0)]
+    rows = []
+    for seed in (1, 0):
+        for ffn, compiled, loss in trainings:
+            held_out = loss + 10 * seed
+            rows.append({"ffn": ffn, "compile": compiled, "seed": seed, "loss_held_out": held_out})
+    table = leaderboard.loss_table(pd.DataFrame(rows))
+    assert [*table.loc[0]] == [1.0, 3.0, 2.0] and [*table.loc[1]] == [11.0, 13.0, 12.0]

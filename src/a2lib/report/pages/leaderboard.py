@@ -228,27 +228,45 @@ def run_days(rows: pd.DataFrame) -> str:
     """Return the day of each of the rows' runs by its letter: "A: 2026-11-27, B: 2026-11-29"."""
     days = []
     for run, letter in run_letters(rows).items():
-        day = pd.Timestamp(run.partition("-")[0])
-        days.append(f"{letter}: {day:%Y-%m-%d}")
+        days.append(f"{letter}: {run_start(run):%Y-%m-%d}")
     return ", ".join(days)
 
 
+def run_start(run: str) -> pd.Timestamp:
+    """Return when a run began, from its name."""
+    return pd.Timestamp(run.partition("-")[0])
+
+
 def side_by_side(rows: pd.DataFrame, ways: list[str]) -> pd.DataFrame:
-    """Return where the time and the memory of a few configurations go, a column for each."""
+    """Return ms of the kernels and of the step of a few configurations, and when their run began, a
+    column for each."""
     rows = rows.set_index("way").loc[ways]
     values = {
-        "step, ms": rows["ms"],
-        "forward, ms": rows["ms_forward"],
-        "backward, ms": rows["ms_backward"],
-        "computing kernels, ms": rows["computing"],
-        "step less these kernels, ms": rows["ms"] - rows["computing"],
-        "largest peak, GB": rows["allocated_bytes"] / 1e9,
-        "reserved after the steps, GB": rows["reserved_bytes"] / 1e9,
+        "blocks' matmuls": rows["in blocks"],
+        "of these in FP8": rows["in FP8"].replace(0, float("nan")),
+        "attention": rows["in FlashAttention"],
+        "elementwise, casts": rows["in elementwise"],
+        "all that compute": rows["computing"],
+        "step": rows["ms"],
+        "step less kernels": rows["ms"] - rows["computing"],
     }
     lines = []
     for name, line in values.items():
-        lines.append([name, *line.map(count)])
-    return pd.DataFrame(lines, columns=["quantity", *(CONFIGURATIONS[way] for way in ways)])
+        lines.append([name, *line.map(count, na_action="ignore").fillna("·")])
+    lines.append(["run of", *(f"{run_start(run):%b %d %H:%M}" for run in rows["run"])])
+    return pd.DataFrame(lines, columns=["kernels", *(CONFIGURATIONS[way] for way in ways)])
+
+
+def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the held-out loss of trainings with the FFN in FP8 and in bf16, compiled and not: a
+    line for each seed."""
+    compiled = rows["compile"] == "blocks"
+    names = rows["ffn"].map({"fp8": "FP8", "bf16": "bf16"})
+    names = names.where(compiled, names + ", not compiled")
+    losses = rows.assign(training=names).pivot(
+        index="seed", columns="training", values="loss_held_out"
+    )
+    return losses[["bf16", "FP8", "bf16, not compiled"]]
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:

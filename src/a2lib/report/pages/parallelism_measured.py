@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from a2lib.report.page import one, pick
-from a2lib.report.pages.fsdp import NCCL, narrow_ddp
+from a2lib.report.pages.fsdp import NCCL
 from a2lib.report.style import DIM, chart
 from a2lib.report.units import Number, count
 from a2lib.shapes import SIZES
@@ -236,7 +236,7 @@ def hiding(figure, rows: pd.DataFrame):
         for y, colour in ((compute, BLUE), (sent, GREEN), (few["ms"], ORANGE)):
             ax.plot(x, y, color=colour, marker="o", markersize=4)
         ax.set(title=NAMES[scheme], ylabel="ms", ylim=(0, 18), xlim=(0, 8400))
-        ax.annotate("together", (2600, 10.4), color=ORANGE)
+        ax.annotate("together", (2950, 10.9), color=ORANGE)
         ax.annotate("matmuls alone", (5300, 7.2), color=BLUE)
         ax.annotate("communication alone", (5050, 2.0), color=GREEN)
     axes[1].set_xlabel("tokens of the batch")
@@ -253,15 +253,6 @@ def estimate(model: str, ranks: int = 2) -> Estimate:
 def fsdp_step(fsdp: pd.DataFrame, model: str, wrapper: str = NCCL):
     """Return the row of a2lib's FSDP step in a CUDA graph."""
     return one(fsdp, model=model, wrapper=wrapper, capture=True)
-
-
-def on_one_gpu(fsdp: pd.DataFrame, wrapper: str) -> float:
-    """Return the share of what the 2.0B FSDP step takes longer than estimated that one GPU's step,
-    with 16-bit weights as well, takes longer than its estimate."""
-    step_ms = fsdp_step(fsdp, "xl25", wrapper).ms
-    one_gpu_ms = narrow_ddp(fsdp).ms_without
-    missed = step_ms - 1e3 * estimate("xl25").step_s
-    return (one_gpu_ms - 1e3 * estimate("xl25", ranks=1).step_s) / missed
 
 
 def fsdp_peak(fsdp_memory: pd.DataFrame, model: str) -> float:

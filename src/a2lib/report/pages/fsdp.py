@@ -9,6 +9,7 @@ from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import sharded_optimizer
 from a2lib.report.pages.benchmark import TITLES
+from a2lib.report.pages.ddp import NARROW
 from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
@@ -125,11 +126,6 @@ def step(steps: pd.DataFrame, wrapper: str = NCCL, model: str = "xl25", capture:
     return one(steps, model=model, wrapper=wrapper, capture=capture)
 
 
-def began(row) -> pd.Timestamp:
-    """Return when a row's run began."""
-    return pd.Timestamp(row.run.split("-")[0])
-
-
 def narrow_ddp(steps: pd.DataFrame, updating: bool = False):
     """Return the row of data parallelism over copy engines with 16-bit weights and gradients (2.0B
     model, CUDA graph); its ``ms_without`` is one GPU that trains alike."""
@@ -151,7 +147,7 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame) -> pd.DataFrame:
     """Return the 2.0B steps in a CUDA graph, each beside one GPU with the same weights and the same
     update."""
     narrow, updating = narrow_ddp(steps), narrow_ddp(steps, updating=True)
-    by_nccl = ddp_step(ddp, bucket_mb=100)
+    by_nccl = ddp_step(ddp, "updating", 100, **NARROW)
     torch_ddp = ddp_step(ddp, "torch_ddp", 25)
     one_gpu = narrow.ms_without
     steps_shown = [
@@ -159,8 +155,9 @@ def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame) -> pd.DataFrame:
         ("DDP, copy engines", "16-bit", narrow, one_gpu),
         ("the same, update per bucket", "16-bit", updating, updating.ms_without),
         ("FSDP, NCCL", "16-bit", step(steps, NCCL), one_gpu),
+        ("DDP, NCCL, update per bucket", "16-bit", by_nccl, by_nccl.ms_without_updating),
         ("PyTorch's FSDP2", "16-bit", step(steps, "fsdp2"), one_gpu),
-        ("DDP, NCCL", "autocast", by_nccl, by_nccl.ms_without),
+        ("the same, symmetric memory", "16-bit", step(steps, "fsdp2_symm_gather"), one_gpu),
         ("PyTorch's DDP", "autocast", torch_ddp, torch_ddp.ms_without),
     ]
     lines = []

@@ -10,9 +10,8 @@ from a2lib.report import traces
 from a2lib.report.page import one
 from a2lib.report.pages import collectives
 from a2lib.report.pages.benchmark import TITLES
-from a2lib.report.panels import REFERENCE_LINE
 from a2lib.report.plots import HEAT, label, name_lanes, stacks
-from a2lib.report.style import COLOURS, DIM, Chart, chart
+from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, us
 from a2lib.shapes import SIZES
@@ -32,7 +31,8 @@ SMS_LEFT = {  # the ending of a wrapper's name, and what NCCL and the matmuls ar
     "_few_ctas": "policy *few*",
     "_zero_cta": "policy *zero*",
 }
-SMS_LEFT_BY_ALL = ("", "_max_ctas_8", "_zero_cta")  # the others: by a2lib's data parallelism alone
+COPIES = {"carrier": "copy_engines"}
+NARROW = {"precision": "bf16_weights", "sent_dtype": "bf16"}  # gradients are sent as they are
 TRACED = ["overlapped", "low", "high", "block_us", "usual_us", "tail_us"]
 
 
@@ -217,17 +217,43 @@ def with_sms_left(rows: pd.DataFrame, fsdp: pd.DataFrame, ending: str = "") -> l
     ]
 
 
-def sms_table(rows: pd.DataFrame, fsdp: pd.DataFrame) -> pd.DataFrame:
-    """Return these steps in ms: a line for each way to leave SMs to the matmuls."""
+def sms_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the 2.0B step over NCCL in ms, in buckets of 100 MiB: a line for each way to leave SMs
+    to the matmuls."""
     lines = []
     for ending, words in SMS_LEFT.items():
-        if ending in SMS_LEFT_BY_ALL:
-            times = [row.ms for row in with_sms_left(rows, fsdp, ending)]
-        else:
-            times = [step(rows, f"bucketed{ending}", 100).ms, None, None, None]
-        lines.append([words, *cells(times)])
-    heads = ["NCCL's setting", "DDP", "PyTorch's DDP", "FSDP", "FSDP2"]
-    return pd.DataFrame(lines, columns=heads)
+        row = step(rows, f"bucketed{ending}", 100)
+        lines.append([words, *cells((row.base, row.ms, row.exposed))])
+    return pd.DataFrame(lines, columns=["NCCL's setting", "one GPU", "two GPUs", "added"])
+
+
+def others_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what communication adds by model and precision, in buckets of 100 MiB over NCCL,
+    launched from Python; times in ms."""
+    lines = []
+    for model in ("xl25", "2.7B"):
+        for precision in ("bf16", "fp32"):
+            row = step(rows, bucket_mb=100, model=model, precision=precision, capture=False)
+            numbers = cells((row.ms_backward_without, row.alone, row.exposed))
+            lines.append([f"{TITLES[model]}, {precision}", *numbers, digits(row.paid)])
+    return pd.DataFrame(lines, columns=["model", "backward", "alone", "added", "share"])
+
+
+def updates_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the 2.0B step in a CUDA graph with its update at the end and per bucket, in ms."""
+    compared = {
+        "NCCL, autocast, at the end": step(rows, bucket_mb=100),
+        "NCCL, autocast, per bucket": step(rows, "updating", 100),
+        "NCCL, 16-bit, per bucket": step(rows, "updating", 100, **NARROW),
+        "copy engines, autocast, at the end": step(rows, bucket_mb=100, **COPIES),
+        "copy engines, autocast, per bucket": step(rows, "updating", 100, **COPIES),
+        "copy engines, 16-bit, at the end": step(rows, bucket_mb=100, **COPIES, **NARROW),
+        "copy engines, 16-bit, per bucket": step(rows, "updating", 100, **COPIES, **NARROW),
+    }
+    lines = []
+    for name, row in compared.items():
+        lines.append([name, *cells((row.base, row.ms, row.exposed))])
+    return pd.DataFrame(lines, columns=["update", "one GPU", "two GPUs", "added"])
 
 
 def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -255,23 +281,12 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def ladder(steps: dict[str, float], marks: dict[str, float]) -> Chart:
-    """Draw the step after each change: a bar, and pale what it takes off the one above. ``marks``
-    are two dashed lines across all bars, by their words."""
-    times = pd.Series(steps)
-    parts = pd.DataFrame({"step": times, "saved": (-times.diff()).clip(lower=0).fillna(0)})
-
-    def mark(ax):
-        ax.set_ylim(top=-1.3)
-        for words, value in marks.items():
-            ax.axvline(value, **REFERENCE_LINE, zorder=3)
-            is_left = value == min(marks.values())  # its words leave room for the other's
-            side, off = ("right", -4) if is_left else ("left", 4)
-            label(ax, words, (value, -0.85), (off, 0), color=DIM, ha=side)
-        ax.set_xlim(0, 1.15 * times.max())
-
-    colours = {"step": COLOURS[1], "saved": HEAT[5]}
-    return stacks(parts, colours, 3.6, least=0.2, xlabel="ms per step", more=mark)
+def added_bars(added_ms: dict[str, float]) -> Chart:
+    """Draw what communication adds to a step, a bar for each way to send."""
+    times = pd.DataFrame({"added": pd.Series(added_ms)})
+    text = [digits(value) for value in times["added"]]
+    look = {"text": text, "numbers": False, "xlabel": "ms added to a step"}
+    return stacks(times, {"added": COLOURS[4]}, 2.6, **look)
 
 
 KERNEL_COLOURS = {

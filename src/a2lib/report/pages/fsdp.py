@@ -5,18 +5,23 @@ from pathlib import Path
 import pandas as pd
 
 from a2lib.lab import bulk
+from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import sharded_optimizer
-from a2lib.report.pages.benchmark import FAST, NARROW, TITLES
+from a2lib.report.pages.benchmark import TITLES
+from a2lib.report.pages.ddp import NARROW
 from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
 from a2lib.report.tables import cells
+from a2lib.report.units import digits
 from a2lib.shapes import SIZES
 from a2lib.theory import fsdp as theory
+from a2lib.theory.sharding import UPDATE_BYTES
+from a2lib.theory.transformer import parameter_count
 
 MARK_MS = 0.01  # a wait of this length is the two events' own time
-MODELS = ("2.7B", "xl25")
+MODELS = ("xl25", "2.7B")
 COPIES, NCCL = "fsdp_copies", "fsdp"  # a2lib's FSDP, by what carries its messages
 MOMENTS = {
     "init": "after init",
@@ -116,134 +121,87 @@ def _counted(row, activations: float) -> float:
     return totals[name]
 
 
-def step(steps: pd.DataFrame, model: str = "2.7B", wrapper: str = NCCL, capture: bool = True):
+def step(steps: pd.DataFrame, wrapper: str = NCCL, model: str = "xl25", capture: bool = True):
     """Return the row of one step."""
     return one(steps, model=model, wrapper=wrapper, capture=capture)
-
-
-def data_parallel(
-    ddp: pd.DataFrame,
-    model: str = "2.7B",
-    carrier: str = "backend",
-    bucket_mb: int = 100,
-    capture: bool = True,
-    updating: bool = False,
-):
-    """Return the row of a2lib's bucketed data parallelism, fp32 gradients, in bf16; ``updating``:
-    with an update per bucket."""
-    wrapper = "updating" if updating else "bucketed"
-    return ddp_step(ddp, wrapper, bucket_mb, model=model, carrier=carrier, capture=capture)
 
 
 def narrow_ddp(steps: pd.DataFrame, updating: bool = False):
     """Return the row of data parallelism over copy engines with 16-bit weights and gradients (2.0B
     model, CUDA graph); its ``ms_without`` is one GPU that trains alike."""
-    return step(steps, "xl25", "ddp_updating" if updating else "ddp_copies")
+    return step(steps, "ddp_updating" if updating else "ddp_copies")
 
 
-def at_peak(memory: pd.DataFrame, wrapper: str = "fsdp", model: str = "2.7B"):
+def at_peak(memory: pd.DataFrame, wrapper: str = NCCL, model: str = "xl25"):
     """Return the row of a wrapper's peak."""
     return one(memory, wrapper=wrapper, model=model, moment="peak")
 
 
-def of_one_gpu(benchmark: pd.DataFrame, model: str, mode: str, way: dict[str, str] = FAST) -> float:
-    """Return the ms of one GPU's step in a CUDA graph in the benchmark, relative to its usual
-    step, which is under autocast and ends with the update."""
-    same = {"model": model, "context": 512, "batch": 4, "capture": True, "phase": "step"}
-    usual = one(benchmark, mode="train-step", **same, **FAST).ms
-    return one(benchmark, mode=mode, **same, **way).ms / usual
+def least_update_ms(ceiling: pd.DataFrame) -> float:
+    """Return the ms that an AdamW update of all weights of the 2.0B model takes at least, by its
+    bytes at the bandwidth of a copy."""
+    return UPDATE_BYTES * parameter_count(SIZES["xl25"]) / copy_bandwidth(ceiling) / 1e9
 
 
-def whole_update(row, benchmark: pd.DataFrame) -> float:
-    """Return the ms of the AdamW update of one GPU's step beside ``row``: its share of the same
-    step in the benchmark."""
-    passes = of_one_gpu(benchmark, row.model, "forward-backward")
-    return (1 - passes) * row.ms_without
-
-
-def narrow_step(row, benchmark: pd.DataFrame) -> float:
-    """Return the ms that one GPU's step beside ``row`` would take with 16-bit weights: its share of
-    the usual step in the benchmark."""
-    return of_one_gpu(benchmark, row.model, "train-step", NARROW) * row.ms_without
-
-
-def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame, memory: pd.DataFrame) -> pd.DataFrame:
-    """Return the step in a CUDA graph by each kind of training, and the peak of each GPU."""
-    copies, copies_large = (step(steps, model, COPIES) for model in ("xl25", "2.7B"))
-    nccl, nccl_large = (step(steps, model, NCCL) for model in ("xl25", "2.7B"))
-    narrow, updating = (narrow_ddp(steps, update) for update in (False, True))
-    wide, wide_large = (data_parallel(ddp, model, "copy_engines") for model in ("xl25", "2.7B"))
-    wide_updating = data_parallel(ddp, "xl25", "copy_engines", updating=True)
-    by_nccl, by_nccl_large = (data_parallel(ddp, model) for model in ("xl25", "2.7B"))
+def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame) -> pd.DataFrame:
+    """Return the 2.0B steps in a CUDA graph, each beside one GPU with the same weights and the same
+    update."""
+    narrow, updating = narrow_ddp(steps), narrow_ddp(steps, updating=True)
+    by_nccl = ddp_step(ddp, "updating", 100, **NARROW)
     torch_ddp = ddp_step(ddp, "torch_ddp", 25)
-    fsdp2 = step(steps, "xl25", "fsdp2")
-    fits = data_parallel(ddp, "2.7B", "copy_engines", updating=True).status != "oom"
-    peaks = [at_peak(memory, wrapper).whole / 1e9 for wrapper in (COPIES, NCCL, "fsdp2", "ddp")]
-    wide_words, narrow_words = "autocast", "16-bit"
-    lines = [
-        ("one GPU", wide_words, copies.ms_without, copies_large.ms_without, None),
-        ("one GPU", narrow_words, narrow.ms_without, None, None),
-        ("one GPU, update overlapped", narrow_words, updating.ms_without, None, None),
-        ("FSDP, copy engines", narrow_words, copies.ms, copies_large.ms, peaks[0]),
-        ("FSDP, NCCL", narrow_words, nccl.ms, nccl_large.ms, peaks[1]),
-        ("PyTorch's FSDP2", narrow_words, fsdp2.ms, None, peaks[2]),
-        ("DDP, copy engines", narrow_words, narrow.ms, None, None),
-        ("DDP, copy engines, update per bucket", narrow_words, updating.ms, None, None),
-        ("DDP, copy engines", wide_words, wide.ms, wide_large.ms, None),
-        ("DDP, copy engines, update per bucket", wide_words, wide_updating.ms, None, None),
-        ("DDP, NCCL", wide_words, by_nccl.ms, by_nccl_large.ms, peaks[3]),
-        ("PyTorch's DDP", wide_words, torch_ddp.ms, None, None),
+    one_gpu = narrow.ms_without
+    steps_shown = [
+        ("FSDP, copy engines", "16-bit", step(steps, COPIES), one_gpu),
+        ("DDP, copy engines", "16-bit", narrow, one_gpu),
+        ("the same, update per bucket", "16-bit", updating, updating.ms_without),
+        ("FSDP, NCCL", "16-bit", step(steps, NCCL), one_gpu),
+        ("DDP, NCCL, update per bucket", "16-bit", by_nccl, by_nccl.ms_without_updating),
+        ("PyTorch's FSDP2", "16-bit", step(steps, "fsdp2"), one_gpu),
+        ("the same, symmetric memory", "16-bit", step(steps, "fsdp2_symm_gather"), one_gpu),
+        ("PyTorch's DDP", "autocast", torch_ddp, torch_ddp.ms_without),
     ]
-    lines = [[name, weights, *cells(numbers)] for name, weights, *numbers in lines]
-    table = pd.DataFrame(lines, columns=["step", "weights", "2.0B", "3.4B", "peak, GB"])
-    per_bucket = table["step"].str.endswith("per bucket") & (table["weights"] == wide_words)
-    if not fits:
-        table.loc[per_bucket, "3.4B"] = "OOM"
-    return table
+    lines = []
+    for name, weights, row, alone in steps_shown:
+        lines.append([name, weights, *cells((alone, row.ms)), digits(row.ms / alone, 3)])
+    return pd.DataFrame(lines, columns=["step", "weights", "one GPU", "two GPUs", "ratio"])
 
 
-def python_table(steps: pd.DataFrame, ddp: pd.DataFrame) -> pd.DataFrame:
-    """Return each FSDP step, and data parallelism's of the 2.0B model, in a CUDA graph, launched
-    from Python, and the CPU's time to launch it."""
+def python_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps launched from Python beside one GPU's of the same run, and the CPU's time
+    to launch them."""
+    names = {COPIES: "FSDP, copy engines", NCCL: "FSDP, NCCL", "fsdp2": "PyTorch's FSDP2"}
     lines = []
     for model in MODELS:
-        for wrapper, name in {COPIES: "FSDP, copy engines", NCCL: "FSDP, NCCL"}.items():
-            python = step(steps, model, wrapper, capture=False)
-            numbers = cells((step(steps, model, wrapper).ms, python.ms, python.ms_host))
+        for wrapper, name in names.items():
+            row = step(steps, wrapper, model, capture=False)
+            numbers = cells((row.ms_without, row.ms, row.ms_host))
             lines.append([TITLES[model], name, *numbers])
-    graph, python = (data_parallel(ddp, "xl25", bucket_mb=400, capture=c) for c in (True, False))
-    numbers = cells((graph.ms, python.ms, python.ms_host))
-    lines.append([TITLES["xl25"], "DDP, NCCL, 400 MiB", *numbers])
-    heads = ["model", "step", "in a graph", "from Python", "to launch"]
-    return pd.DataFrame(lines, columns=heads)
+    return pd.DataFrame(lines, columns=["model", "step", "one GPU", "two GPUs", "to launch"])
 
 
-def blocks_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return how long a block computes and its all-gather takes, by pass, in a CUDA graph."""
-    lines = []
-    for model in MODELS:
-        for wrapper, name in ((COPIES, "copy engines"), (NCCL, "NCCL")):
-            row = step(steps, model, wrapper)
-            numbers = (row.gather_forward, row.block_forward)
-            numbers += (row.gather_backward, row.block_backward)
-            lines.append([TITLES[model], name, *cells(numbers)])
-    heads = ["model", "transport", "gather, fwd", "block, fwd", "gather, bwd", "block, bwd"]
-    return pd.DataFrame(lines, columns=heads)
-
-
-def parts_table(steps: pd.DataFrame, benchmark: pd.DataFrame) -> pd.DataFrame:
+def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
     """Return the parts of the 2.0B step in a CUDA graph: one GPU's with 16-bit weights, and FSDP's
     by transport."""
     one_gpu = narrow_ddp(steps).ms_without
-    copies, nccl = (step(steps, "xl25", wrapper) for wrapper in (COPIES, NCCL))
-    whole = whole_update(copies, benchmark)
+    copies, nccl = step(steps, COPIES), step(steps, NCCL)
+    update = least_update_ms(ceiling)
     parts = {
-        "forward, backward": (one_gpu - whole, copies.backward_ms, nccl.backward_ms),
-        "update": (whole, copies.ms - copies.backward_ms, nccl.ms - nccl.backward_ms),
+        "forward, backward": (one_gpu - update, copies.backward_ms, nccl.backward_ms),
+        "update": (update, copies.ms - copies.backward_ms, nccl.ms - nccl.backward_ms),
         "whole step": (one_gpu, copies.ms, nccl.ms),
     }
     lines = [[name, *cells(times)] for name, times in parts.items()]
     return pd.DataFrame(lines, columns=["part", "one GPU", "copy engines", "NCCL"])
+
+
+def blocks_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return how long a block of the 2.0B step computes and its all-gather takes, by pass."""
+    lines = []
+    for wrapper, name in ((COPIES, "copy engines"), (NCCL, "NCCL")):
+        row = step(steps, wrapper)
+        lines.append([f"forward, {name}", *cells((row.gather_forward, row.block_forward))])
+        lines.append([f"backward, {name}", *cells((row.gather_backward, row.block_backward))])
+    return pd.DataFrame(lines, columns=["pass and transport", "all-gather", "block"])
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
@@ -252,7 +210,7 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
     names = ["weights", "gradients", "moments", "gathered", "activations", "total", "count"]
     table = pd.DataFrame({"GB": names})
     for moment, words in MOMENTS.items():
-        row = one(memory, model="2.7B", wrapper="fsdp", moment=moment)
+        row = one(memory, model="2.7B", wrapper=NCCL, moment=moment)
         in_flight = row.whole_bytes + row.travelling_bytes
         parts = [row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes, in_flight]
         parts.append(row.activations)
@@ -262,17 +220,17 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_bars(memory: pd.DataFrame) -> Chart:
-    """Draw what each of two GPUs holds in GB of the 3.4B model, after an update and at the peak, by
+    """Draw what each of two GPUs holds in GB of the 2.0B model, after an update and at the peak, by
     three kinds of training."""
     parts = PARTS | {"activations": "activations"}
-    names = {"ddp": "DDP", "zero1": "sharded optimizer", "fsdp": "FSDP"}
+    names = {"ddp": "DDP", "zero1": "sharded optimizer", NCCL: "FSDP"}
     bars = {}
     for wrapper, name in names.items():
-        rows = pick(memory, model="2.7B", wrapper=wrapper).set_index("moment")
+        rows = pick(memory, model="xl25", wrapper=wrapper).set_index("moment")
         bars[f"{name}, after an update"] = rows.loc["after", [*parts]]
         # Where the model is not sharded, only the total is known at the peak, which is where the
         # backward begins: the components are those of the forward's end.
-        moment = "peak" if wrapper == "fsdp" else "forward"
+        moment = "peak" if wrapper == NCCL else "forward"
         at_top = rows.loc[moment, [*parts]].astype(float).fillna(0.0)
         at_top["activations"] = rows.loc["peak", "whole"] - at_top[[*PARTS]].sum()
         bars[f"{name}, at its peak"] = at_top

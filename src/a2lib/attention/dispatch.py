@@ -153,7 +153,7 @@ def forward_consumers(call: Call) -> tuple[int, bool]:
     if tiles < 32:
         return 0, False  # the host takes longer than either, and less for plain Triton
     if call.head_dim <= 64:
-        if causal and n_queries >= 8192 and tiles >= 2048:
+        if causal and n_queries >= 4096 and tiles >= 2048:
             return 3, True
         if not causal and n_queries >= 1024 and tiles >= 4096:
             return 3, n_queries <= 4096

@@ -252,10 +252,9 @@ def _sums_of_threads(weights):
 
 
 @gluon.jit
-def _forward_block(
-    ours, c: gl.constexpr, q, p, acc, m_i, l_i, i, m0, n0, MASK: gl.constexpr
-):  # fmt: skip
-    """Scores of block i while the weights p of the block before are multiplied with its values.
+def _forward_block(ours, c: gl.constexpr, q, p, acc, m_i, l_i, i):
+    """Scores of block i, of which nothing is hidden, while the weights p of the block before are
+    multiplied with its values.
 
     The tensor cores then have that product to do while this warpgroup computes exponentials. With
     PING_PONG consumers ask for their products one after the other, so that one's exponentials and
@@ -279,8 +278,6 @@ def _forward_block(
         _pass_baton(c, i)
     s = warpgroup_mma_wait(1, deps=[s_token])
     mbarrier.arrive(ours.k_empty.index(stage), count=1)
-    if MASK:
-        s = _hidden_to_minus_inf(s, m0, n0, ours.Nk, ours.CAUSAL, ours.RAGGED)
     m_new = gl.maximum(m_i, gl.max(s, 1) * ours.scale2)
     weights = gl.exp2(s * ours.scale2 - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
@@ -304,13 +301,32 @@ def _forward_block(
 
 
 @gluon.jit
+def _skip_block(ours, c: gl.constexpr, i):
+    """Leave block i, of whose keys this consumer sees none, to the others."""
+    stage = i % ours.STAGES
+    phase = (i // ours.STAGES) & 1
+    mbarrier.wait(ours.k_full.index(stage), phase)
+    mbarrier.arrive(ours.k_empty.index(stage), count=1)
+    mbarrier.wait(ours.v_full.index(stage), phase)
+    mbarrier.arrive(ours.v_empty.index(stage), count=1)
+    if ours.PING_PONG:
+        _take_baton(c, i)
+        _pass_baton(c, i)
+
+
+@gluon.jit
 def _forward_tile(ours, c: gl.constexpr, turn, used):
-    """64 queries against all keys that they see, masked blocks first; used counts the key blocks
-    before, and those after are returned."""
-    N_MASKED: gl.constexpr = (ours.Bq + ours.Bk - 1) // ours.Bk if ours.CAUSAL else 1
+    """64 queries against the key blocks that they see, of which the last, done first, alone has
+    hidden keys; used counts the tile's blocks before, and those after are returned."""
     m0, bh, n_blocks = _queries_and_blocks(ours, turn)
     m0 += c * 64
+    after = used + n_blocks
     n0 = (n_blocks - 1) * ours.Bk
+    if ours.CAUSAL and ours.Bq > ours.Bk:
+        if n0 >= m0 + 64:  # the tile's last block has keys of later consumers alone
+            _skip_block(ours, c, used)
+            used += 1
+            n0 -= ours.Bk
 
     place = c + turn % 2 * ours.CONSUMERS if ours.STAY else c
     q = as_matrix(ours.q_s.index(place), 64, ours.BD)
@@ -337,16 +353,10 @@ def _forward_tile(ours, c: gl.constexpr, turn, used):
         l_i = gl.sum(weights, 1)
         p = gl.convert_layout(weights.to(q.dtype), ours.operand)
     acc = gl.zeros([64, ours.BD], gl.float32, ours.sums)
-    masked = gl.minimum(n_blocks, N_MASKED)
-    for i in range(1, masked):
-        n0 -= ours.Bk
-        p, acc, m_i, l_i = _forward_block(ours, c, q, p, acc, m_i, l_i, used + i, m0, n0, True)
-    for i in range(masked, n_blocks):
-        n0 -= ours.Bk
-        p, acc, m_i, l_i = _forward_block(ours, c, q, p, acc, m_i, l_i, used + i, m0, n0, False)
-    used += n_blocks
-    last = (used - 1) % ours.STAGES
-    mbarrier.wait(ours.v_full.index(last), ((used - 1) // ours.STAGES) & 1)
+    for i in range(used + 1, after):
+        p, acc, m_i, l_i = _forward_block(ours, c, q, p, acc, m_i, l_i, i)
+    last = (after - 1) % ours.STAGES
+    mbarrier.wait(ours.v_full.index(last), ((after - 1) // ours.STAGES) & 1)
     if ours.PING_PONG:
         p = _of_pairs(p, q.dtype, ours.operand)
         l_i = gl.convert_layout(gl.sum(l_i, 1), m_i.type.layout)
@@ -364,7 +374,7 @@ def _forward_tile(ours, c: gl.constexpr, turn, used):
     q.store((acc * gl.convert_layout(share, gl.SliceLayout(1, ours.sums))[:, None]).to(q.dtype))
     fence_async_shared()
     store_tile(ours.O, [bh // ours.H, bh % ours.H, m0, 0], ours.q_s.index(place))
-    return used
+    return after
 
 
 @gluon.jit

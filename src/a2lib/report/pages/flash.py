@@ -191,11 +191,6 @@ def tile_times(tiles) -> np.ndarray:
     return np.maximum(tiles, tiles**2 / (2 * sheet("multiprocessors")))
 
 
-def first(rows: pd.DataFrame, **where) -> str:
-    """Return the fastest implementation of a shape."""
-    return pick(rows, **where).dropna(subset=["ms"]).sort_values("ms")["implementation"].iloc[0]
-
-
 def growth(rows: pd.DataFrame, n: int, **where) -> float:
     """Return the time at length ``n`` over that at half of it, of one implementation and pass."""
     return one(rows, seq_len=n, **where).ms / one(rows, seq_len=n // 2, **where).ms

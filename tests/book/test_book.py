@@ -144,7 +144,7 @@ def test_a_page_says_what_it_holds_and_names_no_address_it_does_not_have(book):
     assert len(said) >= 6
 
 
-LOOKED_UP = {"questions", "profile-kernels", "flash-shapes"}
+LOOKED_UP = {"questions", "profile-kernels"}
 HIDDEN = {"details", "svg", "script", "style", "pre"}
 CLASSES = {"math", "headerlink", "a2-source", "sd-dropdown"}  # hidden too
 

@@ -11,8 +11,8 @@ from a2lib import lab
 from a2lib.attention import dispatch
 from a2lib.attention.ladder import RUNGS
 from a2lib.report import data
-from a2lib.report.page import pick
-from a2lib.report.pages import flash
+from a2lib.report.page import one, pick
+from a2lib.report.pages import flash, flash_shapes
 from a2lib.report.pages import flash_ladder as ladder
 from a2lib.theory.attention import attention_flops
 
@@ -113,14 +113,40 @@ def test_rungs_that_change_nothing_at_a_shape_are_those_that_the_library_does_no
         assert {rung for rung, on in chosen.items() if not on} == set(ladder.SAME[kind])
 
 
-def test_a_gain_is_of_one_gpu_and_a_median_over_all(invented):
+def test_a_gain_is_of_one_gpu_and_of_todays_kernels(invented):
     rows = invented()
     for gpu, base in (("a", 2.0), ("b", 2.2)):
         own = rows[(rows["gpu"] == gpu) & rows["rung"].isin(ladder.RUNGS)]
         first = own["rung"] == "every_tile"
         assert own["gain"][first].isna().all()
         assert own["gain"][~first].to_numpy() == pytest.approx(base)
-    assert ladder.rungs(rows, "few")["gain"]["one_sweep"] == pytest.approx(2.1)
-    assert ladder.rungs(rows, "few")["gain"][[*ladder.PEERS]].isna().all()
-    at = rows[(rows["rung"] == "one_sweep") & (rows["gpu"] == "a")]
-    assert (at["cudnn"] == 2).all() and (at["fa2"] == 2).all()
+    assert rows[rows["rung"].isin(ladder.PEERS)]["gain"].isna().all()
+    assert ladder.spread(rows) == pytest.approx(0.1)
+    older = rows.assign(run=rows["run"].where(rows["gpu"] == "b", "20261128"))
+    assert ladder.gain(older, "few", "one_sweep") == pytest.approx(2.2)
+    assert ladder.ms(older, "few", "sdpa_cudnn") == 4
+    shown = ladder.table(older).set_index("step")
+    assert shown.loc["one-sweep backward"].tolist() == ["2.20"] * 3
+    assert shown.loc["several consumers", "one head of 64"] == "·"
+    assert shown.loc["**the library**", "16 heads of 64"] == "1.00 ms"
+
+
+def test_a_ratio_in_bf16_compares_times_of_one_run():
+    rows = flash.columns(pick(data.load("flash"), local=False), None)
+    own = pick(rows, implementation="a2lib", dtype="bf16")
+    theirs = rows[[*flash.SHAPE, "implementation", "run"]]
+    theirs = theirs.rename(columns={"implementation": "peer", "run": "of_peer"})
+    pairs = own.merge(theirs, on=[*flash.SHAPE, "peer"])
+    assert len(pairs) == len(own) > 0 and (pairs["run"] == pairs["of_peer"]).all()
+
+
+def test_masks_heads_and_lengths_order_the_papers_ratios():
+    rows = flash.columns(pick(data.load("flash"), local=False), None)
+    for ratios in (flash_shapes.paper_ratios, flash_shapes.fa4_ratios):
+        ratio = ratios(rows, "forward")
+        assert ratio.index.names == ["causal", "head_dim", "seq_len"] and len(ratio) == 24
+        shape = {"kind": "paper", "pass_": "forward", "causal": True, "head_dim": 64}
+        row = one(rows, implementation="a2lib", seq_len=4096, **shape)
+        fa4 = one(rows, implementation="fa4", seq_len=4096, **shape)
+        other = row.best if ratios is flash_shapes.paper_ratios else fa4.ms
+        assert ratio.loc[True, 64, 4096] == pytest.approx(row.ms / other)

@@ -93,6 +93,16 @@ def both_ms(rows, implementation: str, n: int = LONGEST, time: str = "gpu") -> f
     return total
 
 
+def least_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of the least times of the causal example's kernels beside the GPU's time."""
+    lines = {"ms": ["matmuls", "moving matrices", "least time", "**measured**"]}
+    for pass_ in PASSES:
+        row = at(rows, pass_, causal=True)
+        least = [row.matmuls, row.least - row.matmuls, row.least]
+        lines[pass_] = [*(digits(ms, 3) for ms in least), f"**{digits(row.gpu, 3)}**"]
+    return pd.DataFrame(lines)
+
+
 def limits(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add ``counted_len``: the longest sequence by the closed form of what is allocated, blocks or,
     where segments expand, tensors alone."""

@@ -10,9 +10,6 @@ from a2lib.report.style import COLOURS, DIM, Chart, Look, Looks, chart
 from a2lib.report.units import count, digits, ms
 from a2lib.theory import attention
 
-# The first run of the kernels as they are. Five shapes of many heads are of an earlier one, by
-# kernels that differ in how many heads run together.
-SINCE = "20261129T12"
 PART = "compiled_backward"  # its forward is a2lib's, which makes it no peer
 FA4 = "fa4"  # a package of its own: "peers" are what PyTorch ships
 LOOKS = Looks(
@@ -101,6 +98,24 @@ def over_fa4(rows: pd.DataFrame, **where) -> pd.Series:
     return (a2lib / fa4).dropna()
 
 
+def in_protocol(rows: pd.DataFrame, name: str, implementation: str = OURS, second: int = 0):
+    """Return the row of both passes at the leaderboard shape by a protocol: "burst", "sustained",
+    "fixed_order" (deterministic gradients) or "board" (the public leaderboard's)."""
+    return one(rows, protocol=name, implementation=implementation, second=second)
+
+
+def over(rows: pd.DataFrame, other: str, name: str, second: int = 0) -> float:
+    """Return a2lib's time over another's by a protocol (``in_protocol``), launched from Python."""
+    own = in_protocol(rows, name, OURS, second)
+    return own.ms / in_protocol(rows, name, other, second).ms
+
+
+def cost_of_order(rows: pd.DataFrame, implementation: str = OURS) -> float:
+    """Return the time with deterministic gradients over that without."""
+    ordered = in_protocol(rows, "fixed_order", implementation)
+    return ordered.ms / in_protocol(rows, "burst", implementation).ms
+
+
 def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Return what hardware counters said of each call's main kernel, which moves most bytes.
 
@@ -174,11 +189,6 @@ def tile_times(tiles) -> np.ndarray:
     that of the longest program, or that of all tiles shared by the SMs, if longer."""
     tiles = np.asarray(tiles, dtype=float)
     return np.maximum(tiles, tiles**2 / (2 * sheet("multiprocessors")))
-
-
-def first(rows: pd.DataFrame, **where) -> str:
-    """Return the fastest implementation of a shape."""
-    return pick(rows, **where).dropna(subset=["ms"]).sort_values("ms")["implementation"].iloc[0]
 
 
 def growth(rows: pd.DataFrame, n: int, **where) -> float:

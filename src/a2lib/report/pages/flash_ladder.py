@@ -1,8 +1,9 @@
-"""The ladder of attention: what each technique gains, over the GPUs it was measured on."""
+"""The ladder of attention: what each technique gains."""
 
 import pandas as pd
 
-from a2lib.report.page import pick
+from a2lib.report.page import one, pick
+from a2lib.report.units import digits
 
 LIBRARY = "query_chunks"
 RUNGS = {
@@ -28,48 +29,64 @@ SAME = {
     "few": ("consumers", "heads_in_l2"),
 }
 PASSES = {"forward": "forward", "end_to_end": "both passes"}
-# The first run, of one GPU, in which masked heads of 64 have three consumers that take turns. The
-# runs of the three other GPUs are a day older.
+# The first run of today's kernels, on one GPU. Three other GPUs have runs of kernels a day older.
 SINCE = "20261129"
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Return the rows with more columns, each of the same GPU, shape and pass.
+    """Return the rows with more columns.
 
     kind: one of ``SHAPES``
-    gain: the time of the step before over this one's; none for the first step and for peers
-    cudnn, fa2: this step's time over theirs
+    gain: the time of the step before over this one's, of the same GPU, shape and pass; none for the
+        first step and for peers
     """
     kinds = {(16, 64): "board", (16, 128): "wide", (1, 64): "few"}
     cells = zip(rows["heads"], rows["head_dim"], strict=True)
     derived = rows.assign(kind=[kinds.get(cell) for cell in cells])
     wide = derived.pivot(index=["kind", "pass", "gpu"], columns="rung", values="ms")
-    wide = wide.reindex(columns=[*RUNGS, *PEERS]).astype(float)
-    ratios = {
-        "gain": wide[[*RUNGS]].shift(axis=1) / wide[[*RUNGS]],
-        "cudnn": wide.div(wide["sdpa_cudnn"], axis=0),
-        "fa2": wide.div(wide["sdpa_flash"], axis=0),
-    }
-    key = ["kind", "pass", "gpu", "rung"]
-    for name, table in ratios.items():
-        derived = derived.merge(table.stack().rename(name).reset_index(), "left", key)
-    return derived
+    steps = wide.reindex(columns=list(RUNGS)).astype(float)
+    gains = steps.shift(axis=1) / steps
+    gains = gains.stack().rename("gain").reset_index()
+    return derived.merge(gains, "left", ["kind", "pass", "gpu", "rung"])
 
 
-def rungs(rows: pd.DataFrame, kind: str, pass_: str = "end_to_end") -> pd.DataFrame:
-    """Return the medians over the GPUs of a shape's ``ms`` and ``gain``, a line for each step."""
-    medians = pick(rows, kind=kind, pass_=pass_).groupby("rung")[["ms", "gain"]].median()
-    return medians.reindex([*RUNGS, *PEERS]).astype(float)
+def today(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of today's kernels."""
+    return rows[rows["run"] >= SINCE]
 
 
-def gain(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") -> pd.Series:
-    """Return what a step gains at a shape, GPU by GPU."""
-    return pick(rows, kind=kind, rung=rung, pass_=pass_)["gain"].astype(float)
+def gain(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") -> float:
+    """Return what a step gains at a shape with today's kernels."""
+    return float(one(today(rows), kind=kind, rung=rung, pass_=pass_).gain)
 
 
-def noise(rows: pd.DataFrame, pass_: str = "end_to_end") -> float:
-    """Return how far from 1 the gain of a step is at most that changes nothing, with 16 heads."""
-    gains = []
-    for kind in ("board", "wide"):
-        gains += [gain(rows, kind, rung, pass_) for rung in SAME[kind]]
-    return float((pd.concat(gains) - 1).abs().max())
+def ms(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") -> float:
+    """Return the GPU time of a step, or of a peer, beside today's kernels."""
+    return float(one(today(rows), kind=kind, rung=rung, pass_=pass_).ms)
+
+
+def spread(rows: pd.DataFrame) -> float:
+    """Return by how much at most a step's gain in both passes differs from GPU to GPU: the largest
+    over the least, less 1."""
+    both = pick(rows, pass_="end_to_end", rung=list(RUNGS)).dropna(subset=["gain"])
+    gains = both.groupby(["kind", "rung"])["gain"]
+    return float((gains.max() / gains.min()).max() - 1)
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the first step's time, each step's gain, and the times of the library and the peers,
+    a column for each shape."""
+    lines = {"step": ["*first step*", *list(RUNGS.values())[1:], "**the library**"]}
+    lines["step"] += PEERS.values()
+    for kind, name in SHAPES.items():
+        column = [_in_ms(rows, kind, "every_tile")]
+        for rung in list(RUNGS)[1:]:
+            is_same = rung in SAME[kind]
+            column.append("·" if is_same else digits(gain(rows, kind, rung), 3))
+        column += [_in_ms(rows, kind, rung) for rung in (LIBRARY, *PEERS)]
+        lines[name] = column
+    return pd.DataFrame(lines)
+
+
+def _in_ms(rows: pd.DataFrame, kind: str, rung: str) -> str:
+    return f"{digits(ms(rows, kind, rung), 3)} ms"

@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
-from a2lib.report.pages.flash import PASSES, against, launched
+from a2lib.report.pages.flash import PASSES, against, launched, over_fa4
 from a2lib.report.style import chart
 from a2lib.report.units import count
 
@@ -57,18 +57,35 @@ def two_gpus(h100: pd.DataFrame, h200: pd.DataFrame, dtype: str, pass_: str) -> 
 
 def paper_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
     """Return a2lib's time over the fastest peer's at the paper's shapes, by mask, head, length."""
-    ratio = against(rows, kind="paper", pass_=pass_)
-    return ratio.droplevel(["dtype", "batch", "heads", "pass"]).reorder_levels(
-        ["causal", "head_dim", "seq_len"]
-    )
+    return _by_mask(against(rows, kind="paper", pass_=pass_))
+
+
+def fa4_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
+    """Return a2lib's time over FlashAttention-4's at the paper's shapes, as ``paper_ratios``."""
+    return _by_mask(over_fa4(rows, kind="paper", pass_=pass_))
+
+
+def _by_mask(ratio: pd.Series) -> pd.Series:
+    names = ["causal", "head_dim", "seq_len"]
+    others = [name for name in ratio.index.names if name not in names]
+    return ratio.droplevel(others).reorder_levels(names).sort_index()
 
 
 @chart(height=3.0)
-def paper(figure, rows: pd.DataFrame):
-    """Draw ``paper_ratios`` of the three passes side by side, in percent."""
+def paper(figure, rows: pd.DataFrame, ratios_of=paper_ratios):
+    """Draw the ratios of the three passes at the paper's shapes side by side, in percent."""
     tables = {}
     for pass_, title in PASSES.items():
-        wide = paper_ratios(rows, pass_).unstack(["head_dim", "causal"]).sort_index(axis=1)
+        wide = ratios_of(rows, pass_).unstack(["head_dim", "causal"]).sort_index(axis=1)
         wide.columns = [f"{d}{'c' if causal else ''}" for d, causal in wide.columns]
         tables[title] = wide
     _draw_maps(figure, tables)
+
+
+def grouped_over(rows: pd.DataFrame, name: str, pass_: str) -> pd.Series:
+    """Return a2lib's time over another's with grouped-query attention, by query heads, key heads
+    and length."""
+    rows = pick(rows, pass_=pass_)
+    key = ["heads", "kv_heads", "seq_len"]
+    wide = rows.pivot(index=key, columns="implementation", values="ms")
+    return (wide[OURS] / wide[name]).astype(float)

@@ -323,10 +323,11 @@ def _forward_tile(ours, c: gl.constexpr, turn, used):
     after = used + n_blocks
     n0 = (n_blocks - 1) * ours.Bk
     if ours.CAUSAL and ours.Bq > ours.Bk:
-        if n0 >= m0 + 64:  # the tile's last block has keys of later consumers alone
+        is_hidden = n0 >= m0 + 64  # the tile's last block has keys of later consumers alone
+        if is_hidden:
             _skip_block(ours, c, used)
-            used += 1
-            n0 -= ours.Bk
+        used += is_hidden.to(gl.int32)
+        n0 -= is_hidden.to(gl.int32) * ours.Bk
 
     place = c + turn % 2 * ours.CONSUMERS if ours.STAY else c
     q = as_matrix(ours.q_s.index(place), 64, ours.BD)

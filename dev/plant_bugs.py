@@ -82,8 +82,11 @@ PLANTED = {
             (TILED, "arange(cols.start, cols.stop,", "arange(0, cols.stop - cols.start,"),
         ],
         "causal: the backward forgets the mask": [
-            (TILED, ", scale, ctx.is_causal)", ", scale, False)"),
-            (TILED, "k.shape[-2], ctx.is_causal)", "k.shape[-2], False)"),
+            (
+                TILED,
+                "_backward(do, q, k, v, o, lse, ctx.is_causal)",
+                "_backward(do, q, k, v, o, lse, False)",
+            ),
         ],
         "backward: D is left out": [
             (TILED, "p * (dp - delta[..., rows, None]) * scale", "p * dp * scale")
@@ -146,7 +149,7 @@ PLANTED = {
             (GROUP, "dist.ReduceOp.AVG if group.size() > 1 else dist", "dist")
         ],
         "the optimizer steps before the all-reduces have ended": [
-            (DDP, "in works:\n                work.wait()", "in works:\n                pass")
+            (DDP, "in self.works:\n            work.wait()", "in self.works:\n            pass")
         ],
         "frozen parameters get a hook": [
             (
@@ -214,8 +217,8 @@ PLANTED = {
         "learning rate and weight decay do not reach the inner optimizer": [
             (
                 SHARDED,
-                "[self._own_part(g) for g in self.param_groups], **kwargs)",
-                "[{'params': self._own_part(g)['params']} for g in self.param_groups])",
+                "optimizer_cls(own_groups, **kwargs)",
+                "optimizer_cls([{'params': group['params']} for group in own_groups])",
             ),
             (SHARDED, "        _copy_settings(self.param_groups, self._local.param_groups)\n", ""),
         ],

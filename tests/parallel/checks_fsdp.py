@@ -139,7 +139,8 @@ def computes_in_low_precision(make, dtype, first):
     batches = iter(token_batches(3 * size))
     for step in range(3):
         tokens = [next(batches) for _ in range(size)]
-        assert fsdp(tokens[rank]).dtype == dtype
+        with torch.no_grad():
+            assert fsdp(tokens[rank]).dtype == dtype
         backward_of_each(fsdp, computing, [loss_on(t) for t in tokens])
         assert {p.grad.dtype for p in fsdp.parameters()} == {torch.float32}
         check_gradients(fsdp, reference, f"{dtype} {type(first).__name__} {step}")
@@ -170,12 +171,15 @@ def fsdp_refuses():
     fsdp = FSDP(module)
     tokens = token_batches(1)[0]
     # A forward without a backward, then weights that change, then one with.
-    fsdp(tokens)
     with torch.no_grad():
+        fsdp(tokens)
         for p in (*fsdp.parameters(), *reference.parameters()):
             p.mul_(2)
     same(fsdp(tokens), reference(tokens))
     same(fsdp.module.blocks[0](torch.ones(2, 6)), reference.blocks[0](torch.ones(2, 6)))
+    for again in (torch.no_grad, torch.enable_grad):
+        with again(), raises(RuntimeError, "forward before this one has had no backward: call in"):
+            fsdp(tokens)
     fsdp.finish_gradient_synchronization()
     assert all(p.grad is None for p in fsdp.parameters())
 
@@ -199,10 +203,9 @@ def fsdp_refuses():
 
 
 @check(2)
-def fsdp_skips_a_step_that_every_rank_skips():
-    """In the forward, between it and the backward, half way through that; ``reset`` or not."""
-    rank, size = world()
-    first = Stack()
+def fsdp_goes_no_further_behind_an_error():
+    """In the forward, in the loss, half way through the backward."""
+    tokens = token_batches(1)[0]
 
     def raises_in(module, part):
         handle = module.register_forward_pre_hook(lambda *_: 1 / 0)
@@ -211,40 +214,22 @@ def fsdp_skips_a_step_that_every_rank_skips():
             handle = module.register_full_backward_hook(lambda *_: 1 / 0)
         return handle
 
-    def skip(fsdp, losses, part):
+    for part, make in itertools.product(("forward", "loss", "backward"), BOTH):
+        fsdp = make(Stack())
         if part == "loss":
-            losses[rank](fsdp)
-            return
-        handle = raises_in(fsdp.module.blocks[1].norm, part)
-        with raises(ZeroDivisionError, "division"):
-            losses[rank](fsdp).backward()
-        handle.remove()
+            fsdp(tokens)
+        else:
+            handle = raises_in(fsdp.module.blocks[1].norm, part)
+            with raises(ZeroDivisionError, "division"):
+                loss_on(tokens)(fsdp).backward()
+            handle.remove()
         if part == "forward":
             check_freed(fsdp)
-            return
-        for then in (lambda: losses[rank](fsdp), fsdp.finish_gradient_synchronization):
-            with raises(RuntimeError, "a backward has not come to its end"):
-                then()
-
-    ways = (
-        ("forward", True),
-        ("forward", False),
-        ("loss", True),
-        ("loss", False),
-        ("backward", True),
-    )
-    for (part, by_reset), make in itertools.product(ways, BOTH):
-        fsdp, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
-        pair = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]
-        for step in range(3):
-            losses = [*map(loss_on, token_batches(size * 3)[size * step :][:size])]
-            skip(fsdp, losses, part)
-            if by_reset:
-                fsdp.reset()
-            fsdp.zero_grad()
-            backward_of_each(fsdp, reference, losses)
-            check_gradients(fsdp, reference, f"{part}, step {step}")
-            take_step(*pair)
+        line = "a backward has not come to" if part == "backward" else "forward before this one"
+        with raises(RuntimeError, line):
+            fsdp(tokens)
+    with raises(RuntimeError, "a backward has not come to"):
+        fsdp.finish_gradient_synchronization()
 
 
 @check(2)

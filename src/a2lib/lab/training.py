@@ -76,14 +76,12 @@ class Training(TrainingStep):
             quiet = self.wrapper.no_sync()
         with quiet:
             output = self.forward_and_backward(phase)
-        if self.finishes and send:
-            with phase("communication"):
-                self.finish()
-        if before_optimizer is not None:
-            before_optimizer()
-        if not send and hasattr(self.wrapper, "reset"):
-            self.wrapper.reset()  # or it refuses the step
-        self.update(phase)
+            if self.finishes and send:
+                with phase("communication"):
+                    self.finish()
+            if before_optimizer is not None:
+                before_optimizer()
+            self.update(phase)
         return output.detach()
 
     @property

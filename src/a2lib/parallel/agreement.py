@@ -13,7 +13,6 @@ import operator
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -24,13 +23,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from a2lib.parallel.group import capturing, everyone, member
+from a2lib.parallel.group import capturing, member
 
-# How long a rank that has left a step waits for the others: longer than their ways to one exception
-# differ.
-LIMIT_S = 60.0
-
-_meetings = itertools.count()
 wrappers: weakref.WeakSet = weakref.WeakSet()  # all that there are
 
 
@@ -79,16 +73,27 @@ def parameters_of(groups: list[dict]) -> list:
 
 
 class Members:
-    """The parameters of a module as they were, and ``also`` others that may take their places. Who
-    asks at each step whether they still are compares identities alone and walks no tree."""
+    """The parameters of a module as they were, frozen or not, and ``also`` others that may take
+    their places. Who asks at each step whether they still are compares identities alone and walks
+    no tree."""
 
     def __init__(self, module: nn.Module, also: Iterable[Tensor] = ()) -> None:
         self._module = module
-        self._allowed = {*map(id, module.parameters()), *map(id, also)}
+        named = dict(module.named_parameters())
+        self._names, self._parameters = list(named), list(named.values())
+        self._trained = [p.requires_grad for p in self._parameters]
+        self._allowed = {*map(id, self._parameters), *map(id, also)}
         self._remember()
 
     def check(self) -> None:
-        """Raise RuntimeError for a parameter that came or was replaced since then."""
+        """Raise RuntimeError for a parameter that came or was replaced, frozen or thawed."""
+        trained = [p.requires_grad for p in self._parameters]
+        if trained != self._trained:
+            changed = list(map(operator.ne, trained, self._trained)).index(True)
+            raise RuntimeError(
+                f"{self._names[changed]} was frozen or thawed after it was wrapped; change "
+                "requires_grad before"
+            )
         # Of thousands of entries at each step: nothing here is a loop of Python's.
         if all(map(operator.is_, self._entries(), self._before)):
             return
@@ -123,8 +128,6 @@ class Agreement:
     at one step later.
     """
 
-    GIVEN_UP = -1
-
     def __init__(
         self, names: Sequence[str], device: torch.device, group: dist.ProcessGroup | None
     ) -> None:
@@ -141,7 +144,7 @@ class Agreement:
 
     def end_step(self, missing: list[int], forwards: int) -> set[int]:
         """Return those of ``missing``, the parameters without a gradient on this rank, that no rank
-        has one for; ``forwards`` is the number of this rank's, or ``GIVEN_UP``. Collective.
+        has one for; ``forwards`` is the number of this rank's. Collective.
 
         Raises RuntimeError on every rank, with the rank's number, where one ends another step than
         the others. In a CUDA graph's capture, which cannot read, returns what the last step found;
@@ -158,7 +161,7 @@ class Agreement:
         if captured:
             self._check_missing(missing)
             return self._last[1]
-        if missing or forwards == self.GIVEN_UP or not self._counts.is_cuda:
+        if missing or not self._counts.is_cuda:
             counts = self._counts.tolist()
             _check_same_step(counts[len(self._names) :])
             self._last = missing, {i for i in missing if not counts[i]}
@@ -195,55 +198,9 @@ def _check_same_step(forwards: list[float]) -> None:
     least, most = min(forwards), max(forwards)
     if least == most:
         return
-    if least == Agreement.GIVEN_UP:
-        raise RuntimeError(
-            f"rank {forwards.index(least)} gave up, by reset(), the step that rank "
-            f"{forwards.index(most)} finished: every rank gives up a step, or none"
-        )
     raise RuntimeError(
         f"rank {forwards.index(most)} skipped a step, or called the wrapper for itself: it began "
         f"{most:.0f} forwards since the last step and rank {forwards.index(least)} began "
-        f"{least:.0f}; every rank skips a step, by reset(), or none, and a forward of some ranks "
-        "alone belongs into no_grad() or no_sync()"
+        f"{least:.0f}; every rank skips a step, or none, and a forward of some ranks alone belongs "
+        "into no_grad() or no_sync()"
     )
-
-
-class Meeting:
-    """Where the ranks of ``group`` meet that have left a step half way, through the store of their
-    process group; made by all of them.
-
-    Where collectives are paired by order, as FSDP's all-gathers of a forward are, a rank that
-    begins another step while the others are within the last one sends its first message to where
-    they wait for a later one: sums of other tensors, or a hang. So a rank that begins anew waits
-    until all have left the step as well, and says by its number that it did, where they have not.
-    No message of a backend could carry that.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._rank, self._size = member(group)
-        # One name for the ranks of this group, and of no other wrapper.
-        first, number = everyone((dist.get_rank(), next(_meetings)), group)[0]
-        self._name = f"a2lib meeting {number} of rank {first}"
-        self._count = 0
-
-    def meet(self) -> None:
-        """Wait until every rank has given up the step, as this one has.
-
-        Raises RuntimeError with this rank's number where others have not after ``LIMIT_S``.
-        """
-        # The store that the ranks have met by has no public name.
-        store = dist.distributed_c10d._get_default_store()
-        keys = [f"{self._name}, {self._count}: {rank}" for rank in range(self._size)]
-        store.set(keys[self._rank], "")
-        try:
-            store.wait(keys, timedelta(seconds=LIMIT_S))
-        except RuntimeError:
-            missing = []
-            for rank, key in enumerate(keys):
-                if not store.check([key]):
-                    missing.append(f"rank {rank}")
-            raise RuntimeError(
-                f"rank {self._rank} gave up a step that {' and '.join(missing)} did not give up "
-                f"within {LIMIT_S:g} s: what one rank skips every rank skips, by reset()"
-            ) from None
-        self._count += 1

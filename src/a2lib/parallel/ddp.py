@@ -80,13 +80,10 @@ class _Replica(nn.Module):
         self.module, self.group = module, group
         self._trained: list[nn.Parameter] = []
         self._names: list[str] = []
-        self._frozen: list[tuple[str, nn.Parameter]] = []
         for name, p in module.named_parameters():
             if p.requires_grad:
                 self._names.append(name)
                 self._trained.append(p)
-            else:
-                self._frozen.append((name, p))
         self._members = Members(module)
         self._synchronizing = True
         self._step = _Step()
@@ -113,8 +110,8 @@ class _Replica(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients without averaging them, in the backwards within this context.
 
-        The next backward outside averages the sum. So does the finish, without another backward.
-        May be nested.
+        The next backward outside averages the sum. So does the finish, without another backward. An
+        optimizer's step within it goes by this rank's own gradients. May be nested.
         """
         before, self._synchronizing = self._synchronizing, False
         try:
@@ -133,8 +130,7 @@ class _Replica(nn.Module):
         Raises RuntimeError:
 
         - within ``no_sync``;
-        - for a parameter that was frozen when it was wrapped and no longer is, or that was added or
-          replaced since: its gradient would not be averaged;
+        - for a parameter that was frozen, thawed, added or replaced since it was wrapped;
         - on every rank, with the number of a rank that has run other forwards since the last step
           than the rest, because it skipped a step for example. On GPUs this is seen one step later.
           Forwards in ``no_sync`` and ``no_grad`` do not count.
@@ -142,9 +138,6 @@ class _Replica(nn.Module):
         if not self._synchronizing:
             raise RuntimeError("finish_gradient_synchronization is called outside of no_sync()")
         self._members.check()
-        for name, p in self._frozen:
-            if p.requires_grad:
-                raise RuntimeError(f"{name} was frozen when it was wrapped; wrap the module anew")
         forwards = self._step.forwards
         missing = self._fill_missing()
         problem = self._average()
@@ -156,29 +149,10 @@ class _Replica(nn.Module):
 
     def unfinished(self) -> Sequence[Tensor]:
         """Return the parameters, while some have gradients that wait for the finish."""
-        return self._trained if self._step.accumulated else ()
+        return self._trained if self._step.accumulated and self._synchronizing else ()
 
     def meet(self, optimizer: Optimizer) -> None:
         """Do nothing: an optimizer over these parameters has all of them whole."""
-
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Forget a backward that raised half way, or a step that is not to be taken.
-
-        Every rank calls it, and then ``zero_grad``. What other ranks may wait for is sent as zeros;
-        where one of them finishes the step all the same, every rank raises RuntimeError. After
-        backwards in ``no_sync`` alone nothing is sent, and each rank may step on its own gradients.
-        """
-        step = self._step
-        in_no_sync_alone = step.accumulated and not step.forwards and not step.arrived
-        if in_no_sync_alone:
-            self._step = self._new_step()
-            return
-        self._give_up()
-        self._fill_missing()
-        self._average()
-        self._step = self._new_step()
-        self._agreement.end_step([], Agreement.GIVEN_UP)
 
     def _fill_missing(self) -> list[int]:
         """Give zeros to the parameters without a gradient, and return their places."""
@@ -194,11 +168,6 @@ class _Replica(nn.Module):
 
     def _gradient_is_there(self, i: int) -> None:
         self._step.accumulated = True
-
-    def _give_up(self) -> None:
-        """Drop the gradients that have not left, and what was to follow on those that have."""
-        for p in self._trained:
-            p.grad = None
 
     def _average(self) -> str:
         """Make each ``.grad`` the mean, all of them present; in the same order on every rank.
@@ -227,14 +196,15 @@ class NaiveDDP(_Replica):
     Arguments:
 
     - ``module`` is wrapped as it is, not copied. Its parameters and buffers become those of the
-      group's rank 0. Buffers are not sent again later. Frozen parameters must stay frozen.
+      group's rank 0. Buffers are not sent again later. Frozen parameters stay frozen, others not.
     - ``group`` is a process group, by default that of all ranks. Each of its ranks makes the
       wrapper.
 
     A step is a forward, a backward, ``finish_gradient_synchronization()`` and the optimizer's step.
     After the finish each ``.grad`` is the mean over the ranks. A parameter that has a gradient on
     some ranks only counts as zero on the others. One without a gradient on every rank keeps
-    ``.grad`` None, so that the optimizer skips it.
+    ``.grad`` None, so that the optimizer skips it. A step that is not to be taken is finished all
+    the same, and then ``zero_grad``. After a backward that raised, end the processes.
 
     Raises RuntimeError without a process group, and for a parameter that another wrapper has.
     Raises ValueError for modules that differ between ranks, are on several devices or on meta,
@@ -455,7 +425,7 @@ class BucketedDDP(_Replica):
             raise RuntimeError(
                 f"{self._names[i]} got a second gradient before finish_gradient_synchronization: "
                 "run all backwards but the last in no_sync(), and checkpoint with "
-                "use_reentrant=False; then reset() and zero_grad()"
+                "use_reentrant=False; after a backward that raised end all processes"
             )
         now.arrived[i] = None
         now.waits_for[self._bucket_of[i]] -= 1
@@ -474,13 +444,6 @@ class BucketedDDP(_Replica):
         now.next += 1
         for i in bucket:
             now.sent.append((i, self._trained[i].grad))
-
-    def _give_up(self) -> None:
-        now = self._step
-        for bucket in self._buckets[now.next :]:
-            for i in bucket:
-                self._trained[i].grad = None
-        now.arrived.clear()  # no order to go by
 
     def _average(self) -> str:
         now = self._step

@@ -1,6 +1,6 @@
 """Choose the parameters that are divided, and the unit of each.
 
-Sharding follows parameters, not class names: every parameter of two or more dimensions. Each
+Sharding follows parameters, not class names: every floating one of two or more dimensions. Each
 element of an outermost ModuleList or Sequential is a unit, all else is the root's, and so is a
 weight that two units share. An element without a forward, such as a ModuleList, is looked into.
 """
@@ -11,6 +11,10 @@ import torch
 from torch import nn
 
 from a2lib.parallel.fsdp.shards import Place, Replicated, Sharded
+
+# What is divided and cast. Another dtype, such as the 8 bits of weights whose scale their module
+# knows of, stays whole as it is.
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass
@@ -39,13 +43,11 @@ def divide(
             division.owners.update(found.modules())
     for p, found in places.items():
         dtype = p.dtype
-        # A float of 8 bits goes with a scale that its module knows of.
-        can_be_cast = p.is_floating_point() and p.dtype.itemsize > 1
         beside_a_matrix = not division.owners.isdisjoint(found.modules())
-        if compute_dtype and can_be_cast and beside_a_matrix:
+        if compute_dtype and p.dtype in FLOATING and beside_a_matrix:
             dtype = compute_dtype
         p.grad = None
-        if p.dim() >= 2 and p.numel():
+        if p.dim() >= 2 and p.numel() and p.dtype in FLOATING:
             parameter = Sharded(found.names, p, dtype, found.places, rank, world_size)
         else:
             parameter = Replicated(found.names, p, dtype, found.places)

@@ -15,16 +15,13 @@ what its last unit did, and a block that is skipped what came in.
 """
 
 import functools
-import itertools
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves  # there is none by a public name
 
-from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.units import Prepared, Unit
 from a2lib.parallel.lane import Lane
 
@@ -35,9 +32,9 @@ PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.d
 class Schedule:
     """The order of ``units``, of which the first is the root."""
 
-    def __init__(self, units: list[Unit], trained: list[Sharded | Replicated], lane: Lane) -> None:
+    def __init__(self, units: list[Unit], lane: Lane) -> None:
         self.units, self.root = units, units[0]
-        self._trained, self._lane = trained, lane
+        self._lane = lane
         # What comes next in forward; and in backward, which begins with the root's.
         self._after = dict(zip(units, units[1:], strict=False))
         self._before = {self.root: units[-1], **dict(zip(units[2:], units[1:], strict=False))}
@@ -47,14 +44,11 @@ class Schedule:
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
         # Gradients of units on their way, each with where their reduce-scatters end.
         self._sent: list[tuple[torch.cuda.Event | None, list[Prepared]]] = []
-        self._root_sent = False  # since the last finish
-        # Whether the backward that was seen last adds to gradients of parameters.
-        self._accumulates = True
-        self._backward = -1
-        # Of the root, and of the calls since the last finish.
+        # Since the last finish.
+        self._root_sent = False
         self.forwards = 0  # whose backward is to be averaged
-        self.waits_for_backward = False
-        self.accumulated = False
+        self.waits_for_backward = False  # a forward, which may have raised
+        self.accumulated = False  # a backward has begun
 
     # Forward.
 
@@ -62,7 +56,6 @@ class Schedule:
         """Begin a forward of the whole: what is gathered may be of an earlier step."""
         if gradients:
             self.forwards += 1
-        self._accumulates = True
         self._free_all()
         self._ahead, self._in_order = None, True
         self._in_forward = True
@@ -115,13 +108,6 @@ class Schedule:
         if not (needed and is_last):
             unit.free()
 
-    def leave_forward(self) -> None:
-        """Free all of what a forward had gathered."""
-        self._in_forward, self._ahead = False, None
-        for unit in self.units:
-            unit.show(False)
-        self._free_all()
-
     def _free_all(self) -> None:
         for unit in self.units:
             unit.free()
@@ -159,7 +145,7 @@ class Schedule:
         if unit.in_backward:
             return
         self.waits_for_backward = False
-        self._meet_backward(unit)
+        self.accumulated = True
         self._meet_order(unit)
         done: list[Unit] = []
         still: list[Unit] = []
@@ -183,39 +169,16 @@ class Schedule:
             self._send(other, gradients)
         unit.wait_to_compute()
 
-    def _meet_backward(self, unit: Unit) -> None:
-        """Ask of a backward that is new whether it adds to gradients of parameters: that of
-        ``torch.autograd.grad`` does not, and leaves nothing to send."""
-        backward = backward_number()
-        if not self._begun:
-            parameters = itertools.chain(unit.parameters, self._trained)
-            self._accumulates = any(map(_will_have_a_gradient, parameters))
-        elif backward != self._backward:
-            # Within the one that runs, by a checkpoint with use_reentrant=True: what it adds to,
-            # the outer one does not have, and PyTorch refuses it within torch.autograd.grad.
-            self._accumulates = True
-        self._backward = backward
-        if self._accumulates:
-            self.accumulated = True
-
     @torch.no_grad()
     def send_begun(self) -> None:
         """Send the gradients of every unit whose backward was seen to begin."""
         begun, self._begun = self._begun, []
-        self._send_units(begun)
-
-    def _send_units(self, units: list[Unit]) -> None:
-        if units and self._accumulates:
-            self.accumulated = True
-            self._root_sent |= self.root in units
-        for unit in units:
+        self._root_sent |= self.root in begun
+        for unit in begun:
             self._send(unit, self._prepare(unit))
 
     def _prepare(self, unit: Unit) -> list[Prepared]:
         """Return the unit's gradients as they will travel, once there is room for them."""
-        if not self._accumulates:
-            unit.leave_backward()
-            return []
         # No more than a unit's are held at once: where a block's all-gather and reduce-scatter take
         # longer than its backward, the link is what is waited for, with one or with more.
         self.wait_for_sent()
@@ -232,15 +195,24 @@ class Schedule:
         """Raise RuntimeError where a backward has begun and not ended: one that raised."""
         if self._begun:
             raise RuntimeError(
-                "a backward has not come to its end; call reset(), and zero_grad() of the optimizer"
+                "a backward has not come to its end, and other ranks may wait for what it was to "
+                "send: end all processes"
+            )
+
+    def check_no_forward_waits(self) -> None:
+        """Raise RuntimeError where a forward has had no backward. The other ranks may be within it
+        or its backward, and would take the messages of another one for theirs."""
+        if self.waits_for_backward:
+            raise RuntimeError(
+                "the forward before this one has had no backward: call in no_grad() what is to "
+                "have none, and where a forward or its loss raised end all processes"
             )
 
     def send_all(self) -> None:
         """Send the root's gradients unless they have left: every rank does, also one on which it
         had no backward."""
         if not self._root_sent:
-            self._accumulates = True
-            self._send_units([self.root])
+            self._send(self.root, self._prepare(self.root))
         self._root_sent = False
 
     def wait_for_sent(self) -> None:
@@ -253,16 +225,8 @@ class Schedule:
         """End the step: nothing is gathered any more."""
         self.forwards = 0
         self.waits_for_backward = self.accumulated = False
-        self.leave_forward()
-
-    def forget(self) -> None:
-        """Drop what forwards and backwards have left."""
-        self.wait_for_sent()
-        for unit in self.units:
-            unit.forget()
-        self._begun = []
-        self._root_sent = False
-        self.end()
+        self._in_forward, self._ahead = False, None
+        self._free_all()
 
     def travelling_bytes(self) -> int:
         """Return the bytes of gradients whose reduce-scatters have not ended."""
@@ -300,29 +264,15 @@ def _tensors_in(unit: Unit, output: object) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]  # as most are: a tree costs the host more
     tensors = []
-    leaves = tree_leaves(output)
-    for x in leaves:
+    for x in tree_leaves(output):
         if isinstance(x, Tensor):
             tensors.append(x)
-        elif is_dataclass(x):
-            leaves += tree_leaves([getattr(x, field.name) for field in fields(x)])
         elif torch.is_grad_enabled() and not isinstance(x, PLAIN):
             raise RuntimeError(
                 f"{unit.name or 'the module'} returns an object in which FSDP sees no tensors, a "
-                f"{type(x).__name__}: return tensors, or tuples, dicts or dataclasses of them"
+                f"{type(x).__name__}: return tensors, or tuples, lists or dicts of them"
             )
     return tensors
-
-
-def _will_have_a_gradient(p: Sharded | Replicated) -> bool:
-    """Return whether the backward that runs will add to the parameter's gradient."""
-    if not p.master.requires_grad:
-        return False
-    try:
-        # PyTorch has no public name for it.
-        return torch._C._will_engine_execute_node(get_gradient_edge(p.shown).node)
-    except RuntimeError:
-        return False  # it is what torch.autograd.grad was asked for
 
 
 def in_backward() -> bool:

@@ -51,10 +51,6 @@ class Replicated:
         gradient, self.shown.grad = self.shown.grad.to(self.master.dtype), None
         add_gradient(self.master, gradient)
 
-    def forget(self) -> None:
-        """Drop the cast copy's gradient."""
-        self.shown.grad = None
-
     def has_gradient(self) -> bool:
         """Return whether this rank has one since the last finish."""
         return self.master.grad is not None
@@ -149,10 +145,6 @@ class Sharded:
         if self._is_shorter:
             room = room[: len(self.master)]
         self._from_nothing |= add_gradient(self.master, room)
-
-    def forget(self) -> None:
-        self.shown.grad = None
-        self._present = self._from_nothing = False
 
     def has_gradient(self) -> bool:
         """Return whether this rank has one since the last finish, before it was reduced."""

@@ -169,15 +169,9 @@ def _rows_of(sharded: list[Sharded], slots: list[Tensor]) -> tuple[list[Tensor],
     rows, masters = [], []
     for p, slot in zip(sharded, slots, strict=True):
         if p.master.numel():
-            rows.append(_copyable(slot[: p.master.numel()].view(p.master.shape)))
-            masters.append(_copyable(p.master))
+            rows.append(slot[: p.master.numel()].view(p.master.shape))
+            masters.append(p.master)
     return rows, masters
-
-
-def _copyable(x: Tensor) -> Tensor:
-    """Return what ``copy_all`` takes on every device: of a rare dtype the bytes."""
-    is_common = x.is_floating_point() and x.dtype.itemsize > 1
-    return x if is_common else x.view(torch.uint8)
 
 
 def shared_bytes(parameters: list[Sharded | Replicated], world_size: int) -> int:

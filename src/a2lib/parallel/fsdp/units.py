@@ -167,7 +167,8 @@ class Unit:
             if not self.shown:
                 raise RuntimeError(
                     f"a module was called past the forward of its FSDP, while this rank has rows "
-                    f"alone of its {name}: call the FSDP itself, or be within its gathered()"
+                    f"alone of its {name}: call the FSDP itself, or a module with the weights of "
+                    "its gather_full_params()"
                 )
             return compute(*args, **kwargs)
 
@@ -223,13 +224,6 @@ class Unit:
             p.take_gradient()
         self.leave_backward()  # first: the casts have the room of what it frees
         return [alike.prepare(self._transfer.sends_slots) for alike in self._alike]
-
-    def forget(self) -> None:
-        """Drop gradients that were not sent, and the gathered parameters."""
-        for p in self.parameters:
-            p.forget()
-        self._versions = self._versions_now()
-        self.leave_backward()
 
     def reduce(self, prepared: list[Prepared]) -> torch.cuda.Event | None:
         """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller

@@ -4,8 +4,7 @@ The design follows Zhao et al., arXiv 2304.11277, and PyTorch's own second versi
 parameter by rows.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
-from a2lib.parallel.agreement import Agreement, Meeting, Members, watch_steps
+from a2lib.parallel.agreement import Agreement, Members, watch_steps
 from a2lib.parallel.copy_engines import SharedMemory, choose
 from a2lib.parallel.fsdp.division import divide
 from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
@@ -30,7 +29,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class FSDP(nn.Module):
-    """Shard each parameter of two or more dimensions over the ranks by rows (ZeRO, stage 3).
+    """Shard each floating parameter of two or more dimensions by rows over the ranks (ZeRO-3).
 
         fsdp = FSDP(module, compute_dtype=torch.bfloat16)
         optimizer = torch.optim.AdamW(fsdp.parameters())
@@ -40,8 +39,8 @@ class FSDP(nn.Module):
 
     Each rank keeps its rows of every matrix, with their gradients and their optimizer state. The
     matrices of a unit, a block for example, are gathered before the unit computes and freed after
-    it. The backward gathers them again, and reduce-scatters their gradients. Parameters with fewer
-    dimensions, such as norm weights, are whole on every rank. Sources: Rajbhandari et al., 2020;
+    it. The backward gathers them again, and reduce-scatters their gradients. Other parameters, such
+    as norm weights and frozen integers, are whole on every rank. Sources: Rajbhandari et al., 2020;
     Zhao et al., 2023.
 
     Arguments:
@@ -68,13 +67,13 @@ class FSDP(nn.Module):
 
     Training: every rank runs the same units in the same order. A parameter that has a gradient on
     some ranks only counts as zero on the others. One without a gradient on every rank keeps
-    ``.grad`` None. Several backwards may come before one finish; each reduce-scatters its
-    gradients. With two ranks and one backward per step the weights equal, to the bit, those of one
-    process that adds the ranks' gradients in order.
+    ``.grad`` None. Several forwards with their backwards may come before one finish; each backward
+    reduce-scatters its gradients. With two ranks and one backward per step the weights equal, to
+    the bit, those of one process that adds the ranks' gradients in order.
 
-    Whole weights: outside of ``gathered()``, ``module.head.weight`` is rows.
-    ``gather_full_params`` has every parameter whole. ``save_sharded`` and ``load_sharded`` keep a
-    training on disk, for any number of ranks.
+    Whole weights: ``module.head.weight`` is rows, and ``gather_full_params`` has every parameter
+    whole, for a plain module that generates text for example. ``save_sharded`` and ``load_sharded``
+    keep a training on disk, for any number of ranks.
 
     RuntimeError or ValueError is raised for each of these:
 
@@ -82,10 +81,11 @@ class FSDP(nn.Module):
       optimizer over them, unless there is one rank;
     - an optimizer that looks at whole matrices or at all parameters (Muon, LBFGS, Adafactor);
     - torch's norm of gradients: use ``clip_grad_norm_`` of this class;
-    - a call of a part of the module, such as ``module.head(x)``, outside of ``gathered()``;
+    - a call of a part of the module, such as ``module.head(x)``;
+    - a forward after one that raised, or that records gradients and has had no backward;
     - a write to a gathered parameter, as an Embedding with ``max_norm`` does;
-    - a parameter that was added or replaced after wrapping;
-    - a unit that returns another object than tensors and tuples, dicts or dataclasses of them;
+    - a parameter that was added, replaced, frozen or thawed after wrapping;
+    - a unit that returns another object than tensors and tuples, lists or dicts of them;
     - an optimizer's step without the finish, and a backward with ``create_graph``.
 
     Limits that are not checked:
@@ -131,7 +131,6 @@ class FSDP(nn.Module):
                     trained_whole.append(p)
             if p.master.requires_grad:
                 self._trained.append(p)
-        self._were_trained = [p.master.requires_grad for p in division.parameters]
         self._replicated_alike = group_by(trained_whole, lambda p: p.master.dtype)
         lane = Lane(self.device)
         self._shared: SharedMemory | None = None
@@ -144,8 +143,7 @@ class FSDP(nn.Module):
         for name, of_unit in division.of_unit.items():
             unit = Unit(name, division.modules[name], of_unit, lane, self._transfer_of)
             self._units.append(unit)
-        self._schedule = Schedule(self._units, self._trained, lane)
-        self._held_whole = False  # within gathered()
+        self._schedule = Schedule(self._units, lane)
         # What is asked of the module, of optimizers and of the other ranks.
         self._members = Members(module, [p.shown for p in division.parameters])
         # A rank that is alone has all rows.
@@ -154,7 +152,6 @@ class FSDP(nn.Module):
         refuse_state_dicts(divided)
         self._optimizers = Optimizers(divided)
         self._agreement = Agreement([p.names[0] for p in self._trained], self.device, group)
-        self._meeting = Meeting(group)
         self._mean = Mean(group)
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_units()
@@ -182,14 +179,14 @@ class FSDP(nn.Module):
         Each ``.grad`` becomes the mean: this rank's rows of it, or the whole where the parameter is
         whole. The host does not wait for the GPU.
 
-        Raises RuntimeError where a parameter was added, replaced, frozen or unfrozen after
+        Raises RuntimeError where a parameter was added, replaced, frozen or thawed after
         wrapping, and after a backward that raised. Raises it on every rank where one of them began
         other forwards since the last step than the rest.
         """
         self._schedule.check_no_backward_runs()
         for unit in self._units:
             unit.show(False)
-        self._check_parameters()
+        self._members.check()
         self._schedule.send_all()
         for p in self._replicated:
             p.take_gradient()
@@ -206,39 +203,6 @@ class FSDP(nn.Module):
         """Refuse the state dict of an optimizer over these parameters from now on; ValueError for
         one that needs whole matrices."""
         self._optimizers.meet(optimizer)
-
-    def reset(self) -> None:
-        """Forget what forwards and backwards have left since the last finish, after one that raised
-        half way or for a step that is not to be taken; ``zero_grad`` does the rest. Every rank
-        calls it: RuntimeError where others do not within ``agreement.LIMIT_S``."""
-        self._schedule.forget()
-        self._meeting.meet()
-
-    @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Gather every parameter within this context, in the dtype in which the module computes.
-
-        Use it for what does not go through the module's forward, such as ``module.generate`` or
-        ``module.head.weight``. Every rank enters it. Nothing in it records gradients.
-
-        Raises RuntimeError for a forward that would record gradients, and at the end of the context
-        where a parameter was changed in place.
-        """
-        if self._held_whole:
-            yield
-            return
-        with torch.no_grad():
-            self._begin_forward()
-            for unit in self._units:
-                self._schedule.before_forward(unit)
-            self._held_whole = True
-            try:
-                yield
-            finally:
-                self._held_whole = False
-                self._schedule.leave_forward()
-            for unit in self._units:
-                unit.check_unchanged()
 
     @torch.no_grad()
     def gather_full_params(self) -> dict[str, Tensor]:
@@ -325,8 +289,7 @@ class FSDP(nn.Module):
 
         @torch.compiler.disable
         def after(module: nn.Module, args: tuple, output: object) -> None:
-            if not self._held_whole:
-                self._schedule.after_forward(unit, output)
+            self._schedule.after_forward(unit, output)
 
         return before, after
 
@@ -347,21 +310,13 @@ class FSDP(nn.Module):
                 module.register_forward_pre_hook(_caster(None), with_kwargs=True)
 
     def _before_forward(self, unit: Unit) -> None:
-        if self._held_whole:
-            if torch.is_grad_enabled():
-                raise RuntimeError("within gathered() a module computes without gradients")
-            return
         if unit is self._schedule.root and not in_backward():
-            self._begin_forward()
+            self._schedule.check_no_backward_runs()
+            self._schedule.check_no_forward_waits()
+            self._members.check()
+            gradients = torch.is_grad_enabled() and not capturing(self.device)
+            self._schedule.begin_forward(gradients)
         self._schedule.before_forward(unit)
-
-    def _begin_forward(self) -> None:
-        self._schedule.check_no_backward_runs()
-        self._members.check()
-        if self._schedule.waits_for_backward:
-            self._meeting.meet()  # the last forward was left, which the others may be in
-        gradients = torch.is_grad_enabled() and not capturing(self.device)
-        self._schedule.begin_forward(gradients)
 
     # The finish.
 
@@ -375,15 +330,6 @@ class FSDP(nn.Module):
         unused = self._agreement.end_step(missing, forwards)
         for i, p in enumerate(self._trained):
             p.settle(unused=i in unused)
-
-    def _check_parameters(self) -> None:
-        self._members.check()
-        for p, was in zip(self._parameters_in_order, self._were_trained, strict=True):
-            if p.master.requires_grad != was:
-                raise RuntimeError(
-                    f"{p.names[0]} was frozen or thawed after it was wrapped; change requires_grad "
-                    "before"
-                )
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError("change the dtype or the device of a module before it is wrapped")

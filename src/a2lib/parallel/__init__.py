@@ -15,7 +15,7 @@ Each class works for any nn.Module, in a process group such as torchrun's proces
 
     torchrun --standalone --nproc-per-node 2 train.py     # README.md has a train.py
 
-A name is loaded when it is asked for: PyTorch's checkpoints alone take a second.
+A name is loaded when it is asked for: some parts of this package do without torch.
 """
 
 from importlib import import_module

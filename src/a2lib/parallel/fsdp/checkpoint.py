@@ -3,43 +3,34 @@
     save_sharded("checkpoints/1000", fsdp, optimizer)
     load_sharded("checkpoints/1000", fsdp, optimizer)      # at another number of ranks too
 
-A folder of torch.distributed.checkpoint: {"model": {name: tensor}, "optimizer": {"state": {name:
-{key: value}}, "param_groups": [...]}}, names as in the unwrapped module, a tied weight under each
-of its names. A plain module reads it without this package, and so do PyTorch's own tools:
+A folder has a file of torch.save for each rank, rank-0.pt and so on, and SHA256SUMS, the checksum
+of each (`sha256sum -c SHA256SUMS` reads it too). The rows of a parameter are those of the files, in
+rank order:
 
-    torch.distributed.checkpoint.load({"model": module.state_dict()}, checkpoint_id=folder)
-    torch.distributed.checkpoint.format_utils.dcp_to_torch_save(folder, file)
+    files = [torch.load(folder / f"rank-{r}.pt", map_location="cpu") for r in range(ranks)]
+    whole = torch.cat([file["model"]["head.weight"] for file in files])
 
-SHA256SUMS in it has the checksum of every other file (`sha256sum -c SHA256SUMS` reads it too). They
-prove that the files are those that were written, not who wrote them: PyTorch unpickles parts of a
-checkpoint, so that to load one is to run code. Load what you trust.
+What every rank has whole, such as a norm's weight or a count of steps, is in each file.
 """
 
 import hashlib
-import itertools
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch import Tensor
 from torch.optim import Optimizer
 
 from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.fsdp.division import clean
 from a2lib.parallel.fsdp.refusals import check_rows
-from a2lib.parallel.fsdp.shards import Replicated, Sharded
+from a2lib.parallel.fsdp.shards import Sharded
 from a2lib.parallel.fsdp.wrapper import FSDP
-from a2lib.parallel.group import everyone, local
+from a2lib.parallel.group import everyone
 
-MODEL, STATE, GROUPS = "model.", "optimizer.state.", "optimizer.param_groups."
 CHECKSUMS, UNFINISHED = "SHA256SUMS", ".part"
-# PyTorch's files in a checkpoint.
-METADATA, STORED = ".metadata", ".distcp"
+FILES = "rank-*.pt"
 
 
 @torch.no_grad()
@@ -56,21 +47,17 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     Raises FileExistsError where the folder exists, OSError where it cannot be made, and ValueError
     for an optimizer whose state cannot be divided by rows.
     """
-    content = {"model": _as_stored(fsdp, _held_tensors(fsdp))}
+    content = {"shapes": _shapes(fsdp), "model": _tensors(fsdp), "groups": []}
     if optimizer is not None:
-        content["optimizer"] = _optimizer_content(fsdp, optimizer)
+        content["groups"] = _groups(fsdp, optimizer)
+        content["state"] = _state(fsdp, optimizer)
     folder = Path(folder)
     part = folder.with_name(folder.name + UNFINISHED)
-    problem = None
-    if fsdp.rank == 0:
-        try:
-            _make_empty(folder, part)
-        except OSError as error:
-            problem = error
-    _raise_first(everyone(problem, fsdp.group))
-    planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-    dcp.save(content, checkpoint_id=part, planner=planner, process_group=fsdp.group)
-    lines = _checksum_lines(part, fsdp)
+    problem = _make_empty(folder, part) if fsdp.rank == 0 else None
+    _raise_on_every_rank(problem, fsdp)
+    file = part / f"rank-{fsdp.rank}.pt"
+    torch.save(content, file)
+    lines = everyone(f"{_checksum(file)}  {file.name}\n", fsdp.group)
     if fsdp.rank == 0:
         (part / CHECKSUMS).write_text("".join(lines))
         part.rename(folder)
@@ -83,52 +70,51 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 
     The number of ranks may be another than when it was saved. Weights are overwritten in place, and
     the optimizer's state and settings are replaced. Where an error is raised nothing has changed.
-    Each rank needs room for its part twice.
 
     Raises FileNotFoundError where there is no checkpoint. Raises ValueError where a file is not
     what was written, where the module has other names or shapes, and where the checkpoint has no
     optimizer or that of other groups.
-
-    A checkpoint is code: load only what you trust.
     """
     folder = Path(folder)
-    _check_files(folder, fsdp)
-    reader = dcp.FileSystemReader(folder)
-    metadata = reader.read_metadata()
-    held, read = _held_tensors(fsdp), {}
-    for name, (p, x) in held.items():
-        read[name] = p, torch.empty_like(x)
-    content: dict = {"model": _as_stored(fsdp, read)}
+    _raise_on_every_rank(_damage(folder, fsdp), fsdp)
+    files = []
+    for rank in range(len(list(folder.glob(FILES)))):
+        path = folder / f"rank-{rank}.pt"
+        # Mapped: of each file no more is read than this rank's rows.
+        files.append(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
+    first = files[0]
+    _check_same(folder, first["shapes"], _shapes(fsdp))
+    sharded = {p.names[0]: p for p in fsdp._sharded}
     if optimizer is not None:
-        groups = _groups(fsdp, optimizer)
-        names_in_groups = _parameters_in(groups)
-        content["optimizer"] = {"state": _places(fsdp, metadata), "param_groups": groups}
-    _check_names(folder, metadata, content)
-    dcp.load(content, storage_reader=reader, process_group=fsdp.group)
-    if optimizer is not None:
-        loaded = content["optimizer"]
-        if _parameters_in(loaded["param_groups"]) != names_in_groups:
-            raise ValueError(f"{folder} has other parameters in its groups")
-        for values in loaded["state"].values():
-            for key, x in values.items():
-                values[key] = local(x)
+        here = _groups(fsdp, optimizer)
+        _check_same(folder, _described(first["groups"]), _described(here))
+        state: dict[str, dict] = {}
+        for name, values in first["state"].items():
+            state[name] = {}
+            for key in values:
+                parts = [file["state"][name][key] for file in files]
+                state[name][key] = _own(sharded.get(name), parts)
         # A saved state may call parameters anything: they count in the order of the groups.
-        optimizer.load_state_dict(loaded)
-    for name, (_, x) in held.items():
-        _, loaded_rows = read[name]
-        x.copy_(loaded_rows)
+        optimizer.load_state_dict({"state": state, "param_groups": first["groups"]})
+    for name, x in _tensors(fsdp).items():
+        x.copy_(_own(sharded.get(name), [file["model"][name] for file in files]))
 
 
 # The folder.
 
 
-def _make_empty(folder: Path, part: Path) -> None:
-    """Make the folder ``part`` that is written to, without what a save that was killed left."""
+def _make_empty(folder: Path, part: Path) -> OSError | None:
+    """Make the folder ``part`` that is written to, without what a save that was killed left; return
+    why it cannot be."""
     if folder.exists():
-        raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
-    part.mkdir(parents=True, exist_ok=True)
-    for left in (part / METADATA, part / CHECKSUMS, *part.glob(f"*{STORED}")):
-        left.unlink(missing_ok=True)
+        return FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+        for left in (part / CHECKSUMS, *part.glob(FILES)):
+            left.unlink(missing_ok=True)
+    except OSError as error:
+        return error
+    return None
 
 
 def _checksum(path: Path) -> str:
@@ -136,173 +122,110 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _checksum_lines(part: Path, fsdp: FSDP) -> list[str]:
-    """Return a line for each file that rank 0 sees; each rank reads some of the files."""
-    names = everyone(sorted(os.listdir(part)), fsdp.group)[0]
-    lines = []
-    for name in names[fsdp.rank :: fsdp.world_size]:
-        lines.append(f"{_checksum(part / name)}  {name}\n")
-    return sorted(itertools.chain(*everyone(lines, fsdp.group)))
-
-
-def _check_files(folder: Path, fsdp: FSDP) -> None:
-    """Raise, on every rank, unless each file is what was written; each rank reads some."""
-    sums = None
-    if fsdp.rank == 0 and (folder / CHECKSUMS).is_file():
-        sums = (folder / CHECKSUMS).read_bytes()
-    sums = everyone(sums, fsdp.group)[0]
-    if sums is None:
-        raise FileNotFoundError(f"{folder} is no checkpoint of save_sharded")
+def _damage(folder: Path, fsdp: FSDP) -> Exception | None:
+    """Return what is wrong with the files of a checkpoint, of which each rank reads some."""
+    if not (folder / CHECKSUMS).is_file():
+        return FileNotFoundError(f"{folder} is no checkpoint of save_sharded")
     checksums = {}
-    for line in sums.decode(errors="replace").splitlines():
+    for line in (folder / CHECKSUMS).read_text(errors="replace").splitlines():
         checksum, _, name = line.partition("  ")
         checksums[name] = checksum
-    stored = [METADATA]
-    for path in folder.glob(f"*{STORED}"):
-        stored.append(path.name)
-    wrong = sorted(set(stored) - checksums.keys())  # of a list that was cut off
-    for name in list(checksums)[fsdp.rank :: fsdp.world_size]:
-        path = folder / name
-        if not path.is_file() or _checksum(path) != checksums[name]:
+    there = {path.name for path in folder.glob(FILES)}
+    wrong = sorted(there ^ checksums.keys())
+    for name in sorted(there)[fsdp.rank :: fsdp.world_size]:
+        if _checksum(folder / name) != checksums.get(name):
             wrong.append(name)
-    for names in everyone(wrong, fsdp.group):
-        if names:
-            raise ValueError(
-                f"{names[0]} in {folder} is not what was saved: its checksum is another"
-            )
+    if wrong:
+        return ValueError(f"{wrong[0]} in {folder} is not what was saved: its checksum is another")
+    return None
 
 
-def _raise_first(errors: list[Exception | None]) -> None:
-    for error in errors:
+def _raise_on_every_rank(problem: Exception | None, fsdp: FSDP) -> None:
+    for error in everyone(problem, fsdp.group):
         if error is not None:
             raise error
 
 
-# The module.
-
-Held = dict[str, tuple[Sharded | Replicated | None, Tensor]]
+# What is in it.
 
 
-def _held_tensors(fsdp: FSDP) -> Held:
-    """Return each tensor of this rank by its name, with its parameter, None for a buffer."""
-    held: Held = {}
+def _tensors(fsdp: FSDP) -> dict[str, Tensor]:
+    """Return this rank's tensors of parameters and persistent buffers, by their first names."""
+    tensors = {}
     for p in fsdp._parameters_in_order:
-        for name in p.names:
-            held[name] = p, p.master.detach()
-    for prefix, module in fsdp.module.named_modules(remove_duplicate=False):
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            # PyTorch says which are kept by the state dict alone, whose weights would be gathered.
+        tensors[p.names[0]] = p.master.detach()
+    for prefix, module in fsdp.module.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            # PyTorch says which are kept by the state dict alone, which is refused.
             if name not in module._non_persistent_buffers_set:
-                held[clean(f"{prefix}.{name}" if prefix else name)] = None, buffer
-    return held
+                tensors[clean(f"{prefix}.{name}" if prefix else name)] = buffer
+    return tensors
 
 
-def _as_stored(fsdp: FSDP, held: Held) -> dict[str, Tensor]:
-    mesh, stored = _mesh(fsdp), {}
-    for name, (p, x) in held.items():
-        stored[name] = _whole(p, x, mesh)
-    return stored
-
-
-def _mesh(fsdp: FSDP) -> DeviceMesh:
-    return DeviceMesh.from_group(fsdp.group or dist.group.WORLD, fsdp.device.type)
-
-
-def _whole(p: Sharded | Replicated | None, rows: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return the tensor of which each rank has such ``rows``. Its shape is said, which DTensor
-    would take for a multiple of this rank's."""
-    if not isinstance(p, Sharded):
-        return rows
-    stride = torch.empty(p.shape, device="meta").stride()
-    return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=p.shape, stride=stride)
-
-
-def _check_names(folder: Path, metadata: Metadata, content: dict) -> None:
-    """Raise ValueError unless the checkpoint has the names and shapes that are to be read, and no
-    other."""
-    wanted, read_from = set(), [MODEL]
-    for name in content["model"]:
-        wanted.add(f"{MODEL}{name}")
-    if "optimizer" in content:
-        read_from.append(GROUPS)
-        for n, group in enumerate(content["optimizer"]["param_groups"]):
-            for key in group:
-                wanted.add(f"{GROUPS}{n}.{key}")
-    stored = metadata.state_dict_metadata
-    there = set()
-    for key in stored:
-        if key.startswith(tuple(read_from)):
-            there.add(key)
-    into = "load a checkpoint into the module and the optimizer it is of"
-    for key in sorted(there ^ wanted):
-        lacks = "the training" if key in there else folder
-        raise ValueError(f"{lacks} has no {key}; {into}")
-    for name, x in content["model"].items():
-        size = stored[f"{MODEL}{name}"].size
-        if size != x.shape:
-            raise ValueError(
-                f"{name} is {tuple(size)} in {folder} and {tuple(x.shape)} in the module; {into}"
-            )
-
-
-# The optimizer.
-
-
-def _by_master(fsdp: FSDP, optimizer: Optimizer) -> dict[nn.Parameter, Sharded | Replicated]:
-    fsdp.meet(optimizer)
-    by_master = {}
-    for p in fsdp._parameters_in_order:
-        by_master[p.master] = p
-    if not by_master.keys() >= set(parameters_of(optimizer.param_groups)):
-        raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")
-    return by_master
-
-
-def _groups(fsdp: FSDP, optimizer: Optimizer) -> list[dict]:
-    by_master = _by_master(fsdp, optimizer)
-    groups = []
-    for group in optimizer.param_groups:
-        names = [by_master[master].names[0] for master in group["params"]]
-        groups.append({**group, "params": names})
-    return groups
-
-
-def _parameters_in(groups: list[dict]) -> list[list[str]]:
-    return [group["params"] for group in groups]
-
-
-def _optimizer_content(fsdp: FSDP, optimizer: Optimizer) -> dict:
-    mesh, by_master = _mesh(fsdp), _by_master(fsdp, optimizer)
-    state: dict[str, dict] = {}
+def _state(fsdp: FSDP, optimizer: Optimizer) -> dict[str, dict]:
+    by_master = {p.master: p for p in fsdp._parameters_in_order}
+    state = {}
     for master, values in optimizer.state.items():
         p = by_master[master]
-        stored = state[p.names[0]] = dict(values)
         if isinstance(p, Sharded):
             check_rows(optimizer, p, values)
-            for key, x in values.items():
-                if isinstance(x, Tensor) and x.dim():
-                    stored[key] = _whole(p, x, mesh)
-    return {"state": state, "param_groups": _groups(fsdp, optimizer)}
-
-
-def _places(fsdp: FSDP, metadata: Metadata) -> dict[str, dict]:
-    """Return where the optimizer's state is to be read to: a new optimizer has none yet."""
-    mesh, state = _mesh(fsdp), {}
-    for p in fsdp._parameters_in_order:
-        name = p.names[0]
-        begin = f"{STATE}{name}."
-        for key, value in metadata.state_dict_metadata.items():
-            if key.startswith(begin):
-                place = _place(p, value, mesh)
-                state.setdefault(name, {})[key.removeprefix(begin)] = place
+        state[p.names[0]] = dict(values)
     return state
 
 
-def _place(p: Sharded | Replicated, value: object, mesh: DeviceMesh) -> object:
-    """Return what a stored value of a parameter's state is read to."""
-    if not isinstance(value, TensorStorageMetadata):
-        return 0
-    dtype = value.properties.dtype
-    if isinstance(p, Sharded) and len(value.size):
-        return _whole(p, torch.empty_like(p.master, dtype=dtype).detach(), mesh)
-    return torch.empty(value.size, dtype=dtype, device="cpu")
+def _groups(fsdp: FSDP, optimizer: Optimizer) -> list[dict]:
+    """Return the optimizer's groups, with names in the place of parameters."""
+    fsdp.meet(optimizer)
+    names = {p.master: p.names[0] for p in fsdp._parameters_in_order}
+    if not names.keys() >= set(parameters_of(optimizer.param_groups)):
+        raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")
+    groups = []
+    for group in optimizer.param_groups:
+        groups.append({**group, "params": [names[master] for master in group["params"]]})
+    return groups
+
+
+def _shapes(fsdp: FSDP) -> dict[str, list[int]]:
+    """Return the whole shape of each tensor by its name."""
+    shapes = {}
+    for name, x in _tensors(fsdp).items():
+        shapes[name] = list(x.shape)
+    for p in fsdp._sharded:
+        shapes[p.names[0]] = list(p.shape)
+    return shapes
+
+
+def _described(groups: list[dict]) -> dict[str, list[str]]:
+    """Return the names of the settings and parameters of each group."""
+    described = {}
+    for n, group in enumerate(groups):
+        described[f"optimizer group {n}"] = [*sorted(group), *group["params"]]
+    return described
+
+
+def _check_same(folder: Path, saved: dict[str, list], here: dict[str, list]) -> None:
+    """Raise ValueError unless the checkpoint has what is to be read, and no more."""
+    for name in sorted({*saved, *here}):
+        there, wanted = saved.get(name, "not"), here.get(name, "not")
+        if there != wanted:
+            raise ValueError(
+                f"{name} is {there} in {folder} and {wanted} in the training; load a checkpoint "
+                "into the module and the optimizer it is of"
+            )
+
+
+def _own(p: Sharded | None, parts: list) -> object:
+    """Return this rank's part of a value that each saved rank had a part of, ``p``'s next rows; of
+    what was whole there a copy."""
+    first = parts[0]
+    if not isinstance(first, Tensor):
+        return first
+    if p is None or first.dim() == 0:
+        return first.clone()
+    begin = p.rank * p.rows
+    end = begin + len(p.master)
+    rows, before = [], 0
+    for part in parts:
+        rows.append(part[max(0, begin - before) : max(0, end - before)])
+        before += len(part)
+    return torch.cat(rows)

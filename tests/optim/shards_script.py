@@ -1,14 +1,10 @@
 """MasterAdamW over shards, in two ranks, against the same steps of one process on whole weights."""
 
-import copy
-
 import torch
 import torch.distributed as dist
 from refusals import refused
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from a2lib.optim import MasterAdamW
 from a2lib.parallel import FSDP
@@ -34,40 +30,9 @@ def train(optimizers: list, models: list[nn.Module], steps: int) -> None:
             optimizer.zero_grad()
 
 
-def whole(x: torch.Tensor) -> torch.Tensor:
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def check_same(sharded: MasterAdamW, plain: MasterAdamW) -> None:
-    pairs = zip(sharded.masters().items(), plain.masters().items(), strict=True)
-    for (p, master), (q, right) in pairs:
-        assert torch.equal(whole(master), right) and torch.equal(whole(p), q)
-        for name, value in plain.state[q].items():
-            assert torch.equal(whole(sharded.state[p][name]), value), name
-
-
 dist.init_process_group("gloo")
-for dtype in (torch.float32, torch.bfloat16):
-    reference, model = built(dtype), fully_shard(built(dtype))
-    plain = MasterAdamW(reference.parameters(), **NUMBERS)
-    sharded = MasterAdamW(model.parameters(), **NUMBERS)
-    train([sharded, plain], [model, reference], steps=3)
-    check_same(sharded, plain)
-    # Its state goes on in another of its kind; and by PyTorch's checkpoints, over other rows.
-    again = MasterAdamW(model.parameters(), **NUMBERS)
-    again.load_state_dict(copy.deepcopy(sharded.state_dict()))
-    train([again, plain], [model, reference], steps=2)
-    check_same(again, plain)
-    other = fully_shard(built(dtype))
-    last = MasterAdamW(other.parameters(), **NUMBERS)
-    weights, state = get_state_dict(model, again)
-    set_state_dict(other, last, model_state_dict=weights, optim_state_dict=state)
-    train([last, plain], [other, reference], steps=2)
-    check_same(last, plain)
-
-model = fully_shard(built(torch.float32))
+refused("a parameter is a DTensor", MasterAdamW, fully_shard(built(torch.float32)).parameters())
 words = "a parameter is a shard of FSDP, which keeps its dtype; allowed is a working_dtype of None"
-refused(words, MasterAdamW, model.parameters(), working_dtype=torch.bfloat16)
 ours, reference = FSDP(built(torch.float32)), built(torch.float32)
 refused(words, MasterAdamW, ours.parameters(), working_dtype=torch.bfloat16)
 plain = MasterAdamW(reference.parameters(), **NUMBERS)

@@ -238,16 +238,16 @@ def test_a_state_without_a_step_comes_back(working):
         for name, value in state.items():
             assert torch.equal(after[i][name], value), name
     old = {**before, "state": {0: {"normaliser": torch.ones(2), "exp_avg": torch.zeros(2, 1025)}}}
-    refused("^a saved state has normaliser, .*allowed are exp_avg", optimizer.load_state_dict, old)
-    other = torch.optim.AdamW(tensors(), maximize=True).state_dict()
-    refused("^maximize is True; allowed is False$", optimizer.load_state_dict, other)
-    for _ in range(2):  # whose groups have no working_dtype
-        optimizer.load_state_dict(torch.optim.AdamW(tensors()).state_dict())
+    refused(r"^a saved parameter has \['exp_avg', 'normaliser'\]", optimizer.load_state_dict, old)
+    other = MasterAdamW(tensors(), working_dtype=None if working else torch.bfloat16).state_dict()
+    refused("^a saved parameter has .*with the dtypes of those", optimizer.load_state_dict, other)
+    other = torch.optim.AdamW(tensors()).state_dict()
+    refused("^the state is another optimizer's", optimizer.load_state_dict, other)
 
 
 @pytest.mark.parametrize("options", [{"foreach": False}, {"fused": True}])
 @pytest.mark.parametrize("working", [None, torch.bfloat16])
-def test_its_state_goes_on_in_torchs_adamw_and_comes_back(working, options):
+def test_its_state_goes_on_in_torchs_adamw(working, options):
     ours, one_way = tensors(), tensors()
     twins = copy.deepcopy(ours)
     optimizer = MasterAdamW(ours, **NUMBERS, working_dtype=working)
@@ -267,18 +267,6 @@ def test_its_state_goes_on_in_torchs_adamw_and_comes_back(working, options):
     peer.load_state_dict(optimizer.state_dict())
     steps(peer, one_way)
     close(one_way, twins, steps=6)
-    back = MasterAdamW(copy.deepcopy(one_way), working_dtype=working)
-    back.load_state_dict(peer.state_dict())
-    back.load_state_dict(back.state_dict())
-    # With the rounded weights, and the masters from the state.
-    again = MasterAdamW(copy.deepcopy(list(back.masters())))
-    again.load_state_dict(back.state_dict())
-    masters = again.masters()
-    for master, wanted in zip(masters.values(), one_way, strict=True):
-        assert torch.equal(master, wanted)
-    steps(again, list(masters))
-    close(masters.values(), twins, steps=9)
-    assert again.param_groups[0]["betas"] == NUMBERS["betas"]
 
 
 def test_overlapping_beside_another_hook_is_refused():
@@ -302,7 +290,7 @@ def test_what_cannot_be_is_refused_in_one_line():
     refused("^lr is -1; allowed are numbers from 0$", MasterAdamW, [p], lr=-1)
     words = r"^betas are \(0.9, 1.0\); allowed are two numbers from 0 to below 1$"
     refused(words, MasterAdamW, [p], betas=(0.9, 1.0))
-    words = "^working_dtype is torch.float16; allowed are torch.float32 and torch.bfloat16$"
+    words = "^working_dtype is torch.float16; allowed are torch.bfloat16 and None$"
     refused(words, MasterAdamW, [p], working_dtype=torch.float16)
     p.sum().backward()
     optimizer, late = MasterAdamW([narrow]), {"params": [p], "working_dtype": torch.bfloat16}

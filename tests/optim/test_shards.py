@@ -1,4 +1,4 @@
-"""MasterAdamW over FSDP's parameters, PyTorch's and ours, in two ranks."""
+"""MasterAdamW over FSDP's parameters, in two ranks."""
 
 from pathlib import Path
 

@@ -9,22 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from a2lib.optim.updates import Numbers, update
-from a2lib.parallel.group import is_shard, local
+from a2lib.optim.updates import Numbers, Tensors, update
+from a2lib.parallel.agreement import parameters_of
+from a2lib.parallel.group import is_shard
 from a2lib.parallel.lane import Lane
 
-WORKING = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
 MASTER, MOMENTS, STEP = "master", ("exp_avg", "exp_avg_sq"), "step"
-# Settings of a group that torch.optim.AdamW has beside ours.
-OF_PYTORCH = {
-    "amsgrad",
-    "capturable",
-    "decoupled_weight_decay",
-    "differentiable",
-    "foreach",
-    "fused",
-    "maximize",
-}
+KEPT = {MASTER, *MOMENTS, STEP}
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -33,12 +25,11 @@ class MasterAdamW(torch.optim.Optimizer):
     Arguments:
 
     - ``params``: parameters or groups of them, in float32 or bfloat16. They may be shards of
-      ``a2lib.parallel.FSDP``, or DTensors of PyTorch's ``fully_shard``; then each rank updates its
-      part.
+      ``a2lib.parallel.FSDP``; then each rank updates its part.
     - ``lr``, ``betas``, ``eps``, ``weight_decay``: numbers, as in torch.optim.AdamW.
-    - ``working_dtype``, of all or of a group: torch.bfloat16, torch.float32 or None. With bfloat16,
-      float32 parameters are rounded at once, and their masters keep the exact weights. With None
-      each parameter stays as it is; shards need None.
+    - ``working_dtype``, of all or of a group: torch.bfloat16 or None. With bfloat16, float32
+      parameters are rounded at once, and their masters keep the exact weights. With None each
+      parameter stays as it is; shards need None.
 
     The numbers are those of float32 weights under bf16 autocast, which casts each weight and its
     gradient in every step; a step here moves 28 bytes per parameter instead of 40. On a GPU one
@@ -50,13 +41,13 @@ class MasterAdamW(torch.optim.Optimizer):
     - Load a model's weights before making the optimizer: a step sets each parameter to its master.
     - The model's state dict has the rounded weights; ``masters()`` and the optimizer's state dict
       have the exact ones.
-    - torch.optim.AdamW and this class load each other's state dict; PyTorch's has no masters.
+    - This class loads no state dict of torch.optim.AdamW, which has no masters.
     - A parameter without a gradient is left out of a step.
     - A step can be captured in a CUDA graph after one that was not; ``lr`` and the other numbers
       are captured as they are.
 
     Not offered: amsgrad, maximize, a learning rate that is a tensor, loss scaling inside the step,
-    sparse gradients.
+    sparse gradients, DTensors.
 
     Raises ValueError for numbers out of range, for another dtype, and for a ``working_dtype`` of
     shards or of parameters that have gradients.
@@ -78,8 +69,8 @@ class MasterAdamW(torch.optim.Optimizer):
         super().__init__(params, {**numbers, "working_dtype": working_dtype})
 
     def _forget(self) -> None:
-        self._lanes: dict[torch.device, Lane] = {}
-        self._events: dict[torch.device, torch.cuda.Event | None] = {}
+        self._lane: Lane | None = None
+        self._last: torch.cuda.Event | None = None  # behind the last update on the lane
         self._ahead: dict[Tensor, None] = {}  # updated since the last step, by overlapping()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -100,7 +91,7 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def _keep_master(self, p: Tensor, working: torch.dtype) -> None:
         if working == torch.float32:
-            return
+            return  # its own master
         # detach: a parameter that is bfloat16 already has no more than its own digits.
         self.state[p][MASTER] = p.detach().to(torch.float32, copy=True)
         if p.dtype != working:
@@ -141,12 +132,14 @@ class MasterAdamW(torch.optim.Optimizer):
 
         - TypeError: NaiveDDP, FlatDDP or FSDP as ``wrapper``, which average after the backward;
         - RuntimeError, without a ``wrapper``: a hook waits for a parameter's gradient, or a
-          parameter is FSDP's.
+          parameter is FSDP's;
+        - ValueError: parameters on several devices.
         """
         group_of = {}
         for group in self.param_groups:
             for p in group["params"]:
                 group_of[p] = group
+        self._make_lane(group_of)
         with contextlib.ExitStack() as hooks:
             if wrapper is None:
                 self._refuse_others(group_of)
@@ -170,9 +163,16 @@ class MasterAdamW(torch.optim.Optimizer):
             try:
                 yield
             finally:
-                for device, event in self._events.items():
-                    self._lanes[device].wait(event)
-                self._events.clear()
+                self._lane.wait(self._last)
+                self._last = None
+
+    def _make_lane(self, params: Iterable[Tensor]) -> None:
+        devices = {p.device for p in params}
+        if len(devices) > 1:
+            raise ValueError("parameters are on several devices; allowed is one")
+        if self._lane is None:
+            # Behind the backward's own kernels where both wait: those are what all else waits for.
+            self._lane = Lane(devices.pop(), priority=0)
 
     @staticmethod
     def _refuse_others(params: Iterable[Tensor]) -> None:
@@ -194,10 +194,7 @@ class MasterAdamW(torch.optim.Optimizer):
         if p in self._ahead:
             raise RuntimeError("a second backward within overlapping() before step()")
         self._start(p)
-        if p.device not in self._lanes:
-            # Behind the backward's own kernels where both wait: those are what all else waits for.
-            self._lanes[p.device] = Lane(p.device, priority=0)
-        self._events[p.device] = self._lanes[p.device].run(lambda: self._update(group, p))
+        self._last = self._lane.run(lambda: self._update(group, p))
         self._ahead[p] = None
 
     @torch.no_grad()
@@ -217,7 +214,9 @@ class MasterAdamW(torch.optim.Optimizer):
                 if p not in self._ahead:
                     self._start(p)
                     self._update(group, p)
-            self._count(stepping)
+            if stepping:
+                # All in one launch; PyTorch's own optimizers are made of these.
+                torch._foreach_add_([self.state[p][STEP] for p in stepping], 1)
         self._ahead.clear()
         return loss
 
@@ -225,24 +224,13 @@ class MasterAdamW(torch.optim.Optimizer):
         if STEP not in self.state[p]:
             self.state[p].update(_zeros(p))
 
-    def _count(self, params: list[Tensor]) -> None:
-        """Count a step more, for all parameters of a device in one launch."""
-        of_device: dict[torch.device, list[Tensor]] = {}
-        for p in params:
-            of_device.setdefault(p.device, []).append(self.state[p][STEP])
-        for steps in of_device.values():
-            torch._foreach_add_(steps, 1)  # PyTorch's own optimizers are made of these
-
     def _update(self, group: dict[str, Any], p: Tensor) -> None:
-        state, grad = self.state[p], p.grad
-        if grad.is_sparse:
+        if p.grad.is_sparse:
             raise RuntimeError("MasterAdamW does not take sparse gradients")
-        if hasattr(grad, "redistribute"):
-            grad = grad.redistribute(placements=p.placements)
-        weight = local(p)
-        master = local(state[MASTER]) if MASTER in state else weight
-        exp_avg, exp_avg_sq = local(state["exp_avg"]), local(state["exp_avg_sq"])
-        update(weight, local(grad), master, exp_avg, exp_avg_sq, state[STEP], _numbers(group))
+        state = self.state[p]
+        master = state.get(MASTER, p)
+        moments = [state[name] for name in MOMENTS]
+        update(Tensors(p, p.grad, master, *moments, state[STEP]), _numbers(group))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch.optim.Optimizer does.
@@ -257,44 +245,31 @@ class MasterAdamW(torch.optim.Optimizer):
         return whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class or of torch.optim.AdamW.
+        """Load a state of this class, over parameters of the same dtypes.
 
-        A parameter is set to its saved master, rounded where it is in bfloat16; without one its own
-        stays. Masters and moments stay in float32; PyTorch would round them to the parameters'
-        dtype. Raises ValueError for settings and states that this class has not, before anything is
-        changed.
+        A parameter in bfloat16 is set to its saved master, rounded. Raises ValueError, before
+        anything is changed, for the state of another optimizer, and where the saved parameters have
+        masters and these have none, or the other way round.
         """
         for group in state_dict["param_groups"]:
-            _check_settings(group)
-        for saved in state_dict["state"].values():
-            _check_names(saved)
-        held = {}
-        for p, state in self.state.items():
-            if MASTER in state:
-                held[p] = state[MASTER]
-        working = [group["working_dtype"] for group in self.param_groups]
+            if "working_dtype" not in group:
+                raise ValueError("the state is another optimizer's; allowed is a MasterAdamW's")
+        names, params = parameters_of(state_dict["param_groups"]), parameters_of(self.param_groups)
+        pairs = list(zip(names, params, strict=False))  # PyTorch says where they differ
+        for name, p in pairs:
+            saved, here = state_dict["state"].get(name, {}), self.state.get(p, {})
+            if not saved.keys() <= KEPT or (MASTER in saved) != (MASTER in here):
+                raise ValueError(
+                    f"a saved parameter has {sorted(saved)}, the one here {sorted(here)}: load "
+                    "into a model and an optimizer with the dtypes of those that were saved"
+                )
         super().load_state_dict(state_dict)
-        with torch.no_grad():
-            for i, saved_group in enumerate(state_dict["param_groups"]):
-                group = self.param_groups[i]
-                group["working_dtype"] = working[i]
-                for name in OF_PYTORCH:
-                    group.pop(name, None)
-                # PyTorch's AdamW keeps a master that it was given, and does not update it.
-                names = MOMENTS if OF_PYTORCH & saved_group.keys() else (MASTER, *MOMENTS)
-                for key, p in zip(saved_group["params"], group["params"], strict=True):
-                    self.state[p] = _loaded(p, state_dict["state"].get(key, {}), names)
-                    self._set_master(p, held.get(p))
-
-    def _set_master(self, p: Tensor, held: Tensor | None) -> None:
-        """Set a parameter to the master that was loaded; without one it has that of before."""
-        state = self.state[p]
-        if MASTER in state:
-            p.copy_(state[MASTER])
-            if p.dtype == torch.float32:
-                del state[MASTER]
-        elif held is not None:
-            state[MASTER] = held
+        for name, p in pairs:
+            # Anew and in float32: PyTorch rounds to the parameters' dtype.
+            for key, value in state_dict["state"].get(name, {}).items():
+                self.state[p][key] = value.to(p.device, torch.float32, copy=True)
+            if MASTER in self.state.get(p, {}):
+                p.data.copy_(self.state[p][MASTER])
 
 
 def _numbers(group: dict[str, Any]) -> Numbers:
@@ -313,51 +288,25 @@ def _zeros(p: Tensor) -> dict[str, Tensor]:
     return state
 
 
-def _loaded(p: Tensor, saved: dict[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
-    """Return a parameter's state in float32: of what was saved, copies of these and the step."""
-    state = {}
-    for name in names:
-        if name in saved:
-            state[name] = saved[name].to(p.device, torch.float32, copy=True)
-    if STEP in saved:
-        state[STEP] = torch.tensor(float(saved[STEP]), dtype=torch.float32, device=p.device)
-    return state
-
-
-def _check_names(saved: dict[str, Any]) -> None:
-    kept = (*MOMENTS, MASTER, STEP)
-    for name in sorted(saved.keys() - set(kept)):
-        raise ValueError(
-            f"a saved state has {name}, of another optimizer or an earlier version of this one; "
-            f"allowed are {', '.join(kept)}"
-        )
-
-
-def _check_settings(group: dict[str, Any]) -> None:
-    """Raise ValueError for a group's settings; a saved one may be another optimizer's."""
-    for name in ("amsgrad", "maximize"):
-        if group.get(name):
-            raise ValueError(f"{name} is {group[name]}; allowed is False")
+def _check(group: dict[str, Any]) -> None:
+    """Raise ValueError for a group that this class does not take."""
     for name in ("lr", "eps", "weight_decay"):
-        value = group.get(name)
-        if isinstance(value, Tensor | None) or not value >= 0:
+        value = group[name]
+        if isinstance(value, Tensor) or not value >= 0:
             raise ValueError(f"{name} is {value!r}; allowed are numbers from 0")
-    betas = group.get("betas", ())
+    betas = group["betas"]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas are {betas!r}; allowed are two numbers from 0 to below 1")
-
-
-def _check(group: dict[str, Any]) -> None:
-    _check_settings(group)
-    names = " and ".join(map(str, WORKING))
-    if group["working_dtype"] not in (None, *WORKING):
-        raise ValueError(f"working_dtype is {group['working_dtype']}; allowed are {names}")
+    working = group["working_dtype"]
+    if working not in (None, torch.bfloat16):
+        raise ValueError(f"working_dtype is {working}; allowed are torch.bfloat16 and None")
     for p in group["params"]:
-        if p.dtype not in WORKING:
+        if p.dtype not in DTYPES:
+            names = " and ".join(map(str, DTYPES))
             raise ValueError(f"a parameter is {p.dtype}; allowed are {names}")
-        if group["working_dtype"] == torch.float32 and p.dtype != torch.float32:
-            raise ValueError("working_dtype torch.float32: a parameter is torch.bfloat16 already")
-        if group["working_dtype"] in (None, p.dtype):
+        if hasattr(p, "device_mesh"):
+            raise ValueError("a parameter is a DTensor; allowed are plain tensors, as in our FSDP")
+        if working in (None, p.dtype):
             continue
         if is_shard(p):
             raise ValueError(

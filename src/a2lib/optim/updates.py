@@ -6,6 +6,17 @@ import torch
 from torch import Tensor
 
 
+class Tensors(NamedTuple):
+    """A parameter with what its step reads and writes."""
+
+    weight: Tensor
+    grad: Tensor
+    master: Tensor  # which may be the weight itself
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: Tensor  # the steps before
+
+
 class Numbers(NamedTuple):
     """The numbers of a step, alike for all parameters of a group."""
 
@@ -18,39 +29,20 @@ class Numbers(NamedTuple):
     decay: float  # lr times weight decay
 
 
-def update(
-    weight: Tensor,
-    grad: Tensor,
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    numbers: Numbers,
-) -> None:
+def update(x: Tensors, numbers: Numbers) -> None:
     """Take one parameter's step in place, as ``update_plain``, the slow twin, does.
 
     The Triton kernel does it on a GPU if all tensors are contiguous, else PyTorch's operators.
     """
-    tensors = (weight, grad, master, exp_avg, exp_avg_sq, step)
-    if _by_kernel(weight) and master.is_contiguous() and exp_avg.is_contiguous():
-        _by_triton(tensors, numbers)
+    if _by_kernel(x.weight) and x.master.is_contiguous() and x.exp_avg.is_contiguous():
+        _by_triton(x, numbers)
     else:
-        update_plain(*tensors, numbers)
+        update_plain(x, numbers)
 
 
-def update_plain(
-    weight: Tensor,
-    grad: Tensor,
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    numbers: Numbers,
-) -> None:
-    """Take one parameter's step in place, by PyTorch's operators.
-
-    ``step`` counts those before, and stays. ``master`` may be ``weight`` itself.
-    """
+def update_plain(x: Tensors, numbers: Numbers) -> None:
+    """Take one parameter's step in place, by PyTorch's operators. The count of steps stays."""
+    weight, grad, master, exp_avg, exp_avg_sq, step = x
     grad = grad.float()
     count = step.double() + 1
     first = 1 - (count * numbers.log1).exp()
@@ -79,10 +71,10 @@ def _by_kernel(p: Tensor) -> bool:
 _compiled: dict[tuple, object] = {}
 
 
-def _by_triton(tensors: tuple[Tensor, ...], numbers: Numbers) -> None:
+def _by_triton(x: Tensors, numbers: Numbers) -> None:
     from a2lib.optim.kernels import BLOCK, OPTIONS, adamw
 
-    weight, grad, master, *rest = tensors
+    weight, grad, master, *rest = x
     tensors = (weight, grad.contiguous(), master, *rest)
     n, has_master = weight.numel(), master is not weight
     sizes = (n == 1, n % 16 == 0, n >= 2**31)
@@ -91,7 +83,7 @@ def _by_triton(tensors: tuple[Tensor, ...], numbers: Numbers) -> None:
     arguments = (*map(float, numbers), n)
     constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
     grid = (-(-n // BLOCK), 1, 1)
-    addresses = [x.data_ptr() for x in tensors]
+    addresses = [tensor.data_ptr() for tensor in tensors]
     aligned = all(address % 16 == 0 for address in addresses)
     compiled = _compiled.get(key) if aligned else None
     with torch.cuda.device_of(weight):

@@ -46,9 +46,6 @@ class Linear(nn.Module):
             return _sixteen_bit_product(x, self.weight)
         return F.linear(x, self.weight)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
-
 
 class _SixteenBitProduct(torch.autograd.Function):
     """``x @ cat(weights).T`` of a 16-bit x and float32 weights, whose gradients are float32.
@@ -145,7 +142,6 @@ class Embedding(nn.Module):
     def __init__(self, num_embeddings: int, embedding_dim: int, device=None, dtype=None):
         super().__init__()
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.weight = nn.Parameter(
             torch.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
         )
@@ -163,9 +159,6 @@ class Embedding(nn.Module):
             raise ValueError(f"token ids must be int64 or int32; got {token_ids.dtype}")
         return F.embedding(token_ids, self.weight)
 
-    def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}"
-
 
 class RMSNorm(nn.Module):
     """Compute ``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension.
@@ -179,7 +172,7 @@ class RMSNorm(nn.Module):
     def __init__(self, d_model: int, eps: float = 1e-5, device=None, dtype=None):
         super().__init__()
         check_sizes(d_model=d_model)
-        self.d_model, self.eps = d_model, eps
+        self.eps = eps
         self.weight = nn.Parameter(torch.empty(d_model, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -191,9 +184,6 @@ class RMSNorm(nn.Module):
         wide = _at_least_float32(x)
         normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (normalised * self.weight).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.d_model}, eps={self.eps}"
 
 
 class SwiGLU(nn.Module):
@@ -294,9 +284,6 @@ class RotaryPositionalEmbedding(nn.Module):
             raise ValueError(
                 f"positions {lowest} to {highest}; allowed are 0 to {self.max_seq_len - 1}"
             )
-
-    def extra_repr(self) -> str:
-        return f"theta={self.theta}, d_k={self.d_k}, max_seq_len={self.max_seq_len}"
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

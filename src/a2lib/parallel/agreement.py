@@ -7,7 +7,6 @@ before and after every optimizer's step ask each wrapper, once a step. After it 
 a step's closure comes within the step.
 """
 
-import functools
 import itertools
 import operator
 import weakref
@@ -25,24 +24,11 @@ from torch.optim.optimizer import (
 
 from a2lib.parallel.group import capturing, member
 
-wrappers: weakref.WeakSet = weakref.WeakSet()  # all that there are
-
-
-def watch_steps(wrapper) -> None:
-    """Have a step of any torch.optim optimizer raise RuntimeError while it would read a gradient of
-    ``wrapper.unfinished()``, parameters whose gradients are this rank's own, or once its closure
-    has read such. Before each step ``wrapper.meet(optimizer)`` is called.
-
-    A step that is compiled itself is not watched: it has no hooks.
-    """
-    wrappers.add(wrapper)
-    _register()
-
-
-@functools.cache
-def _register() -> None:
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_refuse)
+# Those whose steps are watched. A step of any torch.optim optimizer raises RuntimeError while it
+# would read a gradient of ``wrapper.unfinished()``, parameters whose gradients are this rank's own,
+# or once its closure has read such. Before each step ``wrapper.meet(optimizer)`` is called. A step
+# that is compiled itself is not watched: it has no hooks.
+wrappers: weakref.WeakSet = weakref.WeakSet()
 
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
@@ -62,6 +48,10 @@ def _refuse(optimizer: Optimizer, *_: object) -> None:
                 f"the gradients of this {type(wrapper).__name__} are still each rank's own: call "
                 "finish_gradient_synchronization() between backward and the optimizer's step"
             )
+
+
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_refuse)
 
 
 def parameters_of(groups: list[dict]) -> list:

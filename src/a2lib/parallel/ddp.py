@@ -46,7 +46,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from a2lib.parallel.agreement import Agreement, Members, watch_steps, wrappers
+from a2lib.parallel.agreement import Agreement, Members, wrappers
 from a2lib.parallel.copy_engines import CopyEngines, Then, choose
 from a2lib.parallel.group import Mean, capturing, make_alike, mean_operator, member, one_device
 from a2lib.parallel.lane import Lane
@@ -94,7 +94,7 @@ class _Replica(nn.Module):
             hooks.append(p.register_post_accumulate_grad_hook(_hook(me, i)))
         # Each would cost a call in every later backward.
         weakref.finalize(self, _remove, hooks).atexit = False
-        watch_steps(self)
+        wrappers.add(self)
 
     def forward(self, *args, **kwargs):
         if self._counts_forwards():
@@ -500,19 +500,20 @@ def _remove(hooks: list) -> None:
 
 
 def _refuse_a_second_wrapper(module: nn.Module) -> None:
-    if _wrappers_of(module):
+    if _wrapper_of(module) is not None:
         gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
-    for other in _wrappers_of(module):
+    other = _wrapper_of(module)
+    if other is not None:
         raise RuntimeError(
             f"a {type(other).__name__} has parameters of this module: averaged twice, they would "
             "be wrong; drop that wrapper first"
         )
 
 
-def _wrappers_of(module: nn.Module) -> list[_Replica]:
-    """Return the wrappers that have some of the module's parameters already."""
-    parameters, found = set(module.parameters()), []
+def _wrapper_of(module: nn.Module) -> _Replica | None:
+    """Return a wrapper that has some of the module's parameters already."""
+    parameters = set(module.parameters())
     for wrapper in wrappers:
         if isinstance(wrapper, _Replica) and not parameters.isdisjoint(wrapper._trained):
-            found.append(wrapper)
-    return found
+            return wrapper
+    return None

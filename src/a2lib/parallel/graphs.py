@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    import torch
+from typing import Self
 
 Call = Callable[[], object]
 # One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each
@@ -112,26 +109,22 @@ class CapturedGraph:
 
 class CapturedStep:
     """A step that ``capture_step`` has captured. ``output`` is what the step returned, detached;
-    each replay writes it anew. ``steps_taken`` counts the steps that the weights have taken."""
+    each replay writes it anew."""
 
-    def __init__(self, graph: CapturedGraph, output: object, steps_taken: int) -> None:
-        self._graph, self.output, self.steps_taken = graph, output, steps_taken
-        self._streams: set[torch.cuda.Stream] = set()  # that replays were queued on
+    def __init__(self, graph: CapturedGraph, output: object) -> None:
+        self._graph, self.output = graph, output
 
     def replay(self) -> object:
         """Queue the step on the current stream; returns ``output``. Every rank replays."""
-        import torch
-
         self._graph.replay()
-        self._streams.add(torch.cuda.current_stream())
-        self.steps_taken += 1
         return self.output
 
     def release(self) -> None:
         """Drop the graph and its memory. A process group must not be destroyed before: NCCL waits
         for the graphs that hold its work."""
-        for stream in self._streams:
-            stream.synchronize()
+        import torch
+
+        torch.cuda.synchronize()
         self._graph.release()
 
     def __enter__(self) -> Self:
@@ -207,4 +200,4 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
     except Exception as error:
         error.add_note("a step that was being captured is cut off: end the processes of all ranks")
         raise
-    return CapturedStep(graph, output, warmup + 1)
+    return CapturedStep(graph, output)

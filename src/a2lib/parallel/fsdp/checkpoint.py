@@ -53,12 +53,17 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         content["state"] = _state(fsdp, optimizer)
     folder = Path(folder)
     part = folder.with_name(folder.name + UNFINISHED)
-    problem = _make_empty(folder, part) if fsdp.rank == 0 else None
-    _raise_on_every_rank(problem, fsdp)
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
+    part.mkdir(parents=True, exist_ok=True)
     file = part / f"rank-{fsdp.rank}.pt"
     torch.save(content, file)
-    lines = everyone(f"{_checksum(file)}  {file.name}\n", fsdp.group)
+    sums = dict(everyone((file.name, _checksum(file)), fsdp.group))
     if fsdp.rank == 0:
+        for left in part.glob(FILES):  # of a save by more ranks that was killed
+            if left.name not in sums:
+                left.unlink()
+        lines = [f"{checksum}  {name}\n" for name, checksum in sums.items()]
         (part / CHECKSUMS).write_text("".join(lines))
         part.rename(folder)
     dist.barrier(fsdp.group)
@@ -76,11 +81,8 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     optimizer or that of other groups.
     """
     folder = Path(folder)
-    _raise_on_every_rank(_damage(folder, fsdp), fsdp)
     files = []
-    for rank in range(len(list(folder.glob(FILES)))):
-        path = folder / f"rank-{rank}.pt"
-        # Mapped: of each file no more is read than this rank's rows.
+    for path in _checked_files(folder):
         files.append(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
     first = files[0]
     _check_same(folder, first["shapes"], _shapes(fsdp))
@@ -103,47 +105,27 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 # The folder.
 
 
-def _make_empty(folder: Path, part: Path) -> OSError | None:
-    """Make the folder ``part`` that is written to, without what a save that was killed left; return
-    why it cannot be."""
-    if folder.exists():
-        return FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
-    try:
-        part.mkdir(parents=True, exist_ok=True)
-        for left in (part / CHECKSUMS, *part.glob(FILES)):
-            left.unlink(missing_ok=True)
-    except OSError as error:
-        return error
-    return None
-
-
 def _checksum(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _damage(folder: Path, fsdp: FSDP) -> Exception | None:
-    """Return what is wrong with the files of a checkpoint, of which each rank reads some."""
+def _checked_files(folder: Path) -> list[Path]:
+    """Return the ranks' files in order; raises where one is not what was written."""
     if not (folder / CHECKSUMS).is_file():
-        return FileNotFoundError(f"{folder} is no checkpoint of save_sharded")
+        raise FileNotFoundError(f"{folder} is no checkpoint of save_sharded")
     checksums = {}
     for line in (folder / CHECKSUMS).read_text(errors="replace").splitlines():
         checksum, _, name = line.partition("  ")
         checksums[name] = checksum
     there = {path.name for path in folder.glob(FILES)}
-    wrong = sorted(there ^ checksums.keys())
-    for name in sorted(there)[fsdp.rank :: fsdp.world_size]:
-        if _checksum(folder / name) != checksums.get(name):
-            wrong.append(name)
+    wrong = checksums.keys() ^ there
+    for name in there - wrong:
+        if _checksum(folder / name) != checksums[name]:
+            wrong.add(name)
     if wrong:
-        return ValueError(f"{wrong[0]} in {folder} is not what was saved: its checksum is another")
-    return None
-
-
-def _raise_on_every_rank(problem: Exception | None, fsdp: FSDP) -> None:
-    for error in everyone(problem, fsdp.group):
-        if error is not None:
-            raise error
+        raise ValueError(f"{min(wrong)} in {folder} is not what was saved: its checksum is another")
+    return [folder / f"rank-{rank}.pt" for rank in range(len(there))]
 
 
 # What is in it.

@@ -50,26 +50,23 @@ def refuse_norms_of(shards: list[Sharded]) -> None:
     callers may have the outer one by name, and PyTorch has no hook for it.
     """
     _shards.update(shards)
-    _replace_norm()
+    clip_grad._get_total_norm = torch.nn.utils.get_total_norm = _norm_of_whole_gradients
 
 
-@functools.cache
-def _replace_norm() -> None:
-    norm = clip_grad._get_total_norm
+_norm = clip_grad._get_total_norm
 
-    @functools.wraps(norm)
-    def of_whole_gradients(tensors, *args, **kwargs) -> Tensor:
-        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if not torch.compiler.is_compiling():
-            parts = {id(p.master.grad) for p in _shards if p.master.grad is not None}
-            if not parts.isdisjoint(map(id, tensors)):
-                raise RuntimeError(
-                    "torch.nn.utils.clip_grad_norm_ would take the norm of this rank's rows alone, "
-                    "another on each rank: call clip_grad_norm_ of the FSDP"
-                )
-        return norm(tensors, *args, **kwargs)
 
-    clip_grad._get_total_norm = torch.nn.utils.get_total_norm = of_whole_gradients
+@functools.wraps(_norm)
+def _norm_of_whole_gradients(tensors, *args, **kwargs) -> Tensor:
+    tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    if not torch.compiler.is_compiling():
+        parts = {id(p.master.grad) for p in _shards if p.master.grad is not None}
+        if not parts.isdisjoint(map(id, tensors)):
+            raise RuntimeError(
+                "torch.nn.utils.clip_grad_norm_ would take the norm of this rank's rows alone, "
+                "another on each rank: call clip_grad_norm_ of the FSDP"
+            )
+    return _norm(tensors, *args, **kwargs)
 
 
 class Optimizers:

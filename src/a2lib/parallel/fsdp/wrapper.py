@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
-from a2lib.parallel.agreement import Agreement, Members, watch_steps
+from a2lib.parallel.agreement import Agreement, Members, wrappers
 from a2lib.parallel.copy_engines import SharedMemory, choose
 from a2lib.parallel.fsdp.division import divide
 from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
@@ -160,7 +160,7 @@ class FSDP(nn.Module):
             unit.module._fsdp = _NoCopies()
         for part in division.owners:
             part._fsdp = _NoCopies()
-        watch_steps(self)
+        wrappers.add(self)
 
     def _transfer_of(
         self, sharded: list[Sharded], alike: list[Alike]

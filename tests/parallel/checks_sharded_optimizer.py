@@ -110,22 +110,22 @@ def parameters_lie_in_chunks_of_one_gather_each():
 
 @check(2, 4)
 def a_parameter_larger_than_the_rest_does_not_pad_the_chunks():
-    """Little is gathered beside the others; the large one is broadcast from where it is."""
-    mine = nn.Sequential(nn.Embedding(400, 64), *(nn.Linear(64, 64, bias=False) for _ in range(24)))
+    """Nothing is gathered in its chunk; each parameter there is broadcast from where it is."""
+    mine = nn.Sequential(nn.Embedding(800, 64), *(nn.Linear(64, 64, bias=False) for _ in range(24)))
     reference = copy.deepcopy(mine)
     place = mine[0].weight.data_ptr()
     with chunks_from(150_000, padding_bytes=0):
         sharded = ShardedOptimizer(mine.parameters(), AdamW, lr=0.1)
     plain = AdamW(reference.parameters(), lr=0.1)
     chunks = [chunk for chunk, _ in sharded._chunks]
-    assert len(chunks) > 1 and any(chunk._rows.numel() for chunk in chunks)
+    assert len(chunks) > 1
     every = sum(p.numel() * 4 for p in mine.parameters())
     assert mine[0].weight.data_ptr() == place
     gather = exchange.all_gather_single
     with patch.object(exchange, "all_gather_single", wraps=gather) as gathers:
         step_both(0, sharded, plain, mine, reference)
     gathered = sum(whole.nbytes for (whole, _), _ in gathers.call_args_list)
-    assert gathered <= every - mine[0].weight.nbytes + every / 16
+    assert gathered <= 5 / 4 * (every - mine[0].weight.nbytes)
     step_both(1, sharded, plain, mine, reference)
     mine[0].weight.data = mine[0].weight.data.clone()
     with raises(RuntimeError, "a parameter has other memory than this optimizer gave it"):

@@ -4,7 +4,7 @@ A chunk lies in one tensor of a row for each rank, the parameters of that rank s
 parameters *are* views of it: an all-gather in place moves what has to move, in both directions of
 every link at once, and nothing is copied. While a chunk travels the next one is updated. Rows are
 as long as the longest, so that a parameter much larger than the rest would pad all others to its
-size, W - 1 times: such a one is broadcast, which is no slower than the gather of that padding.
+size, W - 1 times: of such a chunk each parameter is broadcast from where it lies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_BYTES = 2**26
 # A parameter begins at a multiple of these, as the allocator would have it begin at 512.
 ALIGN_BYTES = 256
 # Of a chunk, what may be padding: this part, or so many bytes, of which nobody would notice.
-MOST_PADDING = 1 / 16
+MOST_PADDING = 1 / 4
 PADDING_BYTES = 2**20
 
 
@@ -66,60 +66,35 @@ def lay_out(shares: Sequence[Sequence[Tensor]]) -> list[Chunk]:
     return chunks
 
 
-def sticking_out(shares: Sequence[Sequence[int]], item_bytes: int) -> set[tuple[int, int]]:
-    """Return which of a chunk's parameters, (rank, place in its share), are not to be in its rows,
-    given sizes: the largest of the longest row, as long as rows are padded by too much."""
-    rows, lengths = [], []
-    for share in shares:
-        smallest_first = sorted(range(len(share)), key=share.__getitem__)
-        rows.append(smallest_first)
-        lengths.append(sum(share))
-    out = set()
-    while True:
-        longest = lengths.index(max(lengths))
-        padding = len(rows) * lengths[longest] - sum(lengths)
-        if padding <= max(MOST_PADDING * sum(lengths), PADDING_BYTES / item_bytes):
-            return out
-        largest = rows[longest].pop()
-        lengths[longest] -= shares[longest][largest]
-        out.add((longest, largest))
-
-
 class Chunk:
     """Some parameters of each rank, ``params[rank]``, in memory that stays at one address.
 
-    Parameters are moved into the chunk, and keep their strides. A rank without parameters sends its
-    row too. What would make one rank's row much longer than the others' is broadcast by itself,
-    from where it is, or is moved to memory of its own if it is not contiguous.
+    Parameters are moved into the chunk's rows, and keep their strides. A rank without parameters
+    sends its row too. Where rows would be padded by too much there are none: each parameter is
+    broadcast, from where it is, or from memory of its own if it is not contiguous.
     """
 
     @torch.no_grad()
     def __init__(self, params: Sequence[Sequence[Tensor]]) -> None:
         self.params = params
         every = list(itertools.chain(*params))
-        rooms = []
-        for share in params:
-            rooms.append(list(map(_room, share)))
-        out = sticking_out(rooms, every[0].element_size())
-        # Of each parameter in the rows: where, in elements.
-        places: list[tuple[Tensor, int, int]] = []
-        longest = 0
-        for rank, share in enumerate(params):
-            end = 0
-            for i, p in enumerate(share):
-                if (rank, i) not in out:
-                    places.append((p, rank, end))
-                    end += rooms[rank][i]
-            longest = max(longest, end)
-        self._rows = torch.empty(len(params), longest, dtype=every[0].dtype, device=every[0].device)
-        for p, rank, begin in places:
-            _move(p, self._rows[rank, begin : begin + p.numel()])
+        lengths = [sum(map(_room, share)) for share in params]
+        padding = len(params) * max(lengths) - sum(lengths)
+        item_bytes = every[0].element_size()
+        has_rows = padding <= max(MOST_PADDING * sum(lengths), PADDING_BYTES / item_bytes)
+        longest = max(lengths) if has_rows else 0
+        self._rows = every[0].new_empty(len(params), longest)
         self._broadcast: list[tuple[int, Tensor]] = []  # each with its rank
-        for rank, i in sorted(out):
-            p = params[rank][i]
-            if not p.is_contiguous():
-                _move(p, p.new_empty(p.numel()))
-            self._broadcast.append((rank, p.detach().as_strided((p.numel(),), (1,))))
+        for rank, share in enumerate(params):
+            begin = 0
+            for p in share:
+                if has_rows:
+                    _move(p, self._rows[rank, begin : begin + p.numel()])
+                    begin += _room(p)
+                    continue
+                if not p.is_contiguous():
+                    _move(p, p.new_empty(p.numel()))
+                self._broadcast.append((rank, p.detach().as_strided((p.numel(),), (1,))))
         self._not_empty = [p for p in every if p.numel()]
         self._addresses = [p.data_ptr() for p in self._not_empty]
         self._works: list[dist.Work] = []

@@ -64,7 +64,7 @@ class ShardedOptimizer(Optimizer):
       is captured in a CUDA graph.
     - A tensor that shared a parameter's memory before, such as a kept ``p.detach()`` or a block
       that the parameter was a part of, no longer does.
-    - A chunk is longer than its parameters by at most a sixteenth, or 1 MiB.
+    - A chunk is longer than its parameters by at most a quarter, or 1 MiB.
     - ``torch.save`` of some parameters writes whole chunks: clone the tensors first.
 
     Raises RuntimeError without a process group, and in ``step`` where a parameter's memory or the

@@ -121,19 +121,13 @@ class MasterAdamW(torch.optim.Optimizer):
         after the context, and then ``step``. A bucket is updated once it has the mean, while later
         ones are on their way; on a CPU each update waits for its bucket.
 
-        Limits:
+        Gradients cannot be clipped. Once its gradient is there, a parameter may have the next
+        step's value: read it neither outside the graph nor by a second backward. If the backward
+        raises, some parameters have been updated and some not.
 
-        - Gradients cannot be clipped.
-        - Once its gradient is there, a parameter may have the next step's value: read it neither
-          outside the graph nor by a second backward.
-        - If the backward raises, some parameters have been updated and some not.
-
-        Raises:
-
-        - TypeError: NaiveDDP, FlatDDP or FSDP as ``wrapper``, which average after the backward;
-        - RuntimeError, without a ``wrapper``: a hook waits for a parameter's gradient, or a
-          parameter is FSDP's;
-        - ValueError: parameters on several devices.
+        Raises TypeError for NaiveDDP, FlatDDP or FSDP as ``wrapper``, which average after the
+        backward; RuntimeError, without a ``wrapper``, where a hook waits for a parameter's gradient
+        or a parameter is FSDP's; ValueError for parameters on several devices.
         """
         group_of = {}
         for group in self.param_groups:

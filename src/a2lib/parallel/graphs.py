@@ -167,13 +167,11 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
     - Nothing is read on the host.
     - The same parameters have a gradient in every step, those of the warm-up too.
 
-    Returns a CapturedStep. Its ``replay()`` takes a step and returns the output, which each replay
-    writes anew. Gradients live in the graph's memory, which ``release()`` or the end of the context
-    frees.
+    Returns a CapturedStep. Gradients live in the graph's memory, which ``release()`` or the end of
+    the context frees.
 
     Raises ValueError without a step of warm-up and RuntimeError without a GPU. What the capture
-    raises passes through; then end the process, because messages and updates of that step were
-    recorded and never sent.
+    raises passes through; then end the process: that step's messages were recorded and never sent.
     """
     import torch
     from torch.utils._pytree import tree_map  # there is none by a public name

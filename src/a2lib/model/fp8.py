@@ -126,7 +126,7 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> None:
     allowed = (torch.bfloat16,) if x.is_cuda else (torch.bfloat16, torch.float32)
     for name, tensor in {"x": x, "w1": w1, "w2": w2, "w3": w3}.items():
         if tensor.dtype not in allowed or tensor.dtype != x.dtype:
-            names = " or ".join(str(dtype) for dtype in allowed)
+            names = " or ".join(map(str, allowed))
             raise ValueError(f"{name} is {tensor.dtype}; allowed are {names}, the same for all")
 
 

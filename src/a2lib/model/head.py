@@ -52,7 +52,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int 
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             if x.is_floating_point() and x.dtype != torch.float64:
-                x, weight = (t.to(torch.get_autocast_dtype(device)) for t in (x, weight))
+                dtype = torch.get_autocast_dtype(device)
+                x, weight = x.to(dtype), weight.to(dtype)
             return linear_cross_entropy(x, weight, targets, chunk)
     if (
         (x.dim(), weight.dim()) < (1, 2)
@@ -165,11 +166,11 @@ def _differentiate(ctx, dloss, *_):
     check_first_derivative("linear_cross_entropy has no second derivative; the _plain one has")
     if dloss is None:
         return None, None, None, None, None
-    gradients = (
-        x * dloss.to(x.dtype) if needed else None
-        for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-    )
-    return *gradients, None, None, None
+    dx, dweight = ctx.saved_tensors
+    x_needs, weight_needs, *_ = ctx.needs_input_grad
+    dx = dx * dloss.to(dx.dtype) if x_needs else None
+    dweight = dweight * dloss.to(dweight.dtype) if weight_needs else None
+    return dx, dweight, None, None, None
 
 
 torch.library.register_autograd(NAME, _differentiate, setup_context=_save)

@@ -279,7 +279,7 @@ class RotaryPositionalEmbedding(nn.Module):
         # A graph cannot depend on values; a negative index would silently count from the end.
         if torch.compiler.is_compiling() or token_positions.numel() == 0:
             return
-        lowest, highest = (int(x) for x in token_positions.aminmax())
+        lowest, highest = map(int, token_positions.aminmax())
         if lowest < 0 or highest >= self.max_seq_len:
             raise ValueError(
                 f"positions {lowest} to {highest}; allowed are 0 to {self.max_seq_len - 1}"

@@ -223,8 +223,8 @@ class MasterAdamW(torch.optim.Optimizer):
             raise RuntimeError("MasterAdamW does not take sparse gradients")
         state = self.state[p]
         master = state.get(MASTER, p)
-        moments = [state[name] for name in MOMENTS]
-        update(Tensors(p, p.grad, master, *moments, state[STEP]), _numbers(group))
+        x = Tensors(p, p.grad, master, state["exp_avg"], state["exp_avg_sq"], state[STEP])
+        update(x, _numbers(group))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch.optim.Optimizer does.

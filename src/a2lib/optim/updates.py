@@ -83,7 +83,7 @@ def _by_triton(x: Tensors, numbers: Numbers) -> None:
     arguments = (*map(float, numbers), n)
     constants = {"HAS_MASTER": has_master, "BLOCK": BLOCK}
     grid = (-(-n // BLOCK), 1, 1)
-    addresses = [tensor.data_ptr() for tensor in tensors]
+    addresses = list(map(Tensor.data_ptr, tensors))
     aligned = all(address % 16 == 0 for address in addresses)
     compiled = _compiled.get(key) if aligned else None
     with torch.cuda.device_of(weight):

@@ -30,6 +30,8 @@ from a2lib.parallel.group import capturing, member
 # that is compiled itself is not watched: it has no hooks.
 wrappers: weakref.WeakSet = weakref.WeakSet()
 
+IS_TRAINED = operator.attrgetter("requires_grad")
+
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
     _refuse(optimizer)
@@ -71,13 +73,13 @@ class Members:
         self._module = module
         named = dict(module.named_parameters())
         self._names, self._parameters = list(named), list(named.values())
-        self._trained = [p.requires_grad for p in self._parameters]
+        self._trained = list(map(IS_TRAINED, self._parameters))
         self._allowed = {*map(id, self._parameters), *map(id, also)}
         self._remember()
 
     def check(self) -> None:
         """Raise RuntimeError for a parameter that came or was replaced, frozen or thawed."""
-        trained = [p.requires_grad for p in self._parameters]
+        trained = list(map(IS_TRAINED, self._parameters))
         if trained != self._trained:
             changed = list(map(operator.ne, trained, self._trained)).index(True)
             raise RuntimeError(

@@ -339,7 +339,7 @@ class CopyEngines:
         unless they travel in another dtype. ``then`` is called with them on the stream where it is
         there."""
         slots, memory = self._buckets[bucket]
-        places = [self._places[p] for p in params]
+        places = list(map(self._places.get, params))
         # What is sent and summed is read where backward left it if it lies there as it would here.
         sent, staged, back = [], [], []
         for place, p in zip(places, params, strict=True):

@@ -278,8 +278,10 @@ class Backend:
     def send(self, bucket: int, params: Sequence[Tensor], then: Then | None = None) -> None:
         """Start the all-reduce of the parameters' gradients; ``bucket`` counts them. ``then`` is
         called with them on a stream that waits for the message; on the CPU the host does."""
-        grads = [p.grad for p in params]
-        travelling = [_as_sent(grad, self._dtype) for grad in grads]
+        grads, travelling = [], []
+        for p in params:
+            grads.append(p.grad)
+            travelling.append(_as_sent(p.grad, self._dtype))
         message = _Message(grads, travelling, self._mean(travelling))
         self._sent.append(message)
         if then is None:

@@ -53,15 +53,14 @@ def lay_out(shares: Sequence[Sequence[Tensor]]) -> list[Chunk]:
     """Return the chunks of parameters of one dtype and device, those of each rank in ``shares``."""
     sizes, total = [], 0
     for share in shares:
-        of_share = [p.nbytes for p in share]
-        sizes.append(of_share)
-        total += sum(of_share)
+        sizes.append([p.nbytes for p in share])
+        total += sum(sizes[-1])
     number = max(1, min(CHUNKS, total // LEAST_BYTES))
     chunks = []
     for places in cut(sizes, number):
         params = []
         for share, in_share in zip(shares, places, strict=True):
-            params.append([share[i] for i in in_share])
+            params.append(list(map(share.__getitem__, in_share)))
         chunks.append(Chunk(params))
     return chunks
 
@@ -95,13 +94,15 @@ class Chunk:
                 if not p.is_contiguous():
                     _move(p, p.new_empty(p.numel()))
                 self._broadcast.append((rank, p.detach().as_strided((p.numel(),), (1,))))
-        self._not_empty = [p for p in every if p.numel()]
-        self._addresses = [p.data_ptr() for p in self._not_empty]
+        self._addresses: list[tuple[Tensor, int]] = []
+        for p in every:
+            if p.numel():
+                self._addresses.append((p, p.data_ptr()))
         self._works: list[dist.Work] = []
 
     def stays(self) -> bool:
         """Return whether each parameter is still where it is sent from."""
-        return [p.data_ptr() for p in self._not_empty] == self._addresses
+        return all(p.data_ptr() == address for p, address in self._addresses)
 
     def start(self, rank: int, group: dist.ProcessGroup | None) -> None:
         """Send what is this rank's, behind what the current stream has queued; receive the rest."""

@@ -80,8 +80,11 @@ class CudaGraphs:
 
     def _tensors(self, result: object) -> list:
         results = result if isinstance(result, tuple | list) else [result]
-        tensors = [x for x in results if isinstance(x, self._torch.Tensor)]
-        return [x.detach() for x in tensors if x.is_floating_point()]
+        tensors = []
+        for x in results:
+            if isinstance(x, self._torch.Tensor) and x.is_floating_point():
+                tensors.append(x.detach())
+        return tensors
 
     def _check(self, graph, outputs: list) -> None:
         """Raise where a replay leaves an output as it was: then not all of the call is captured."""
@@ -90,8 +93,9 @@ class CudaGraphs:
                 output.fill_(float("nan"))
             graph.replay()
             self._stream.synchronize()
-            if not all(output.isfinite().all().item() for output in outputs):
-                raise RuntimeError("its replay does not write all of its outputs")
+            for output in outputs:
+                if not output.isfinite().all():
+                    raise RuntimeError("its replay does not write all of its outputs")
 
 
 class CapturedGraph:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.fsdp.division import clean
 from a2lib.parallel.fsdp.refusals import check_rows
-from a2lib.parallel.fsdp.shards import Sharded
+from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.wrapper import FSDP
 from a2lib.parallel.group import everyone
 
@@ -63,8 +63,9 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         for left in part.glob(FILES):  # of a save by more ranks that was killed
             if left.name not in sums:
                 left.unlink()
-        lines = [f"{checksum}  {name}\n" for name, checksum in sums.items()]
-        (part / CHECKSUMS).write_text("".join(lines))
+        with open(part / CHECKSUMS, "w") as lines:
+            for name, checksum in sums.items():
+                lines.write(f"{checksum}  {name}\n")
         part.rename(folder)
     dist.barrier(fsdp.group)
 
@@ -86,7 +87,9 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         files.append(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
     first = files[0]
     _check_same(folder, first["shapes"], _shapes(fsdp))
-    sharded = {p.names[0]: p for p in fsdp._sharded}
+    rows_of = {}
+    for p in fsdp._sharded:
+        rows_of[p.names[0]] = p
     if optimizer is not None:
         here = _groups(fsdp, optimizer)
         _check_same(folder, _described(first["groups"]), _described(here))
@@ -94,12 +97,11 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         for name, values in first["state"].items():
             state[name] = {}
             for key in values:
-                parts = [file["state"][name][key] for file in files]
-                state[name][key] = _own(sharded.get(name), parts)
+                state[name][key] = _own(rows_of.get(name), files, "state", name, key)
         # A saved state may call parameters anything: they count in the order of the groups.
         optimizer.load_state_dict({"state": state, "param_groups": first["groups"]})
     for name, x in _tensors(fsdp).items():
-        x.copy_(_own(sharded.get(name), [file["model"][name] for file in files]))
+        x.copy_(_own(rows_of.get(name), files, "model", name))
 
 
 # The folder.
@@ -125,7 +127,10 @@ def _checked_files(folder: Path) -> list[Path]:
             wrong.add(name)
     if wrong:
         raise ValueError(f"{min(wrong)} in {folder} is not what was saved: its checksum is another")
-    return [folder / f"rank-{rank}.pt" for rank in range(len(there))]
+    files = []
+    for rank in range(len(there)):
+        files.append(folder / f"rank-{rank}.pt")
+    return files
 
 
 # What is in it.
@@ -144,9 +149,15 @@ def _tensors(fsdp: FSDP) -> dict[str, Tensor]:
     return tensors
 
 
+def _by_master(fsdp: FSDP) -> dict[Tensor, Sharded | Replicated]:
+    by_master = {}
+    for p in fsdp._parameters_in_order:
+        by_master[p.master] = p
+    return by_master
+
+
 def _state(fsdp: FSDP, optimizer: Optimizer) -> dict[str, dict]:
-    by_master = {p.master: p for p in fsdp._parameters_in_order}
-    state = {}
+    by_master, state = _by_master(fsdp), {}
     for master, values in optimizer.state.items():
         p = by_master[master]
         if isinstance(p, Sharded):
@@ -158,12 +169,12 @@ def _state(fsdp: FSDP, optimizer: Optimizer) -> dict[str, dict]:
 def _groups(fsdp: FSDP, optimizer: Optimizer) -> list[dict]:
     """Return the optimizer's groups, with names in the place of parameters."""
     fsdp.meet(optimizer)
-    names = {p.master: p.names[0] for p in fsdp._parameters_in_order}
-    if not names.keys() >= set(parameters_of(optimizer.param_groups)):
+    by_master, groups = _by_master(fsdp), []
+    if not by_master.keys() >= set(parameters_of(optimizer.param_groups)):
         raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")
-    groups = []
     for group in optimizer.param_groups:
-        groups.append({**group, "params": [names[master] for master in group["params"]]})
+        names = [by_master[master].names[0] for master in group["params"]]
+        groups.append({**group, "params": names})
     return groups
 
 
@@ -196,9 +207,14 @@ def _check_same(folder: Path, saved: dict[str, list], here: dict[str, list]) -> 
             )
 
 
-def _own(p: Sharded | None, parts: list) -> object:
-    """Return this rank's part of a value that each saved rank had a part of, ``p``'s next rows; of
-    what was whole there a copy."""
+def _own(p: Sharded | None, files: list[dict], *path: str) -> object:
+    """Return this rank's part of a value that each file has a part of, the next rows of ``p``; of
+    what is whole there a copy."""
+    parts = []
+    for part in files:
+        for key in path:
+            part = part[key]
+        parts.append(part)
     first = parts[0]
     if not isinstance(first, Tensor):
         return first

@@ -106,13 +106,13 @@ class BackendTransfer:
 
     def __init__(self, sharded: list[Sharded], group: dist.ProcessGroup | None) -> None:
         self._group = group
-        own_slots = [p.slot_of(p.rank) for p in sharded]
-        self._rows, self._masters = _rows_of(sharded, own_slots)
-        self._wholes, self._own_bytes = [], []
-        for p, slot in zip(sharded, own_slots, strict=True):
+        own_slots, self._wholes, self._own_bytes = [], [], []
+        for p in sharded:
+            own_slots.append(p.slot_of(p.rank))
             # As bytes, whatever the dtype: not every backend sends every one.
             self._wholes.append(p.buffer.data.view(torch.uint8))
-            self._own_bytes.append(slot.view(torch.uint8))
+            self._own_bytes.append(own_slots[-1].view(torch.uint8))
+        self._rows, self._masters = _rows_of(sharded, own_slots)
 
     def gather(self) -> None:
         """Fill the whole parameters with the rows of all ranks."""

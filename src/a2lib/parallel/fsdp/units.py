@@ -65,7 +65,7 @@ class Unit:
         self._lay_out()
         trained = [p for p in self.sharded if p.master.requires_grad]
         groups = group_by(trained, lambda p: (p.master.dtype, p.shown_dtype))
-        self._alike = [Alike(same) for same in groups]
+        self._alike = list(map(Alike, groups))
         self._transfer = transfer_of(self.sharded, self._alike)
         self._versions = self._versions_now()
         for storage, _ in self._storages:

@@ -4,6 +4,7 @@ The design follows Zhao et al., arXiv 2304.11277, and PyTorch's own second versi
 parameter by rows.
 """
 
+import operator
 from collections.abc import Callable
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_map  # there is none by a public name
 
 from a2lib.parallel.agreement import Agreement, Members, wrappers
 from a2lib.parallel.copy_engines import SharedMemory, choose
-from a2lib.parallel.fsdp.division import divide
+from a2lib.parallel.fsdp.division import Division, divide
 from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
@@ -121,7 +122,8 @@ class FSDP(nn.Module):
         self._sharded: list[Sharded] = []
         self._replicated: list[Replicated] = []
         self._trained: list[Sharded | Replicated] = []
-        trained_whole = []
+        self._trained_masters: list[nn.Parameter] = []
+        trained_whole, trained_names = [], []
         for p in division.parameters:
             if isinstance(p, Sharded):
                 self._sharded.append(p)
@@ -131,6 +133,8 @@ class FSDP(nn.Module):
                     trained_whole.append(p)
             if p.master.requires_grad:
                 self._trained.append(p)
+                self._trained_masters.append(p.master)
+                trained_names.append(p.names[0])
         self._replicated_alike = group_by(trained_whole, lambda p: p.master.dtype)
         lane = Lane(self.device)
         self._shared: SharedMemory | None = None
@@ -145,17 +149,17 @@ class FSDP(nn.Module):
             self._units.append(unit)
         self._schedule = Schedule(self._units, lane)
         # What is asked of the module, of optimizers and of the other ranks.
-        self._members = Members(module, [p.shown for p in division.parameters])
+        self._members = Members(module, map(operator.attrgetter("shown"), division.parameters))
         # A rank that is alone has all rows.
         divided = self._sharded if self.world_size > 1 else []
         refuse_norms_of(divided)
         refuse_state_dicts(divided)
         self._optimizers = Optimizers(divided)
-        self._agreement = Agreement([p.names[0] for p in self._trained], self.device, group)
+        self._agreement = Agreement(trained_names, self.device, group)
         self._mean = Mean(group)
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
         self._hook_units()
-        self._hook_parts(division.owners)
+        self._hook_parts(division)
         for unit in self._units:
             unit.module._fsdp = _NoCopies()
         for part in division.owners:
@@ -197,7 +201,7 @@ class FSDP(nn.Module):
 
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""
-        return [p.master for p in self._trained] if self._schedule.accumulated else []
+        return self._trained_masters if self._schedule.accumulated else []
 
     def meet(self, optimizer: Optimizer) -> None:
         """Refuse the state dict of an optimizer over these parameters from now on; ValueError for
@@ -293,9 +297,9 @@ class FSDP(nn.Module):
 
         return before, after
 
-    def _hook_parts(self, owners: set[nn.Module]) -> None:
+    def _hook_parts(self, division: Division) -> None:
         """Have inputs cast, and cuDNN leave the weights where they are."""
-        units = {unit.module for unit in self._units}
+        units = set(division.modules.values())
         for module in self.module.modules():
             if isinstance(module, nn.RNNBase):
                 # On a GPU its first forward would move the whole weights, for good, to one block.
@@ -303,7 +307,7 @@ class FSDP(nn.Module):
             if not self._cast_inputs:
                 continue
             # These are traced: they stand in the middle of a block.
-            if module in owners:
+            if module in division.owners:
                 if module not in units:
                     module.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
             elif isinstance(module, NORMS) and module.weight is not None:

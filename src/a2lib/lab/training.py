@@ -71,16 +71,16 @@ class Training(TrainingStep):
 
         `before_optimizer` is called behind backward, and behind the finish where that is due.
         """
-        quiet = nullcontext()
-        if self.wrapper is not None and not send:
-            quiet = self.wrapper.no_sync()
-        with quiet:
+        is_quiet = self.wrapper is not None and not send
+        quiet = self.wrapper.no_sync if is_quiet else nullcontext
+        with quiet():
             output = self.forward_and_backward(phase)
-            if self.finishes and send:
-                with phase("communication"):
-                    self.finish()
-            if before_optimizer is not None:
-                before_optimizer()
+        if self.finishes and send:
+            with phase("communication"):
+                self.finish()
+        if before_optimizer is not None:
+            before_optimizer()
+        with quiet():  # where a step is this rank's own
             self.update(phase)
         return output.detach()
 

@@ -29,10 +29,11 @@ from a2lib.errors import OneLine
 from a2lib.lab import guard
 from a2lib.lab.failures import note as one_line
 from a2lib.lab.lock import device_lock
-from a2lib.lab.notebook import Run, source_hash
+from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
 from a2lib.lab.ranks import cores
-from a2lib.lab.runs import start_run
+from a2lib.lab.runs import read_runs, start_run
+from a2lib.lab.sources import sources
 from a2lib.lab.store import StoreError, Table
 from a2lib.paths import cache_dir
 
@@ -101,7 +102,12 @@ def sweep(
     before are stored in every case.
     """
     device = device or run.device
-    waiting = deque(_pending(table, tasks, run.remeasure))
+    tasks = [list(map(dict, task)) for task in tasks]
+    stored = _stored_runs(table)
+    code = sources(measure)
+    if not run.remeasure:
+        _say_what_is_stored(table, tasks, stored, code)
+    waiting = deque(_pending(table, tasks, stored, run.remeasure))
     total = sum(map(len, waiting))
     if not total:
         return 0
@@ -116,7 +122,7 @@ def sweep(
             device=table.device,
             n_devices=ranks if device == "cuda" else 1,
             data=table.data,
-            source=source_hash(measure),
+            source=json.dumps(code, sort_keys=True),
         )
         job = {
             "measure": measure,
@@ -143,22 +149,67 @@ def sweep(
     return left
 
 
-def _pending(table: Table, tasks: Iterable[Sequence[Key]], remeasure: bool) -> list[list[Key]]:
-    """Return what of each task is to be measured."""
+def _stored_runs(table: Table) -> dict[tuple[str, ...], str]:
+    """Return the run of each row that counts as measured."""
     runs = {}
     for row in table.rows():
         if not row.get("note", "").startswith(FROM_OUTSIDE):
             runs[table.identify(row)] = row["run"]
-    tasks = [list(map(dict, task)) for task in tasks]
+    return runs
+
+
+def _say_what_is_stored(
+    table: Table,
+    tasks: list[list[dict]],
+    stored: Mapping[tuple[str, ...], str],
+    code: Mapping[str, str],
+) -> None:
+    """Say in one line how many of the rows asked for are stored, and how many by other code.
+
+    The code of a row is `measure` and the entries of dicts that its key names. Runs before
+    2026-11-30 recorded twelve digits of their whole notebook, which tell nothing of one row: their
+    code passes for the same.
+    """
+    codes = {recorded["run"]: recorded["source"] for recorded in read_runs(table.data)}
+    number = by_others = 0
+    for task in tasks:
+        for key in task:
+            run = stored.get(table.identify(key))
+            if run is None:
+                continue
+            number += 1
+            text = codes.get(run, "")
+            before = json.loads(text) if text.startswith("{") else {}
+            names = {"measure", *map(str, key.values())} & before.keys() & code.keys()
+            by_others += any(before[name] != code[name] for name in names)
+    rows = "1 row is" if number == 1 else f"{number} rows are"
+    if by_others:
+        others = "" if by_others == number else f", {by_others} of them"
+        again = "it" if by_others == 1 else "them"
+        print(
+            f"{table.section.name}: {rows} stored already{others} by other code; remeasure=True"
+            f" measures {again} again"
+        )
+    elif number:
+        print(f"{table.section.name}: {rows} stored already")
+
+
+def _pending(
+    table: Table,
+    tasks: list[list[dict]],
+    stored: Mapping[tuple[str, ...], str],
+    remeasure: bool,
+) -> list[list[Key]]:
+    """Return what of each task is to be measured."""
     if remeasure:
         # A run's id begins with its time; interrupted runs get to the end of a sweep as well.
         def oldest(task: list[Key]) -> str:
-            return min(runs.get(table.identify(key), "") for key in task)
+            return min(stored.get(table.identify(key), "") for key in task)
 
         return sorted(filter(None, tasks), key=oldest)
     pending = []
     for task in tasks:
-        left = [key for key in task if table.identify(key) not in runs]
+        left = [key for key in task if table.identify(key) not in stored]
         if left:
             pending.append(left)
     return pending

@@ -25,10 +25,12 @@ SMALL = ["--size=tiny", "--num-layers=3", "--context=16"]
 
 def test_what_it_refuses_is_one_line(capsys):
     for options, complaint in {
-        "--way=fast": "way 'fast': allowed are recomputed, attention_kept, fused_head",
-        "--way=own_attention": "way 'own_attention': allowed without a GPU are recomputed, ",
-        "--size=7B": "size '7B': allowed are tiny, small, medium",
-        "--layers=4": "unknown --layers=4 (did you mean --num-layers?); allowed are --help, --way",
+        "--way=fast": "argument --way: invalid choice: 'fast'",
+        "--way=own_attention": "way 'own_attention' needs a GPU",
+        "--size=7B": "argument --size: invalid choice: '7B'",
+        "--layers=4": "unrecognized arguments: --layers=4",
+        "--num-layers=0": "num_layers is 0; allowed are positive integers",
+        "--context=0": "context is 0; allowed are positive integers",
         "--num-layers=100 --size=10B": "GB at least; allowed is what fits",
     }.items():
         line = refused_command(lambda a: leaderboard.parse(a, "cpu"), options.split(), capsys)

@@ -15,6 +15,7 @@ are the same on every rank, since steps are paired by the ranks' collectives. Th
 0. The compilers' caches are empty at first, and ready is the end of the first step from there.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import gc
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from a2lib.activations import CHUNK, PRODUCTS, BlockPlan
-from a2lib.command import Parser, Whole, add_name, add_number, output
+from a2lib.checks import check_sizes
 from a2lib.lab import Timing, inductor, memory, synchronize
 from a2lib.lab.device import device_kind
 from a2lib.lab.timing import Clock, Mark, RankTimes, meet
@@ -47,7 +48,7 @@ from a2lib.model.layers import IGNORED
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
 from a2lib.parallel.group import everyone, local
-from a2lib.shapes import MODELS, Shape, named_size
+from a2lib.shapes import MODELS, Shape
 from a2lib.theory.memory.keeping import (
     block_always,
     block_results,
@@ -446,21 +447,23 @@ def empty_caches() -> Iterator[None]:
         yield
 
 
-def parser() -> Parser:
-    program = "torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard"
-    parser = Parser(prog="a2lib.leaderboard", usage=f"{program} [options]", description=__doc__)
-    add_name(
-        parser,
-        "--way",
-        f"one of {', '.join(LADDER)} (the last that runs here with fp32 masters and no FP8)",
+def parser() -> argparse.ArgumentParser:
+    command = argparse.ArgumentParser(
+        prog="a2lib.leaderboard",
+        usage="torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard [options]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_name(parser, "--size", ", ".join(MODELS), SIZE)
-    add_number(parser, "--num-layers", Whole(1, 10**4), "blocks, in place of the size's own")
-    tokens = f"tokens in a sequence ({CONTEXT['cuda']} on GPUs, {CONTEXT['cpu']} without)"
-    add_number(parser, "--context", Whole(1, 2**20), tokens)
-    add_number(parser, "--batch", Whole(1, 2**16), "sequences of a rank", BATCH)
-    add_number(parser, "--seed", Whole(0, 2**63 - 1), "of weights and batches", 0)
-    return parser
+    add = command.add_argument
+    ways = f"{', '.join(LADDER)} (the last that runs here with fp32 masters and no FP8)"
+    add("--way", choices=LADDER, help=ways, metavar="NAME")
+    add("--size", choices=MODELS, default=SIZE, help=", ".join(MODELS), metavar="NAME")
+    add("--num-layers", type=int, help="blocks, in place of the size's own")
+    tokens = f"tokens of a sequence ({CONTEXT['cuda']} on GPUs, {CONTEXT['cpu']} without)"
+    add("--context", type=int, help=tokens)
+    add("--batch", type=int, default=BATCH, help="sequences of a rank (%(default)s)")
+    add("--seed", type=int, default=0, help="of weights and batches (%(default)s)")
+    return command
 
 
 def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int]:
@@ -468,21 +471,22 @@ def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int]:
     ``device``."""
     command = parser()
     options = command.parse_args(arguments)
-    here = [name for name, way in LADDER.items() if device == "cuda" or way.attention != "flash"]
     exact = []
-    for each in here:
-        if LADDER[each].states == "fp32" and LADDER[each].ffn == "bf16":
-            exact.append(each)
+    for name, way in LADDER.items():
+        runs_here = device == "cuda" or way.attention != "flash"
+        if options.way == name and not runs_here:
+            command.error(f"way {name!r} needs a GPU")
+        if runs_here and way.states == "fp32" and way.ffn == "bf16":
+            exact.append(name)
     name = options.way or exact[-1]
-    if name not in here:
-        where = " without a GPU" if name in LADDER else ""
-        command.error(f"way {name!r}: allowed{where} are {', '.join(here)}")
+    shape = MODELS[options.size]
+    context = CONTEXT[device] if options.context is None else options.context
     try:
-        shape = named_size(options.size, MODELS)
+        if options.num_layers is not None:
+            shape = dataclasses.replace(shape, num_layers=options.num_layers)
+        check_sizes(context=context, batch=options.batch)
     except ValueError as error:
         command.error(str(error))
-    shape = dataclasses.replace(shape, num_layers=options.num_layers or shape.num_layers)
-    context = options.context or CONTEXT[device]
     step = Step(LADDER[name], shape, options.batch, context, ATTENTION[device], DTYPE[device])
     least = 16 * parameter_count(shape)  # masters, gradients and two moments, of all ranks
     if device == "cpu" and least > memory.available_bytes():  # which would swap, or be killed
@@ -518,8 +522,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if first:
         row = {"way": name, "ranks": dist.get_world_size(), **dataclasses.asdict(timing), **row}
         row |= {"tflops": step.flops / timing.ms / 1e9, "parameters": parameter_count(step.shape)}
-        with output():
-            print(json.dumps(row, indent=1))
+        print(json.dumps(row, indent=1))
     dist.destroy_process_group()
 
 

@@ -1,5 +1,4 @@
-"""Tell the code of a sweep from other code, so that a stored row knows whether it is by what is there
-now.
+"""Tell the code of a sweep from other code, and so a row of what is there now from an older one.
 
     sources(measure)    # {"measure": "5e0f6a...", "eager": "...", "mine": "..."}
 """

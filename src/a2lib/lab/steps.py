@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
-from a2lib.checks import check_name
+from a2lib.checks import check_name, check_sizes
 from a2lib.errors import UnsupportedError
 from a2lib.lab.device import synchronize
 from a2lib.lab.failures import LostContext
@@ -84,6 +84,7 @@ class StepConfig:
         return cls(**{name: value for name, value in key.items() if name in fields})
 
     def __post_init__(self) -> None:
+        check_sizes(context=self.context, batch=self.batch)
         check_name("mode", self.mode, PHASES)
         check_name("precision", self.precision, PRECISIONS)
         check_name("compile", self.compile, COMPILES)

@@ -79,7 +79,7 @@ def without_the_book():
     for name, packages in packages_distributions().items():
         if book & set(map(canonicalize_name, packages)):
             names.append(name)
-    assert {"pandas", "matplotlib", "papermill", "tqdm"} <= set(names)
+    assert {"pandas", "matplotlib", "papermill"} <= set(names)
     head = WITHOUT.format(names=names)
     return lambda program: run(sys.executable, "-c", head + program)
 

@@ -1,6 +1,6 @@
 """Tell the code of a sweep from other code, and so a row of what is there now from an older one.
 
-    sources(measure)    # {"measure": "5e0f6a...", "eager": "...", "mine": "..."}
+sources(measure)    # {"measure": "5e0f6a...", "eager": "...", "mine": "..."}
 """
 
 import hashlib

@@ -110,13 +110,16 @@ def measure(options, config: steps.StepConfig) -> tuple[list, list]:
         step = steps.TrainingStep(config, device_kind(), options.seed)
         if options.nvtx == "modules":
             annotate(step.model, within)
-        before = max(options.warmup, config.capture)  # a capture needs one
-        warmup = [steps.timed(step) for _ in range(before)]
+        warmup, counted = [], []
+        for _ in range(max(options.warmup, config.capture)):  # a capture needs one
+            warmup.append(steps.timed(step))
         if config.capture:
             step = steps.captured(step)
         if options.nvtx != "none":
             stack.enter_context(torch.cuda.profiler.profile())
-        return warmup, [steps.timed(step, ranges_of(number)) for number in range(options.steps)]
+        for number in range(options.steps):
+            counted.append(steps.timed(step, ranges_of(number)))
+        return warmup, counted
 
 
 def table(counted: list[steps.StepTimes]) -> str:
@@ -125,8 +128,10 @@ def table(counted: list[steps.StepTimes]) -> str:
     for name in counted[0].ms if counted else ():
         ms = [times.ms[name] for times in counted]
         deviation = statistics.stdev(ms) if len(ms) > 1 else 0.0
-        cells = (statistics.fmean(ms), deviation, statistics.median(ms), min(ms), max(ms))
-        lines.append(f"{name:<10}" + "".join(f"{cell:11.3f}" for cell in cells))
+        line = f"{name:<10}"
+        for number in (statistics.fmean(ms), deviation, statistics.median(ms), min(ms), max(ms)):
+            line += f"{number:11.3f}"
+        lines.append(line)
     return "\n".join(lines)
 
 

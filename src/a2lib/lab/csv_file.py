@@ -53,7 +53,7 @@ class CsvFile:
 
         Raises StoreError naming file and line where the file is not a valid table.
         """
-        return [dict(row) for row in self._load().values()]
+        return list(map(dict, self._load().values()))
 
     def put(self, *rows: Mapping[str, object]) -> None:
         """Write each of `rows` in place of the one with its key, else behind the last, on disk when
@@ -101,7 +101,7 @@ class CsvFile:
             try:
                 header = fields_of(file.readline())
                 known = [column for column in self.columns if column in header]
-                if header != known or not {*self.key} <= {*header}:
+                if header != known or not set(self.key) <= set(header):
                     raise ValueError(f"the header is not that of {','.join(self.columns)}")
                 for line in file:
                     number += 1
@@ -119,7 +119,7 @@ class CsvFile:
         return rows
 
     def _key(self, row: Row) -> Key:
-        return tuple(row[column] for column in self.key)
+        return tuple(map(row.get, self.key))
 
 
 def opened(path: Path) -> TextIO:
@@ -202,4 +202,7 @@ def to_csv(rows: Iterable[Iterable[object]]) -> str:
 
 def clean(text: str) -> str:
     """Return `text` on one line: line breaks, tabs and control characters become single spaces."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    for character in set(text):
+        if not character.isprintable():
+            text = text.replace(character, " ")
+    return " ".join(text.split())

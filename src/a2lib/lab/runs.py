@@ -116,13 +116,16 @@ def versions() -> dict[str, str]:
         texts["cuda"] = str(torch.version.cuda or "")
         texts["cudnn"] = str(torch.backends.cudnn.version() or "")
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            texts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+            texts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return texts
 
 
 def _git(*arguments: str) -> str:
     # A hook runs with GIT_DIR set, which would answer for another checkout.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    environment = dict(os.environ)
+    for name in os.environ:
+        if name.startswith("GIT_"):
+            del environment[name]
     environment["GIT_OPTIONAL_LOCKS"] = "0"  # asking must not get in the way of a commit
     return _output("git", "-C", str(paths.ROOT), *arguments, env=environment)
 

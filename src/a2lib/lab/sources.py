@@ -1,14 +1,16 @@
 """Tell the code of a sweep from other code, and so a row of what is there now from an older one.
 
-sources(measure)    # {"measure": "5e0f6a...", "eager": "...", "mine": "..."}
+code = sources(measure)             # {"measure": "5e0f6a...", "eager": "...", "mine": "..."}
+is_other(recorded, code, key)       # whether a run of which this was recorded had other code
 """
 
 import hashlib
 import inspect
+import json
 import re
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 
@@ -25,6 +27,22 @@ def sources(measure: Callable) -> dict[str, str]:
                 if _is_own(code, measure):
                     digits[str(name)] = _digits(_used(code, measure))
     return digits
+
+
+def is_other(recorded: str, code: Mapping[str, str], key: Mapping[str, object]) -> bool:
+    """Return whether the row of `key` was measured by other code, of which a run has recorded this.
+
+    The code of a row is `measure` and the entries that its key names. Runs before 2026-11-30 have
+    recorded twelve digits of their whole notebook, which tell nothing of one row: that code passes
+    for the same.
+    """
+    if not recorded.startswith("{"):
+        return False
+    before = json.loads(recorded)
+    for name in ("measure", *map(str, key.values())):
+        if name in before and name in code and before[name] != code[name]:
+            return True
+    return False
 
 
 def _used(code: object, measure: Callable) -> list:

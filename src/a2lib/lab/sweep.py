@@ -11,6 +11,7 @@ exception, a process that dies, one that is silent for too long.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from a2lib.errors import OneLine
 from a2lib.lab import guard
@@ -33,7 +35,7 @@ from a2lib.lab.notebook import Run
 from a2lib.lab.progress import Progress
 from a2lib.lab.ranks import cores
 from a2lib.lab.runs import read_runs, start_run
-from a2lib.lab.sources import sources
+from a2lib.lab.sources import is_other, sources
 from a2lib.lab.store import StoreError, Table
 from a2lib.paths import cache_dir
 
@@ -164,34 +166,25 @@ def _say_what_is_stored(
     stored: Mapping[tuple[str, ...], str],
     code: Mapping[str, str],
 ) -> None:
-    """Say in one line how many of the rows asked for are stored, and how many by other code.
-
-    The code of a row is `measure` and the entries of dicts that its key names. Runs before
-    2026-11-30 recorded twelve digits of their whole notebook, which tell nothing of one row: their
-    code passes for the same.
-    """
-    codes = {recorded["run"]: recorded["source"] for recorded in read_runs(table.data)}
+    """Say in one line how many of the rows asked for are stored, and how many by other code."""
+    recorded = {run["run"]: run["source"] for run in read_runs(table.data)}
     number = by_others = 0
-    for task in tasks:
-        for key in task:
-            run = stored.get(table.identify(key))
-            if run is None:
-                continue
+    for key in itertools.chain.from_iterable(tasks):
+        run = stored.get(table.identify(key))
+        if run is not None:
             number += 1
-            text = codes.get(run, "")
-            before = json.loads(text) if text.startswith("{") else {}
-            names = {"measure", *map(str, key.values())} & before.keys() & code.keys()
-            by_others += any(before[name] != code[name] for name in names)
-    rows = "1 row is" if number == 1 else f"{number} rows are"
+            by_others += is_other(recorded.get(run, ""), code, key)
+    if not number:
+        return
+    said = f"{number} rows are stored already"
+    if number == 1:
+        said = "1 row is stored already"
+    if 0 < by_others < number:
+        said += f", {by_others} of them"
     if by_others:
-        others = "" if by_others == number else f", {by_others} of them"
         again = "it" if by_others == 1 else "them"
-        print(
-            f"{table.section.name}: {rows} stored already{others} by other code; remeasure=True"
-            f" measures {again} again"
-        )
-    elif number:
-        print(f"{table.section.name}: {rows} stored already")
+        said += f" by other code; remeasure=True measures {again} again"
+    print(f"{table.section.name}: {said}")
 
 
 def _pending(
@@ -398,16 +391,15 @@ class _Group:
             if "fatal" in error:
                 raise StoreError(error["fatal"])
         signals = _signals(code, log, self.ranks)
-        was_killed = any(number in OUTSIDE_SIGNALS for _, number in signals)
+        was_killed = any(ended.is_from_outside for ended in signals)
         if not was_killed and not list(self.folder.glob("pid.*")):
             raise WorkerError(f"no process could start: {_last_line(log)}")
         # Of a rank that a signal ended the others say that it is gone: they are not to blame.
         is_of_itself = any(not PEER_GONE.search(error["note"]) for error in errors)
-        for who, number in signals:
-            name = signal.Signals(number).name
-            from_outside = number in OUTSIDE_SIGNALS and not is_of_itself
-            if from_outside or number not in OUTSIDE_SIGNALS:
-                return end.blame("error", f"{who} was killed by {name}", from_outside)
+        for ended in signals:
+            if not (ended.is_from_outside and is_of_itself):
+                note = f"{ended.who} was killed by {signal.Signals(ended.number).name}"
+                return end.blame("error", note, ended.is_from_outside)
         if errors:
             return end.blame(errors[0]["status"], errors[0]["note"])
         return end.blame("error", f"its process ended with code {code}: {_last_line(log)}")
@@ -438,21 +430,32 @@ class _Group:
         return rows
 
 
-def _signals(code: int, log: str, ranks: int) -> list[tuple[str, int]]:
-    """Return (who, number) of each process that a signal ended."""
+class _Signal(NamedTuple):
+    """A signal that ended a process, and whose."""
+
+    who: str
+    number: int
+
+    @property
+    def is_from_outside(self) -> bool:
+        return self.number in OUTSIDE_SIGNALS
+
+
+def _signals(code: int, log: str, ranks: int) -> list[_Signal]:
+    """Return the signals that ended processes, those that a process sends itself first."""
     if ranks == 1:
-        return [("its process", -code)] if code < 0 else []
+        return [_Signal("its process", -code)] if code < 0 else []
     # torchrun tells it of each rank in its report.
     ended = []
     for rank, end in re.findall(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", log):
         if int(end) < 0:
-            ended.append((f"rank {rank} of {ranks}", -int(end)))
+            ended.append(_Signal(f"rank {rank} of {ranks}", -int(end)))
     if ended:
-        return sorted(ended, key=lambda entry: entry[1] in OUTSIDE_SIGNALS)
+        return sorted(ended, key=lambda signal: signal.is_from_outside)
     if code < 0:
-        return [("torchrun", -code)]
+        return [_Signal("torchrun", -code)]
     raised = re.search(r"SignalException: Process \d+ got signal: (\d+)", log)
-    return [("torchrun", int(raised[1]))] if raised else []
+    return [_Signal("torchrun", int(raised[1]))] if raised else []
 
 
 def _last_line(log: str) -> str:

@@ -340,26 +340,28 @@ def strip_rows(
     The window begins at `start_ns` of the trace. Neighbours on a stream with equal kind, phase and
     part are one row where the gap is small; if there are still more than `most`, it ends earlier.
     """
-    intervals = []
+    intervals: list[_Piece] = []
     for kernel in kernels:
         work = kernel.kind, kernel.phase, kernel.part
-        intervals.append((kernel.start_ns, kernel.end_ns, kernel.stream, work))
+        intervals.append(_Piece(kernel.start_ns, kernel.end_ns, kernel.stream, work))
         launch = kernel.launch
         if launch is not None and launch.start_ns != kernel.start_ns:  # as an operator's is
-            intervals.append((launch.start_ns, launch.end_ns, HOST, work))
+            intervals.append(_Piece(launch.start_ns, launch.end_ns, HOST, work))
+    intervals.sort(key=lambda piece: (piece.start_ns, piece.end_ns, piece.stream))
     pieces: list[_Piece] = []
     last: dict[str, _Piece] = {}  # of each stream, the only piece that may grow
-    for start, end, stream, work in sorted(intervals, key=lambda interval: interval[:3]):
-        start = max(start, start_ns)
-        end = min(end, start_ns + length_ns)
-        if start >= end:
+    for piece in intervals:
+        piece.start_ns = max(piece.start_ns, start_ns)
+        piece.end_ns = min(piece.end_ns, start_ns + length_ns)
+        if piece.start_ns >= piece.end_ns:
             continue
-        before = last.get(stream)
-        if before and before.work == work and start - before.end_ns <= NEIGHBOURS_NS:
-            before.end_ns = max(before.end_ns, end)
+        before = last.get(piece.stream)
+        is_alike = before is not None and before.work == piece.work
+        if is_alike and piece.start_ns - before.end_ns <= NEIGHBOURS_NS:
+            before.end_ns = max(before.end_ns, piece.end_ns)
         else:
-            last[stream] = _Piece(start, end, stream, work)
-            pieces.append(last[stream])
+            last[piece.stream] = piece
+            pieces.append(piece)
     rows = []
     for piece in pieces[:most]:
         row = {"start_us": (piece.start_ns - start_ns) / 1e3}

@@ -34,8 +34,7 @@ FLOORS = {
     "shapes": 0,
     "activations": 0,
     "checks": -1,
-    "command": -1,  # which theory has too
-    "errors": -2,  # whose words command says too
+    "errors": -1,
     "": 0,  # a2lib/__init__.py
 }
 # Parts that other projects take as they are, and what these do without.
@@ -48,7 +47,7 @@ ROOMS = {
     "a2lib.report.pages": "one",
     "a2lib.report.readme": "one",
 }
-TORCH_FREE = ("", "paths", "errors", "command", "checks", "shapes", "activations")
+TORCH_FREE = ("", "paths", "errors", "checks", "shapes", "activations")
 TORCH_FREE += ("papermill_default", "theory", "lab", "report")
 HEAVY = ("torch", "triton")
 # Modules of such a part that are PyTorch's modes or functions: who imports them has torch.

@@ -119,10 +119,10 @@ def forked_workers(monkeypatch):
     """A sweep's processes have PyTorch already. How it starts real ones is tested in tests/lab."""
     import forked
 
-    from a2lib.lab import sweep
+    from a2lib.lab import processes
 
     names = SimpleNamespace(**{**vars(subprocess), "Popen": forked.Worker})
-    monkeypatch.setattr(sys.modules[sweep.__module__], "subprocess", names)
+    monkeypatch.setattr(processes, "subprocess", names)
 
 
 @pytest.fixture

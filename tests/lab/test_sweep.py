@@ -14,7 +14,8 @@ from waiting import until
 
 from a2lib.lab import Table, guard, read_runs, sweep
 from a2lib.lab.notebook import Run
-from a2lib.lab.sweep import Interrupted, WorkerError, _Group, _pending
+from a2lib.lab.processes import Group, WorkerError
+from a2lib.lab.sweep import Interrupted, _pending
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OK = {"ms": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "n": 3}
@@ -282,8 +283,8 @@ def test_what_a_rank_raises_or_where_it_hangs_is_the_row(table, run, forked_work
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_killed_while_it_starts_is_started_again(table, run, monkeypatch, number):
-    real, killed = _Group._command, [["sh", "-c", f"kill -{number} $$"]]
-    monkeypatch.setattr(_Group, "_command", lambda group: killed.pop() if killed else real(group))
+    real, killed = Group._command, [["sh", "-c", f"kill -{number} $$"]]
+    monkeypatch.setattr(Group, "_command", lambda group: killed.pop() if killed else real(group))
     sweep(table, [keys("a", sizes=(1,))], measure, run)
     assert statuses(table) == {"a": ["ok"]}
 

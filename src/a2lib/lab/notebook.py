@@ -3,7 +3,7 @@
     run = start("ddp", globals())      # prints the device and the versions
 
 A sweep then records a run in runs.csv: device, versions, commit, the command that repeats it, the
-parameters, and a hash of the code that measures.
+parameters, and digits that stand for the code that measures (`sources.py`).
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ def start_run(
     """Record a new run in runs.csv and return its id, ``<UTC time>-<device>-<random suffix>``.
 
     ``command`` is what a reader would type to repeat it, ``parameters`` what it was given,
-    ``source`` a hash of the code that measures. Driver, versions and commit are read here; what
-    this machine does not have is blank. Raises StoreError if the row cannot be written.
+    ``source`` what `sources.py` tells of the code that measures. Driver, versions and commit are
+    read here; what this machine does not have is blank. Raises StoreError if the row cannot be
+    written.
     """
     now = datetime.now(UTC)
     run = f"{now:%Y%m%dT%H%M%SZ}-{device}-{secrets.token_hex(3)}"

@@ -267,8 +267,8 @@ def timed(step, around: Phase = nullcontext) -> StepTimes:
         host[name] = start.host_ms_until(end)
         if not step.config.capture:  # of a replay the whole alone
             ms[name] = start.ms_until(end)
-    [first, _], *_ = moments.values()
-    *_, [_, last] = moments.values()
+    first, _ = next(iter(moments.values()))
+    _, last = next(reversed(moments.values()))
     value = output.item() if "loss" in step.config.phases else math.nan
     del output  # logits, and with them what a backward would need
     step.drop_gradients()

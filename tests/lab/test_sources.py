@@ -14,6 +14,15 @@ from a2lib.lab.sources import sources
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CELLS = """
 import math
+from dataclasses import dataclass
+
+
+@dataclass
+class Size:
+    tokens: int
+
+    def whole(self):
+        return self.tokens
 
 
 def scaled(x):
@@ -42,6 +51,7 @@ MAKE = {
         x + 1
     ),
     "class": Mine.apply,
+    "record": Size(64),
 }
 
 
@@ -74,7 +84,7 @@ def cells(old="", new=""):
 
 def changed(*pieces):
     before, after = sources(cells()["measure"]), sources(cells(*pieces)["measure"])
-    assert before.keys() == after.keys() == {"measure", "plain", "lambda", "class"}
+    assert before.keys() == after.keys() == {"measure", "plain", "lambda", "class", "record"}
     return {name for name in before if before[name] != after[name]}
 
 
@@ -85,6 +95,7 @@ def changed(*pieces):
         (("x + 1", "x + 2"), {"lambda"}),
         (("cls.forward(x)", "cls.forward(+x)"), {"class"}),
         (("return x * FACTOR", "return FACTOR * x"), {"class"}),
+        (("Size(64)", "Size(65)"), {"record"}),
         (("float(x)", "1.0 * x"), {"measure"}),
         (('"n": 1', '"n": 2'), {"measure"}),
         (("return 1\n", "return 2\n"), set()),

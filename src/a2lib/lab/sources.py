@@ -4,6 +4,7 @@ code = sources(measure)             # {"measure": "5e0f6a...", "eager": "...", "
 is_other(recorded, code, key)       # whether a run of which this was recorded had other code
 """
 
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -24,7 +25,7 @@ def sources(measure: Callable) -> dict[str, str]:
         if isinstance(table, dict):
             for name, entry in table.items():
                 code = _code_of(entry)
-                if _is_own(code, measure):
+                if _is_own(code, measure) or _is_record(code):
                     digits[str(name)] = _digits(_used(code, measure))
     return digits
 
@@ -76,9 +77,19 @@ def _is_own(thing: object, measure: Callable) -> bool:
     return is_code and thing.__module__ == measure.__module__
 
 
+def _is_record(thing: object) -> bool:
+    """Return whether this is an object of a dataclass, such as a shape or a way of a ladder, whose
+    text is the same in each process."""
+    if isinstance(thing, type) or not dataclasses.is_dataclass(thing):
+        return False
+    return " at 0x" not in repr(thing)
+
+
 def _text(thing: object) -> str:
     """Return the source of a function, or of each method of a class: where a class of a notebook
-    stands, Python does not know."""
+    stands, Python does not know. Of a record return its values."""
+    if _is_record(thing):
+        return repr(thing)
     functions = [thing]
     if isinstance(thing, type):
         functions = [getattr(member, "__func__", member) for member in vars(thing).values()]

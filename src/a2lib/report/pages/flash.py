@@ -169,11 +169,12 @@ def least_times(pass_: str) -> dict[str, float]:
     return {unit: amounts[unit] / rate for unit, rate in rates().items()}
 
 
-def latency(rows: pd.DataFrame, index: list[str]) -> pd.DataFrame:
-    """Return GPU times to three digits, a line for each value of the ``index`` columns (``seq_len``
-    is one), a column for each implementation; what is within 2 % of its line's least is bold."""
+def latency(rows: pd.DataFrame, index: list[str], time: str = "ms") -> pd.DataFrame:
+    """Return times to three digits, of the GPU or of another column ``time``: a line for each value
+    of the ``index`` columns (``seq_len`` is one), a column for each implementation; what is within
+    2 % of its line's least is bold."""
     names = LOOKS.order(rows["implementation"])
-    wide = rows.pivot(index=index, columns="implementation", values="ms")[names].astype(float)
+    wide = rows.pivot(index=index, columns="implementation", values=time)[names].astype(float)
     status = rows.pivot(index=index, columns="implementation", values="status")[names]
     first = wide.le(LEVEL * wide.min(axis=1), axis=0)
     shown = wide.map(lambda v: digits(v, 3), na_action="ignore")

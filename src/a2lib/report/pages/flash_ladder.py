@@ -38,7 +38,6 @@ SAME = {
     "wide": ("key_chunks", LIBRARY),
     "few": ("consumers", "heads_in_l2"),
 }
-PASSES = {"forward": "forward", "end_to_end": "both passes"}
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:

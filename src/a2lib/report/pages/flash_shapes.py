@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
-from a2lib.report.pages.flash import FA4, PASSES, against, launched, over_fa4
+from a2lib.report.pages.flash import FA4, PASSES, SHAPE, against, launched
 from a2lib.report.style import chart
 from a2lib.report.units import count
 
@@ -64,7 +64,10 @@ def paper_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
 
 def fa4_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
     """Return a2lib's time over FlashAttention-4's at the paper's shapes, as ``paper_ratios``."""
-    return _by_mask(over_fa4(rows, kind="paper", pass_=pass_))
+    times = pick(rows, kind="paper", pass_=pass_).pivot(
+        index=SHAPE, columns="implementation", values="ms"
+    )
+    return _by_mask((times[OURS] / times[FA4]).astype(float).dropna())
 
 
 def _by_mask(ratio: pd.Series) -> pd.Series:
@@ -95,12 +98,3 @@ def beside_fa4(rows: pd.DataFrame, passes: list[str], **shape) -> float:
     here = pick(rows, pass_=passes, implementation=[OURS, FA4], **shape)
     total = here.groupby("implementation")["ms"].sum().astype(float)
     return total[OURS] / total[FA4]
-
-
-def grouped_over(rows: pd.DataFrame, name: str, pass_: str) -> pd.Series:
-    """Return a2lib's time over another's with grouped-query attention, by query heads, key heads
-    and length."""
-    rows = pick(rows, pass_=pass_)
-    key = ["heads", "kv_heads", "seq_len"]
-    wide = rows.pivot(index=key, columns="implementation", values="ms")
-    return (wide[OURS] / wide[name]).astype(float)

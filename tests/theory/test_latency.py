@@ -1,7 +1,6 @@
 """The line of latency and bandwidth: found again from its own times, and least in its errors."""
 
-import random
-
+import numpy as np
 import pytest
 from refusals import refused
 
@@ -9,27 +8,26 @@ from a2lib.theory.collectives import all_gather_s, all_reduce_s
 from a2lib.theory.latency import OPERATIONS, Line, fit, wire_share
 
 MB = 2**20
-SIZES = [n * MB for n in (0.0625, 1, 10, 100, 1024)]
+SIZES = MB * np.array([0.0625, 1, 10, 100, 1024])
 
 
 def test_a_line_is_found_again_from_its_times():
     line = Line(38e-6, 3e11)
-    times = list(map(line.time_s, SIZES))
+    times = line.time_s(SIZES)
     found = fit(SIZES, times)
     assert found.overhead_s == pytest.approx(line.overhead_s)
     assert found.bandwidth == pytest.approx(line.bandwidth)
-    assert found.residuals(SIZES, [1.5 * s for s in times]) == pytest.approx([0.5] * 5)
+    assert found.residuals(SIZES, 1.5 * times) == pytest.approx([0.5] * 5)
     half = line.half_size
     assert half / line.time_s(half) == pytest.approx(line.bandwidth / 2)
 
 
 def squares(line, sizes, times):
-    return sum((line.time_s(s) / t - 1) ** 2 for s, t in zip(sizes, times, strict=True))
+    return ((line.time_s(sizes) / times - 1) ** 2).sum()
 
 
 def test_no_line_nearby_has_less_relative_errors():
-    draw = random.Random(0)
-    times = [Line(1e-4, 1e9).time_s(s) * draw.uniform(0.7, 1.3) for s in SIZES]
+    times = Line(1e-4, 1e9).time_s(SIZES) * np.random.default_rng(0).uniform(0.7, 1.3, len(SIZES))
     best = fit(SIZES, times)
     least = squares(best, SIZES, times)
     for o in (0.9, 0.999, 1.001, 1.1):

@@ -139,8 +139,8 @@ def test_devices_are_those_of_the_reference():
 def test_a_layout_that_breaks_a_rule_is_one_line():
     three = training(shape=GroupedShape(24, 24, 1, 12, 10, num_kv_heads=3))
     for words, job, layout in (
-        ("tensor 4 must divide num_heads 2", training(), Layout(tensor=4)),
-        ("one must divide the other", three, Layout(tensor=4)),
+        ("tensor 4 must divide the 2 heads of keys", training(), Layout(tensor=4)),
+        ("tensor 4 must divide the 3 heads of keys", three, Layout(tensor=4)),
         ("pipeline 5 with num_layers 2; allowed", training(), Layout(pipeline=5)),
         ("context 3 with context length 4", training(), Layout(context=3)),
         ("context 2 with context length 4 and eager", training(attention="eager"),

@@ -47,7 +47,7 @@ def kept_by_block(case: Case) -> Kept:
     stream = 4 * NARROW * shape.d_model + 2 * WIDE  # input, output and fp32 root of two norms
     hidden = 3 if shape.gated else 2  # the gate, the value, their product
     log_sums = 0 if training.scores else WIDE * shape.num_heads
-    inner = NARROW * (2 * shape.q_width / t + 2 * case.kv_width)  # queries, results, keys, values
+    inner = NARROW * 2 * (shape.q_width + shape.kv_width) / t  # queries, results, keys, values
     inner += log_sums / t + hidden * NARROW * shape.d_ff / t
     mask = training.context**2 if training.scores else 0
     scores = case.tokens * NARROW * training.scores / t + mask

@@ -153,7 +153,7 @@ def elementwise_bytes(case: Case, stage: Stage) -> float:
     training, shape, layout, t = case.training, case.shape, case.layout, case.layout.tensor
     again = 1 if layout.checkpointing == "block" else 0
     stream = 2 * 4 * shape.d_model / layout.rows
-    rope = 2 * (shape.q_width / t + case.kv_width)
+    rope = 2 * (shape.q_width + shape.kv_width) / t
     every_pass = (2 + again) * (stream + rope)
     gate_forward, gate_backward = (3, 5) if shape.gated else (2, 3)
     gate = ((1 + again) * gate_forward + gate_backward) / t
@@ -219,7 +219,7 @@ def context_messages(case: Case, stage: Stage) -> Seconds:
     """Return ring attention's rounds: keys and values go to the next device, once less than there
     are devices, and in the backward these and their gradients."""
     rings = stage.blocks * (4 if case.layout.checkpointing == "block" else 3)
-    round_bytes = 2 * NARROW * case.tokens * case.kv_width
+    round_bytes = 2 * NARROW * case.tokens * case.shape.kv_width / case.layout.tensor
     return _hops(case, "context", rings * (case.layout.context - 1) * round_bytes)
 
 

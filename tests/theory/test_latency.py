@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from a2lib.theory.collectives import all_gather_s, all_reduce_s
 from a2lib.theory.latency import OPERATIONS, Line, fit, wire_share
 
 MB = 2**20
@@ -49,9 +48,6 @@ def test_what_has_no_line_or_no_share_is_refused():
     refused("from 2 on", wire_share, "all_reduce", 1)
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_the_share_on_the_wire_is_that_of_the_rings(n):
-    assert wire_share("all_reduce", n) == pytest.approx(all_reduce_s(1.0, n, 1.0))
-    for name in ("all_gather", "reduce_scatter"):
-        assert wire_share(name, n) == pytest.approx(all_gather_s(1.0, n, 1.0))
-    assert wire_share("broadcast", n) == 1
+def test_the_share_on_the_wire_by_hand():
+    assert wire_share("all_reduce", 4) == 1.5 and wire_share("broadcast", 4) == 1
+    assert wire_share("all_gather", 4) == wire_share("reduce_scatter", 4) == 0.75

@@ -108,14 +108,12 @@ class Stage(NamedTuple):
 
     first, last: whether it has the embedding, and the head
     blocks: its blocks
-    count: how many stages are like it
     held: micro-batches whose activations it holds at its peak
     """
 
     first: bool
     last: bool
     blocks: int
-    count: int
     held: float
 
 
@@ -148,23 +146,20 @@ class Case:
     def stages(self) -> list[Stage]:
         """The different stages; where there are three, the second stands for all between."""
         p = self.layout.pipeline
-        if p == 1:
-            return [self._stage(0, self.shape.num_layers, 1)]
         first, middle, last = stage_blocks(self.shape.num_layers, p)
-        stages = [
-            self._stage(0, first, 1),
-            self._stage(1, middle, p - 2),
-            self._stage(p - 1, last, 1),
-        ]
-        return [stage for stage in stages if stage.count]
+        stages = [self._stage(0, first)]
+        if p > 2:
+            stages.append(self._stage(1, middle))
+        if p > 1:
+            stages.append(self._stage(p - 1, last))
+        return stages
 
-    def _stage(self, number: int, blocks: int, count: int) -> Stage:
+    def _stage(self, number: int, blocks: int) -> Stage:
         layout = self.layout
         kind = "interleaved" if layout.chunks > 1 else layout.schedule
         sizes = layout.pipeline, layout.microbatches, layout.chunks
         held = peak_microbatches(kind, *sizes, number)
-        is_last = count == 1 and number == layout.pipeline - 1
-        return Stage(number == 0, is_last, blocks, count, held)
+        return Stage(number == 0, number == layout.pipeline - 1, blocks, held)
 
     @property
     def block(self) -> float:

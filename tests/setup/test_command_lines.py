@@ -21,13 +21,12 @@ PARSERS = {
 }
 # Options whose value is a name or a path.
 TEXT = set("size mode precision attention compile checkpointing nvtx way".split())
-TAKING = []
+NUMBERS, IDS = [], []
 for name, (parser, _) in PARSERS.items():
     for action in parser._actions:
-        if action.nargs != 0:
-            TAKING.append((name, action))
-NUMBERS = [(name, action) for name, action in TAKING if action.dest not in TEXT]
-IDS = [f"{name} {action.option_strings[0]}" for name, action in NUMBERS]
+        if action.nargs != 0 and action.dest not in TEXT:
+            NUMBERS.append((name, action))
+            IDS.append(f"{name} {action.option_strings[0]}")
 
 
 @pytest.mark.parametrize("name, action", NUMBERS, ids=IDS)

@@ -177,8 +177,8 @@ def traced(
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     """Sort rows by configuration (the nameless last), then by model size, then by context."""
-    way_place = pd.Categorical(rows["way"], [*WAYS.values(), "other"]).codes
-    model_place = pd.Categorical(rows["model"], list(SIZES)).codes
+    way_place = pd.Index([*WAYS.values(), "other"]).get_indexer(rows["way"])
+    model_place = pd.Index(list(SIZES)).get_indexer(rows["model"])
     # The key that decides first is the last.
     return rows.iloc[np.lexsort([rows["context"], model_place, way_place])]
 

@@ -4,7 +4,9 @@ import pandas as pd
 
 from a2lib.report.metrics import bytes_between_matmuls, ceilings, copy_bandwidth
 from a2lib.report.page import one
-from a2lib.report.pages.benchmark import TITLES
+from a2lib.report.pages import benchmark
+from a2lib.report.pages.benchmark import PLAIN, TITLES
+from a2lib.report.pages.profile import traced
 from a2lib.report.plots import label, name_lanes
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import percent
@@ -68,23 +70,9 @@ def step(rows: pd.DataFrame, model: str, precision: str = "fp32", compiled: str 
     return one(rows, model=model, precision=precision, compile=compiled, **STEP)
 
 
-def eager_in_graph(benchmark: pd.DataFrame, model: str, precision: str) -> float:
+def eager_in_graph(rows: pd.DataFrame, model: str, precision: str) -> float:
     """Return the time of an eager training step replayed from a CUDA graph, ms."""
-    case = {"attention": "eager", "compile": "none", "capture": True, **STEP}
-    return one(benchmark, model=model, precision=precision, **case).ms
-
-
-def flash_step(benchmark: pd.DataFrame, model: str, attention: str, in_graph: bool):
-    """Return the row of a bf16 training step in compiled blocks with FlashAttention."""
-    case = {"attention": attention, "compile": "blocks", "capture": in_graph, **STEP}
-    return one(benchmark, model=model, precision="bf16", **case)
-
-
-def traced_step(rows: pd.DataFrame, model: str, precision: str, compiled: str = "none"):
-    """Return the row of the profile's traced training step with eager attention."""
-    case = {"mode": "train-step", "context": TOKENS, "phase": "step", "profiler": "nsys"}
-    case |= {"attention": "eager", "compile": compiled}
-    return one(rows, model=model, precision=precision, **case)
+    return benchmark.step(rows, model, {**PLAIN, "precision": precision}, capture=True).ms
 
 
 def bytes_left(model: str, precision: str) -> float:
@@ -95,7 +83,7 @@ def bytes_left(model: str, precision: str) -> float:
     return bytes_between_matmuls(fused) / bytes_between_matmuls(eager)
 
 
-def predictions(rows: pd.DataFrame, benchmark: pd.DataFrame, traced: pd.DataFrame) -> pd.DataFrame:
+def predictions(rows: pd.DataFrame, replayed: pd.DataFrame, traces: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each step of TRACED, with shares of the eager step's GPU time:
 
     share: matmuls, of eager's kernel time
@@ -106,9 +94,9 @@ def predictions(rows: pd.DataFrame, benchmark: pd.DataFrame, traced: pd.DataFram
     """
     table = []
     for model, precision in TRACED:
-        share = traced_step(traced, model, precision).share
+        share = traced(traces, model, precision).share  # the eager way is called as its precision
         left = bytes_left(model, precision)
-        eager_ms = eager_in_graph(benchmark, model, precision)
+        eager_ms = eager_in_graph(replayed, model, precision)
         compiled = step(rows, model, precision)
         line = {
             "model": model,

@@ -128,7 +128,7 @@ def test_every_head_of_a_table_says_what_it_heads(book):
     assert heads > 100
 
 
-def test_a_page_says_what_it_holds_and_names_no_address_it_does_not_have(book):
+def test_a_page_says_what_it_holds(book):
     said = set()
     for page in book.pages():
         if page.name in ("search.html", "genindex.html"):
@@ -139,7 +139,6 @@ def test_a_page_says_what_it_holds_and_names_no_address_it_does_not_have(book):
         assert len(found["description"]) > 40 and found["og:description"] == found["description"]
         assert found["og:title"] and found["og:site_name"].startswith("a2lib")
         assert not re.search(r"\b(?:19|20)\d\d\]", found["description"]), page.name
-        assert "og:url" not in found and "og:image" not in found
         said.add(found["description"])
     assert len(said) >= 6
 

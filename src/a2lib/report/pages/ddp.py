@@ -147,13 +147,14 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
 
 
 def backward(rows: list[dict]) -> list[dict]:
-    """Return, in order, the kernels of a trace that compute the backward."""
+    """Return, in order, the kernels of a trace that compute the backward; a copy of one number
+    may follow the last all-reduce."""
     stream = matmuls(rows)[0]["stream"]
     kernels = []
     for row in sorted(rows, key=lambda row: row["start_us"]):
         if row["kind"] == UPDATE:
             break
-        if row["stream"] == stream and row["kind"] not in (SENT, "other"):
+        if row["stream"] == stream and row["kind"] not in (SENT, "other", "copy"):
             kernels.append(row)
     return kernels
 

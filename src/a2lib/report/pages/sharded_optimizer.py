@@ -36,7 +36,7 @@ def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     moment of the first step. PyTorch's DDP, which keeps buckets of its own, has no count."""
     rows = rows.sort_values(["present_bytes", "tensor_bytes", "on_rank"])
     key = ["optimizer", "wrapper", "carrier", "model", "precision", "moment"]
-    fullest = rows.drop_duplicates([name for name in key if name in rows], keep="last")
+    fullest = rows.drop_duplicates(rows.columns.intersection(key), keep="last")
     return fullest.assign(counted=[_counted(row) for row in fullest.itertuples()])
 
 
@@ -107,10 +107,10 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
     lines = []
     rows = pick(memory, precision="fp32", moment=list(MOMENTS))
     for row in rows.sort_values(["model", "optimizer"]).itertuples():
-        sizes = [row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes]
-        sizes += [row.present_bytes, row.counted, row.tensor_bytes]
+        parts = row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes
+        sizes = pd.Series([*parts, row.present_bytes, row.counted, row.tensor_bytes])
         words = f"{row.moment}, {OPTIMIZERS[row.optimizer]}"
-        lines.append([TITLES[row.model], words, *cells(size / 1e9 for size in sizes)])
+        lines.append([TITLES[row.model], words, *cells(sizes / 1e9)])
     heads = ["model", "moment", *PARTS.values(), "total", "formula", "peak"]
     return pd.DataFrame(lines, columns=heads)
 
@@ -160,7 +160,11 @@ def memory_bars(memory: pd.DataFrame) -> Chart:
                 "gradients, activations": rest / 1e9,
             }
             totals.append(f"{row.tensor_bytes / 1e9:.0f}")
-    shades = {part: SHADES.get(part, "#a86f00") for part in next(iter(parts.values()))}
+    shades = {
+        "weights": SHADES["weights"],
+        "moments": SHADES["moments"],
+        "gradients, activations": SHADES["gradients"],
+    }
     frame = pd.DataFrame(parts).T
     xlabel = "GB on each of two GPUs"
     return stacks(frame, shades, 2.6, columns=3, text=totals, xlabel=xlabel)

@@ -162,7 +162,7 @@ def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
         "DDP, copy engines": narrow.ms,
         "FSDP, NCCL": step(steps, NCCL).ms,
         "PyTorch's FSDP2": step(steps, "fsdp2").ms,
-        "the same, symmetric memory": step(steps, "fsdp2_symm_gather").ms,
+        "FSDP2, symmetric memory": step(steps, "fsdp2_symm_gather").ms,
     }
     lines = []
     for name, ms in steps_shown.items():

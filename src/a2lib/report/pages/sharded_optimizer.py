@@ -73,10 +73,15 @@ def of_torch(steps: pd.DataFrame, optimizer: str):
     return one(steps, optimizer=optimizer, wrapper="torch_ddp")
 
 
+def _order(pair: tuple) -> tuple:
+    plain = pair[0]
+    return plain.precision, plain.model == "2.7B", plain.capture, plain.carrier
+
+
 def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
     """Return each of a2lib's steps with a replicated and with a sharded optimizer, in ms."""
     lines = []
-    for plain, sharded in pairs(steps):
+    for plain, sharded in sorted(pairs(steps), key=_order):
         launched = "CUDA graph" if plain.capture else "from Python"
         model = f"{TITLES[plain.model]}, {plain.precision}"
         numbers = cells((plain.ms, sharded.ms))

@@ -32,9 +32,11 @@ def copy_package(root):
 
 def environment(root, **changes):
     """That of a reader whose repository is ``root``."""
-    names = ("TRITON_INTERPRET", "A2LIB_DATA", "PYTHONWARNINGS")
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    return {**kept, "PYTHONPATH": str(root / "src"), **changes}
+    found = {**os.environ, "PYTHONPATH": str(root / "src"), **changes}
+    for name in ("TRITON_INTERPRET", "A2LIB_DATA", "PYTHONWARNINGS"):
+        if name not in changes:
+            found.pop(name, None)
+    return found
 
 
 def run(root, command, *, ends=0, cwd=None, env=None, **streams):

@@ -29,7 +29,7 @@ def in_float64(q, k, v, do, is_causal, scale=None):
 
 
 def log_sum_exp(q, k, is_causal):
-    """Of each query's scores, in float64; heads of q grouped over those of k."""
+    """Return the log-sum-exp of each query's scores in float64; heads of q share those of k."""
     k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
     scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
     hidden = torch.arange(k.shape[-2]) > torch.arange(q.shape[-2])[:, None]
@@ -73,7 +73,7 @@ def scaled(scale):
 
 @contextlib.contextmanager
 def poison():
-    """What is freed here on the GPU is what the next call's new tensors lie in."""
+    """Fill memory of the GPU with NaN and free it: the next call's new tensors lie in it."""
     held = []
     for n in (2**14, 2**18, 2**22, 2**24, 2**25):
         held.append(torch.full((n,), float("nan"), device="cuda"))

@@ -39,7 +39,7 @@ STEPS = 3
 
 @dataclass
 class Done:
-    """What each rank of a script printed, and the largest of their exit codes."""
+    """The output of each rank of a script, and the largest of their exit codes."""
 
     returncode: int
     by_rank: list[str]

@@ -7,7 +7,7 @@ PHONE = 342  # px that a figure is wide there
 
 
 def texts(chart) -> list[str]:
-    """What is written in a chart, in order."""
+    """Return the texts of a chart, in order."""
     return list(map(str.strip, re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())))
 
 

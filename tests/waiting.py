@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def until(found, seconds=60):
-    """What ``found()`` gives, as soon as that is true, or after so many seconds."""
+    """Return what ``found()`` gives, as soon as that is true, or after so many seconds."""
     end = time.monotonic() + seconds
     while True:
         value = found()

@@ -44,7 +44,7 @@ def everything():
 
 @pytest.fixture
 def compiled(everything):
-    """What there is of the tile table."""
+    """Return the kernels of the tile table."""
     found = list(filter(lambda told: "kernel" in told and "gluon" not in told, everything))
     assert {told["kernel"] for told in found} == {row.kernel for row in ROWS}
     return found

@@ -78,7 +78,7 @@ def addresses(html):
 
 
 def urls(css):
-    """What a style sheet loads."""
+    """Return the addresses that a style sheet loads."""
     css = re.sub(r"/\*.*?\*/", "", css, flags=re.S)
     imported = re.findall(r"@import\s+['\"]([^'\"]+)", css)
     return imported + re.findall(r"url\(\s*['\"]?([^'\")]+)", css)

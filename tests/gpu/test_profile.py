@@ -20,7 +20,7 @@ IN_A_BLOCK = "attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2
 
 
 def check(traced):
-    """What must hold of a trace of two steps of two blocks, whoever recorded it."""
+    """Assert what holds of a trace of two steps of two blocks, whoever recorded it."""
     cells = load_cells("profile")
     assert list(traced.steps()) == ["step 0", "step 1"]
     unfiled = cells.unfiled_percent(traced.kernels)

@@ -40,7 +40,7 @@ GLUON = re.compile(r"^gluon (\w+) (\d+)$", re.M)
 
 
 def watched(tool, *args):
-    """What a tool says of this file run as a program, and what that prints."""
+    """Return what a tool says of this file run as a program, and what that prints."""
     command = [SANITIZER, "--tool", tool, "--print-limit", "0", "--show-backtrace", "no"]
     if tool == "racecheck":
         command += ["--racecheck-report", "hazard"]

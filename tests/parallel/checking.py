@@ -248,7 +248,7 @@ def alone():
 
 
 def groups_of(module):
-    """Of an optimizer: its first parameter has a learning rate of its own."""
+    """Return groups for an optimizer: the first parameter has a learning rate of its own."""
     first, *rest = module.parameters()
     return [{"params": [first], "lr": 0.01}, {"params": rest}]
 

@@ -141,7 +141,7 @@ def random_gradients(draw, weights, used, size, fails):
 
 
 def mean_of(i, p, given, before, sent):
-    """Of parameter ``i``, whose gradient was ``before`` on every rank."""
+    """Return the mean gradient of parameter ``i``, which was ``before`` on every rank."""
     dtype = sent if sent and p.is_floating_point() else p.dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     total, nobody_has_one = 0, True

@@ -387,7 +387,7 @@ STOPS = stop_in_the_forward, stop_behind_it, stop_in_the_backward
 
 @check(2)
 def a_step_that_every_rank_skips_is_skipped():
-    """Of every wrapper, wherever it stopped: what others may wait for is answered."""
+    """Every wrapper does, wherever it stopped: messages that others may wait for are sent."""
     _, size = world()
     first = Stack()
     for kind, make in EVERY.items():
@@ -457,8 +457,8 @@ def train_with_a_stop(wrapper, fail, by_reset=False, together=False):
 
 @check(2)
 def a_rank_that_skips_a_step_is_named_on_every_rank():
-    """Whatever raised there, and whether it calls ``reset`` by itself; of the four DDPs, which pair
-    by order and would go on. A step that all of them skip, some with other forwards, is none."""
+    """The four DDPs pair by order and would go on. It is named wherever it stopped, and whether it
+    calls ``reset`` by itself or not; a step that all skip, some behind a forward, goes."""
     skipped = "rank 1 skipped a step, .* it began 2 forwards since the last step and rank 0 began 1"
     given_up = r"rank 1 gave up, by reset\(\), the step that rank 0 finished"
     for kind, make in KINDS.items():

@@ -118,8 +118,9 @@ def shard_for_more_ranks_than_rows(make):
 
 
 def in_low_precision(module, dtype):
-    """What ``compute_dtype`` says, in one process: matrices and their modules' biases are cast,
-    inputs too; norms are not, and their inputs are what their weights are."""
+    """Return the module so that it computes in one process as ``compute_dtype`` says: matrices and
+    their modules' biases are cast, inputs too; norms are not, and their inputs are what their
+    weights are."""
     masters = {}
 
     def cast_input_of_norm(norm, args):

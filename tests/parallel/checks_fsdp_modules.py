@@ -122,12 +122,32 @@ def skipped_before_the_end():
     return nn.Sequential(*skipped(), Skipped(2, 2), nn.ReLU())
 
 
+class Viewed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).view(x.shape)
+
+
+class InPlace(nn.Module):
+    """Changes in place what a unit returned, a view, which then has another history."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Viewed(WIDTH, WIDTH), Viewed(WIDTH, WIDTH)])
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            x += 1
+        return self.head(x)
+
+
 def vectors():
     return nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH))
 
 
 MAKES = (
-    Listed, Recurrent, Complex, Sparse, normed, encoder, repeated, convolutions,
+    Listed, Recurrent, Complex, Sparse, InPlace, normed, encoder, repeated, convolutions,
     skipped, skipped_at_the_end, skipped_before_the_end, vectors,
 )  # fmt: skip
 

@@ -210,7 +210,7 @@ WAYS = (
 
 @dataclass
 class Use:
-    """How a rank uses a module in a step; ``left`` alone may differ between ranks."""
+    """A rank's use of a module in a step; ``left`` alone may differ between ranks."""
 
     way: object = once
     order: list = field(default_factory=list)

@@ -16,8 +16,8 @@ from a2lib.parallel import FSDP
 
 @check(2)
 def state_dicts_of_rows_are_refused():
-    """Of the module, the wrapper and a part, of an optimizer that has stepped and one that was
-    loaded before it did; of one rank, which has all rows, they are whole."""
+    """The module, the wrapper and a part refuse, an optimizer that has stepped, and one that was
+    loaded before it did. One rank alone has all rows, and whole state dicts."""
     first, line = Tied(), "has no state dict, since a rank has rows alone: gather_full_params"
     fsdp, single = FSDP(copy.deepcopy(first)), FSDP(copy.deepcopy(first), group=checking.alone())
     checking.same_by_name(single.module.state_dict(), first.state_dict())
@@ -56,7 +56,7 @@ class Lamb(SGD):
 
 @check(2)
 def optimizers_of_whole_matrices_are_refused():
-    """Of several ranks; of one rank, which has all rows, they step."""
+    """They step where a rank is alone, which has all rows."""
     loss = loss_on(token_batches(1)[0])
     for cls in (torch.optim.Muon, torch.optim.LBFGS, Adafactor, Lamb):
         for group in (None, checking.alone()):
@@ -138,7 +138,7 @@ def shifted_square(module, batch):
 
 @check(2)
 def gathered_is_for_reading():
-    """What computes gradients or writes within it is refused; a training goes on afterwards."""
+    """Gradients and writes within it are refused; a training goes on afterwards."""
     first = Generates()
     fsdp, tokens = FSDP(copy.deepcopy(first)), torch.tensor([[0, 1]])
     with raises(RuntimeError, "computes without gradients"), fsdp.gathered(), torch.enable_grad():

@@ -96,7 +96,7 @@ def gathered_bytes():
 
 @check(2, 4)
 def parameters_lie_in_chunks_of_one_gather_each():
-    """What is sent is counted from the calls."""
+    """The calls say how many bytes are sent."""
     _, size = world()
     module = Mixed()
     with chunks_from(400):

@@ -53,7 +53,10 @@ def shown_on(leader):
     """All that was shown on a terminal until its last process has gone."""
     shown = b""
     with contextlib.suppress(OSError):  # Linux says so then
-        while piece := os.read(leader, 65536):
+        while True:
+            piece = os.read(leader, 65536)
+            if not piece:
+                break
             shown += piece
     os.close(leader)
     return shown.decode(errors="replace")

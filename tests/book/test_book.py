@@ -36,7 +36,8 @@ def test_every_picture_exists_and_has_a_description_and_a_figure_its_number(book
             if image.find_parent("article"):
                 # Without a description docutils puts the address there.
                 assert image.get("alt") and image["alt"] not in source, where
-            if figure := image.find_parent("figure"):
+            figure = image.find_parent("figure")
+            if figure:
                 pictures += 1
                 assert len(image.get("alt", "")) > 40, where
                 assert figure.find(class_="caption-number"), where

@@ -48,7 +48,7 @@ def same_whole(wrapper, reference, what):
 
 
 def same_gradients(wrapper, reference, what, group=None):
-    """Those of the rank's rows, of FSDP."""
+    """Compare gradients; of FSDP those of this rank's rows."""
     part = functools.partial(mine_of, group=group) if isinstance(wrapper, FSDP) else None
     checking.same_gradients(wrapper.module, reference, what, part)
 
@@ -458,7 +458,7 @@ def train_with_a_stop(wrapper, fail, by_reset=False, together=False):
 @check(2)
 def a_rank_that_skips_a_step_is_named_on_every_rank():
     """The four DDPs pair by order and would go on. It is named wherever it stopped, and whether it
-    calls ``reset`` by itself or not; a step that all skip, some behind a forward, goes."""
+    calls ``reset`` by itself or not. A step that every rank skips is none."""
     skipped = "rank 1 skipped a step, .* it began 2 forwards since the last step and rank 0 began 1"
     given_up = r"rank 1 gave up, by reset\(\), the step that rank 0 finished"
     for kind, make in KINDS.items():

@@ -30,7 +30,7 @@ def test_operands_in_fp8_have_room_in_the_plan():
 
 
 def step_that(keeps, room_percent=75):
-    way = next(way for way in LADDER.values() if way.keeps == keeps)
+    way = next(filter(lambda way: way.keeps == keeps, LADDER.values()))
     shape = dataclasses.replace(MODELS["tiny"], num_layers=4)
     return Step(way, shape, 1, 32, "sdpa_flash", "fp32", room_percent)
 
@@ -40,9 +40,10 @@ def test_the_plan_is_what_fits_every_rank(monkeypatch):
     plan = leaderboard.plan
     assert plan(step_that("fitting", 100), 0, "cpu") == [BlockPlan(PRODUCTS)] * 4
     less = plan(step_that("fitting"), 0, "cpu")
-    assert sum(len(p.kept) for p in less) < 20 and not any(p.moved for p in less)
+    assert less != [BlockPlan(PRODUCTS)] * 4
+    assert all(block.moved == 0 for block in less)
     sent = plan(step_that("moved"), 0, "cpu")
-    assert {p.kept for p in sent} == {PRODUCTS} and sent[0].moved and not sent[-1].moved
+    assert {block.kept for block in sent} == {PRODUCTS} and sent[0].moved and not sent[-1].moved
     # Beside what this rank has no room is left.
     refused("allowed|room|fits", plan, step_that("moved", None), 10**15, "cpu")
     assert leaderboard.plans_of(step_that("input"), "cpu") is None

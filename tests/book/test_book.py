@@ -36,7 +36,8 @@ def test_every_picture_exists_and_has_a_description_and_a_figure_its_number(book
             if image.find_parent("article"):
                 # Without a description docutils puts the address there.
                 assert image.get("alt") and image["alt"] not in source, where
-            if figure := image.find_parent("figure"):
+            figure = image.find_parent("figure")
+            if figure:
                 pictures += 1
                 assert len(image.get("alt", "")) > 40, where
                 assert figure.find(class_="caption-number"), where
@@ -78,7 +79,7 @@ def addresses(html):
 
 
 def urls(css):
-    """What a style sheet loads."""
+    """Return the addresses that a style sheet loads."""
     css = re.sub(r"/\*.*?\*/", "", css, flags=re.S)
     imported = re.findall(r"@import\s+['\"]([^'\"]+)", css)
     return imported + re.findall(r"url\(\s*['\"]?([^'\")]+)", css)

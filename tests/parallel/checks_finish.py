@@ -3,7 +3,6 @@ error."""
 
 import copy
 import functools
-import itertools
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -15,9 +14,15 @@ from checking import (
     backward_of_each,
     check,
     copied,
+    copies_of,
     loss_on,
+    losses_of,
+    optimizers_of,
+    output_square,
     raises,
     same,
+    same_each,
+    take_step,
     token_batches,
     world,
 )
@@ -25,6 +30,7 @@ from checks_ddp import KINDS
 from checks_fsdp import Stack, check_freed, check_gradients, mine_of
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, AdamW
 
 from a2lib.optim import MasterAdamW
 from a2lib.parallel import DDP, FSDP, FlatDDP, NaiveDDP, ShardedOptimizer, agreement
@@ -41,9 +47,10 @@ def same_whole(wrapper, reference, what):
     same(wrapper.module.scale, reference.scale, what)
 
 
-def part_of(kind, group=None):
-    """What a rank has of a gradient."""
-    return (lambda whole: mine_of(whole, group)) if "FSDP" in kind else lambda whole: whole
+def same_gradients(wrapper, reference, what, group=None):
+    """Compare gradients; of FSDP those of this rank's rows."""
+    part = functools.partial(mine_of, group=group) if isinstance(wrapper, FSDP) else None
+    checking.same_gradients(wrapper.module, reference, what, part)
 
 
 @check(2)
@@ -59,16 +66,19 @@ def trains_as_one_process(kind):
     first, tokens = Tied(width=5), token_batches(1)[0]
     micros = 1 if "FSDP" in kind else 3
     module, reference = checking.moved(first, rank), copy.deepcopy(first)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (module, reference)]
+    optimizers = optimizers_of((module, reference), AdamW, lr=0.05)
     wrapper = EVERY[kind](module)
     same_whole(wrapper, reference, kind)
     batches = iter(token_batches(4 * size * micros))
     for step in range(4):
-        losses = [[] for _ in range(size)]
-        for r, micro in itertools.product(range(size), range(micros)):
-            # An odd step uses `extra` on rank 1 alone, and in one micro-batch alone.
-            extra = step % 2 == 1 and r == 1 and micro == micros // 2
-            losses[r].append(loss_on(next(batches), extra=extra, checkpointed=step == 2))
+        losses = []
+        for r in range(size):
+            of_rank = []
+            for micro in range(micros):
+                # An odd step uses `extra` on rank 1 alone, and in one micro-batch alone.
+                extra = step % 2 == 1 and r == 1 and micro == micros // 2
+                of_rank.append(loss_on(next(batches), extra=extra, checkpointed=step == 2))
+            losses.append(of_rank)
         *early, last = losses[rank]
         if early:
             with wrapper.no_sync():
@@ -78,10 +88,10 @@ def trains_as_one_process(kind):
         last(wrapper).backward()
         wrapper.finish_gradient_synchronization()
         checking.mean_gradients(reference, losses)
-        checking.same_gradients(module, reference, f"{kind}, step {step}", part_of(kind))
+        same_gradients(wrapper, reference, f"{kind}, step {step}")
         assert module.never.weight.grad is None
         assert (module.extra.weight.grad is not None) == (step % 2 == 1)
-        checking.take_step(*optimizers)
+        take_step(*optimizers)
         same_whole(wrapper, reference, f"{kind}, step {step}")
         with torch.no_grad():
             same(wrapper(tokens), reference(tokens))
@@ -95,9 +105,10 @@ def wrappers_in_groups_that_are_not_the_world():
     """Ranks 1 and 3 train together, 0 and 2 apart from them; rank 0 of a group is not rank 0. Of a
     world of two each rank is one process, with nothing to average."""
     rank, size = world()
-    groups = [dist.new_group([*range(first, size, 2)]) for first in range(2)]
+    groups = [dist.new_group(list(range(first, size, 2))) for first in range(2)]
     mine, other = groups[rank % 2], groups[1 - rank % 2]
-    first, losses = Tied(), [*map(loss_on, token_batches(size)[rank % 2 :: 2])]
+    first = Tied()
+    losses = list(map(loss_on, token_batches(size)[rank % 2 :: 2]))
     for kind, make in EVERY.items():
         if size == 2 and "copied" in kind:
             continue  # there is nobody to copy to
@@ -105,7 +116,7 @@ def wrappers_in_groups_that_are_not_the_world():
         reference = checking.moved(first, rank % 2)
         same_whole(wrapper, reference, kind)
         backward_of_each(wrapper, reference, losses, mine)
-        checking.same_gradients(wrapper.module, reference, kind, part_of(kind, mine))
+        same_gradients(wrapper, reference, kind, mine)
     with raises(RuntimeError, "not in the group"):
         NaiveDDP(Tied(), group=other)
 
@@ -114,87 +125,87 @@ def wrappers_in_groups_that_are_not_the_world():
 def a_step_before_the_finish_is_refused():
     """By every wrapper, and only where it would read gradients that are this rank's own."""
     rank, size = world()
-    tokens = token_batches(size)[rank]
+    loss = loss_on(token_batches(size)[rank])
     for kind, make in EVERY.items():
         wrapper, bystander = make(Tied()), nn.Linear(2, 2)
-        optimizers = [
-            torch.optim.AdamW(wrapper.parameters()),
-            torch.optim.SGD([*bystander.parameters(), *wrapper.parameters()], lr=0.1),
-        ]
+        both = [*bystander.parameters(), *wrapper.parameters()]
+        optimizers = [AdamW(wrapper.parameters()), SGD(both, lr=0.1)]
         if "FSDP" not in kind:
-            optimizers.append(ShardedOptimizer(wrapper.parameters(), torch.optim.SGD, lr=0.1))
-        other = torch.optim.SGD(bystander.parameters(), lr=0.1)
+            optimizers.append(ShardedOptimizer(wrapper.parameters(), SGD, lr=0.1))
+        other = SGD(bystander.parameters(), lr=0.1)
         for optimizer in optimizers:
-            before = [p.detach().clone() for p in wrapper.parameters()]
-            loss_on(tokens)(wrapper).backward()
+            before = copies_of(wrapper.parameters())
+            loss(wrapper).backward()
             for _ in range(2):
                 with raises(RuntimeError, rf"gradients of this \w+ {STILL_OWN}"):
                     optimizer.step()
             other.step()  # of other parameters
-            for p, was in zip(wrapper.parameters(), before, strict=True):
-                same(p.detach(), was, kind)
+            same_each(wrapper.parameters(), before, kind)
             wrapper.finish_gradient_synchronization()
-            loss_on(tokens)(wrapper)  # whose loss is only looked at
-            checking.take_step(optimizer)
+            loss(wrapper)  # which is only looked at
+            take_step(optimizer)
             # A step that is not to be taken leaves nothing to refuse.
-            loss_on(tokens)(wrapper).backward()
+            loss(wrapper).backward()
             optimizer.zero_grad()
             optimizer.step()
             wrapper.reset()
             optimizer.zero_grad()
-        if "FSDP" not in kind:
-            with wrapper.no_sync():
-                loss_on(tokens)(wrapper).backward()
-            with raises(RuntimeError, STILL_OWN):
-                optimizers[0].step()
-            wrapper.reset()
-            optimizers[0].step()
-        # Of a closure's backward too, which comes within the step.
+
+
+@check(2)
+def a_finish_is_missed_however_the_gradients_came():
+    """In no_sync, in a step's closure, past the wrapper, of a loss that is in no output."""
+    rank, size = world()
+    loss = loss_on(token_batches(size)[rank])
+    for kind, make in EVERY.items():
+        wrapper = make(Tied())
+        optimizer = AdamW(wrapper.parameters())
         with raises(RuntimeError, STILL_OWN):
-            optimizers[0].step(lambda wrapper=wrapper: loss_on(tokens)(wrapper).backward())
+            optimizer.step(lambda wrapper=wrapper: loss(wrapper).backward())
         wrapper.reset()
-        optimizers[0].zero_grad()
-        # Of one past the wrapper, and of a loss that is in no output.
         wrapper.zero_grad()
-        loss_on(tokens)(wrapper.module).backward()
+        loss(wrapper.module).backward()
         with raises(RuntimeError, STILL_OWN):
-            optimizers[0].step()
+            optimizer.step()
         wrapper.finish_gradient_synchronization()
-        checking.take_step(optimizers[0])
-        if "FSDP" not in kind:
-            wrapper.module.head.weight.square().sum().backward()
-            with raises(RuntimeError, STILL_OWN):
-                optimizers[0].step()
-            wrapper.finish_gradient_synchronization()
-            optimizers[0].step()
+        take_step(optimizer)
+        if "FSDP" in kind:
+            continue
+        wrapper.module.head.weight.square().sum().backward()
+        with raises(RuntimeError, STILL_OWN):
+            optimizer.step()
+        wrapper.finish_gradient_synchronization()
+        take_step(optimizer)
+        with wrapper.no_sync():
+            loss(wrapper).backward()
+        with raises(RuntimeError, STILL_OWN):
+            optimizer.step()
+        wrapper.reset()
+        optimizer.step()
+
+
+def replace_a_weight(module):
+    module[0].weight = nn.Parameter(module[0].weight.detach().clone())
+
+
+def append_a_layer(module):
+    module.append(nn.Linear(2, 2))
+
+
+def adapt_a_layer(module):
+    module[0].low_rank = nn.Linear(2, 2, bias=False)
 
 
 @check(2)
 def parameters_that_came_later_are_refused():
     """At the finish, by FSDP at the next forward too; a module without parameters may come."""
-
-    def replaced(module):
-        module[0].weight = nn.Parameter(module[0].weight.detach().clone())
-
-    def added(module):
-        module.append(nn.Linear(2, 2))
-
-    def adapted(module):
-        module[0].low_rank = nn.Linear(2, 2, bias=False)
-
-    def headed(module):
-        module[1] = nn.Linear(2, 2)
-
-    changes = {
-        replaced: "0.weight",
-        added: "2.weight",
-        adapted: "0.low_rank.weight",
-        headed: "1.weight",
-    }
     x = torch.ones(1, 2)
-    cast = functools.partial(FSDP, compute_dtype=torch.bfloat16)
-    for kind, make in {**EVERY, "FSDP that casts": cast}.items():
-        for change, name in changes.items():
+    for kind, make in EVERY.items():
+        for change, name in (
+            (replace_a_weight, "0.weight"),
+            (append_a_layer, "2.weight"),
+            (adapt_a_layer, "0.low_rank.weight"),
+        ):
             wrapper = make(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
             change(wrapper.module)
             line = f"^{name} came or was replaced after the module was wrapped"
@@ -212,205 +223,253 @@ def parameters_that_came_later_are_refused():
         wrapper.finish_gradient_synchronization()
 
 
+def saliency(wrapper, x):
+    (gradient,) = torch.autograd.grad(wrapper(x).sum(), x)
+    return gradient
+
+
+def saliency_by_inputs(wrapper, x):
+    wrapper(x).sum().backward(inputs=[x])
+    gradient, x.grad = x.grad, None
+    return gradient
+
+
 @check(2)
 def gradients_of_other_things_leave_the_means():
     """``torch.autograd.grad`` and ``backward(inputs=...)`` between the finish and the step leave no
     ``.grad`` of a parameter: saliency, penalties. The weights are those without."""
-
-    def saliency(wrapper, x):
-        (gradient,) = torch.autograd.grad(wrapper(x).sum(), x)
-        return gradient
-
-    def by_inputs(wrapper, x):
-        wrapper(x).sum().backward(inputs=[x])
-        gradient, x.grad = x.grad, None
-        return gradient
-
-    rank, _ = world()
+    rank, size = world()
     first = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3))
     # Without a gradient, so that a step must not decay it.
     first.append(nn.Sequential(nn.Linear(3, 3)))
     first[-1].forward = lambda x: x
     for kind, make in EVERY.items():
-        for other in (saliency, by_inputs):
+        for other in (saliency, saliency_by_inputs):
             wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
-            pair = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (wrapper, reference)]
+            optimizers = optimizers_of((wrapper, reference), AdamW, lr=0.1)
             for step in range(2):
-                xs = [torch.randn(2, 3, generator=checking.seeded(10 * step + r)) for r in (0, 1)]
-                losses = [lambda m, x=x: m(x).square().sum() for x in xs]
-                backward_of_each(wrapper, reference, losses)
-                x = xs[rank].requires_grad_()
+                batches = torch.randn(size, 2, 3, generator=checking.seeded(step))
+                backward_of_each(wrapper, reference, losses_of(output_square, batches))
+                x = batches[rank].clone().requires_grad_()
                 same(other(wrapper, x), other(copy.deepcopy(reference), x), kind)
-                checking.take_step(*pair)
+                take_step(*optimizers)
                 theirs = dict(reference.named_parameters())
                 checking.same_by_name(checking.whole_weights(wrapper), theirs, f"{kind} {step}")
 
 
+class Returns(nn.Module):
+    """Returns its weight in a form, where autograd's hooks on outputs cannot see it."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.weight, self.form = nn.Parameter(torch.ones(2, 3)), form
+
+    def forward(self):
+        return self.form(self.weight)
+
+
+def in_dict(weight):
+    return {"deep": [weight * 2, 1]}
+
+
+def in_object(weight):
+    return SimpleNamespace(x=weight * 2)
+
+
+def itself(weight):
+    return weight
+
+
+def tensor_in(output):
+    if isinstance(output, dict):
+        return output["deep"][0]
+    return output.x if isinstance(output, SimpleNamespace) else output
+
+
 @check(2)
 def a_finish_is_missed_whatever_the_module_returns():
-    """What autograd's hooks cannot see, or must not be given at each forward, counts too."""
-
-    class Returns(nn.Module):
-        def __init__(self, form):
-            super().__init__()
-            self.weight, self.form = nn.Parameter(torch.ones(2, 3)), form
-
-        def forward(self):
-            return self.form(self.weight)
-
-    forms = {
-        "a dict": (lambda w: {"deep": [w * 2, 1]}, lambda output: output["deep"][0]),
-        "an object": (lambda w: SimpleNamespace(x=w * 2), lambda output: output.x),
-        "the parameter": (lambda w: w, lambda output: output),
-    }
-    for make in (NaiveDDP, FlatDDP, DDP, FSDP):
-        for what, (form, of) in forms.items():
-            if make is FSDP and what == "the parameter":
-                continue  # which is not there any more behind the forward
+    replicas = in_dict, in_object, itself
+    for make, forms in (
+        (NaiveDDP, replicas),
+        (FlatDDP, replicas),
+        (DDP, replicas),
+        (FSDP, [in_dict]),
+    ):
+        for form in forms:
             wrapper = make(Returns(form))
-            optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
-            if make is FSDP and what == "an object":
-                with raises(RuntimeError, "the module returns an object in which FSDP sees no"):
-                    wrapper()
-                continue
-            of(wrapper()).sum().backward()
+            optimizer = SGD(wrapper.parameters(), lr=0.1)
+            tensor_in(wrapper()).sum().backward()
             with raises(RuntimeError, STILL_OWN):
                 optimizer.step()
             wrapper.finish_gradient_synchronization()
             optimizer.step()
-            hooks = wrapper.module.weight._backward_hooks
-            assert not hooks, "no forward leaves one on the parameter"
+    with raises(RuntimeError, "the module returns an object in which FSDP sees no"):
+        FSDP(Returns(in_object))()
 
 
 @check(2)
 def fsdp_refuses_torchs_norm_of_its_rows():
     """By whatever name; of parameters that are whole on each rank, and of one rank, it is right."""
     rank, size = world()
-    tokens = token_batches(size)[rank]
+    loss = loss_on(token_batches(size)[rank])
     fsdp, single = FSDP(Stack()), FSDP(Stack(), group=checking.alone())
     for wrapped in (fsdp, single):
-        loss_on(tokens)(wrapped).backward()
+        loss(wrapped).backward()
         with raises(RuntimeError, "clip_grad_norm_ comes after finish_gradient_synchronization"):
             wrapped.clip_grad_norm_(0.1)
         wrapped.finish_gradient_synchronization()
-    before = [p.grad.clone() for p in fsdp.parameters()]
-    ways = {
-        "clip_grad_norm_": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.1),
-        "imported earlier": lambda parameters: clip_grad_norm_(parameters, 0.1, foreach=False),
-        "get_total_norm": lambda parameters: nn.utils.get_total_norm(p.grad for p in parameters),
-    }
-    for what, norm in ways.items():
-        for parameters in (fsdp.parameters(), [fsdp.module.head.weight]):
-            with raises(RuntimeError, "another on each rank: call clip_grad_norm_ of the FSDP"):
-                norm(parameters)
-        for p, was in zip(fsdp.parameters(), before, strict=True):
-            same(p.grad, was, what)
-        norm([fsdp.module.head.bias])
-        before = [p.grad.clone() for p in fsdp.parameters()]
-        norm(single.parameters())
+    gradients = checking.gradients(fsdp).values()
+    before = copies_of(gradients)
+    line = "another on each rank: call clip_grad_norm_ of the FSDP"
+    for parameters in (list(fsdp.parameters()), [fsdp.module.head.weight]):
+        with raises(RuntimeError, line):
+            nn.utils.clip_grad_norm_(parameters, 0.1)
+        with raises(RuntimeError, line):  # by a name that was imported earlier
+            clip_grad_norm_(parameters, 0.1, foreach=False)
+        with raises(RuntimeError, line):
+            nn.utils.get_total_norm([p.grad for p in parameters])
+    same_each(gradients, before)
+    nn.utils.clip_grad_norm_([fsdp.module.head.bias], 0.1)
+    nn.utils.clip_grad_norm_(single.parameters(), 0.1)
     fsdp.clip_grad_norm_(0.1)
 
 
 @check(2)
 def fsdp_says_of_a_backward_of_a_backward_that_there_is_none():
-    tokens = token_batches(1)[0]
+    loss = loss_on(token_batches(1)[0])
     fsdp, reference = FSDP(Stack()), Stack()
     reference.load_state_dict(fsdp.gather_full_params())
     line = "no backward of a backward.*without create_graph"
-    for first in (
-        lambda loss: loss.backward(create_graph=True),
-        lambda loss: torch.autograd.grad(loss, list(fsdp.parameters()), create_graph=True),
-    ):
-        with raises(RuntimeError, line):
-            first(loss_on(tokens)(fsdp))
-        fsdp.reset()
-        fsdp.zero_grad()
-        check_freed(fsdp)
-    backward_of_each(fsdp, reference, [loss_on(tokens)] * 2)
+    with raises(RuntimeError, line):
+        loss(fsdp).backward(create_graph=True)
+    fsdp.reset()
+    fsdp.zero_grad()
+    with raises(RuntimeError, line):
+        torch.autograd.grad(loss(fsdp), list(fsdp.parameters()), create_graph=True)
+    fsdp.reset()
+    fsdp.zero_grad()
+    check_freed(fsdp)
+    backward_of_each(fsdp, reference, [loss, loss])
     check_gradients(fsdp, reference, "after it")
 
 
-@check(2)
-def a_rank_that_skips_a_step_is_named_on_every_rank():
-    """Whatever raised there, and whether it calls ``reset`` by itself; of the four DDPs, which pair
-    by order and would go on. A step that all of them skip, some with other forwards, is none."""
-    rank, _ = world()
-    batches = token_batches(5)
+class Stopped(Exception):
+    pass
 
-    class Raises(Exception):
-        pass
 
-    def raising(*_):
-        raise Raises
+def stop(*_):
+    raise Stopped
 
-    def in_the_forward(wrapper, tokens):
-        handle = wrapper.module.blocks[1].register_forward_pre_hook(raising)
-        try:
-            wrapper(tokens)
-        finally:
-            handle.remove()
 
-    def behind_it(wrapper, tokens):
-        wrapper(tokens)
-        raise Raises
+def stop_in_the_forward(wrapper, loss):
+    handle = wrapper.module.blocks[1].norm.register_forward_pre_hook(stop)
+    try:
+        loss(wrapper)
+    finally:
+        handle.remove()
 
-    def in_the_backward(wrapper, tokens):
-        handle = wrapper.module.blocks[1].norm.register_full_backward_hook(raising)
-        try:
-            loss_on(tokens)(wrapper).backward()
-        finally:
-            handle.remove()
 
-    def train(wrapper, fail, by_reset, together):
-        optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
-        for step, tokens in enumerate(batches):
-            try:
-                if step == 2 and rank == 1:
-                    fail(wrapper, tokens)
-                if step == 2 and together:
-                    raise Raises
-                loss_on(tokens)(wrapper).backward()
-                wrapper.finish_gradient_synchronization()
-            except Raises:
-                if by_reset:
-                    wrapper.reset()
-            else:
-                optimizer.step()
-            optimizer.zero_grad()
+def stop_behind_it(wrapper, loss):
+    loss(wrapper)
+    raise Stopped
 
-    skipped = "rank 1 skipped a step, .* it began 2 forwards since the last step and rank 0 began 1"
-    given_up = r"rank 1 gave up, by reset\(\), the step that rank 0 finished"
-    for kind, make in KINDS.items():
-        for fail in (in_the_forward, behind_it, in_the_backward):
-            half_way = fail is in_the_backward and kind not in ("NaiveDDP", "FlatDDP")
-            if not half_way:  # that one is told of its second gradient
-                with raises(RuntimeError, skipped):
-                    train(make(Tied()), fail, by_reset=False, together=False)
-            with raises(RuntimeError, given_up):
-                train(make(Tied()), fail, by_reset=True, together=False)
-            if fail is not behind_it:
-                continue
-            train(make(Tied()), fail, by_reset=True, together=True)
+
+def stop_in_the_backward(wrapper, loss):
+    handle = wrapper.module.blocks[1].norm.register_full_backward_hook(stop)
+    try:
+        loss(wrapper).backward()
+    finally:
+        handle.remove()
+
+
+STOPS = stop_in_the_forward, stop_behind_it, stop_in_the_backward
 
 
 @check(2)
 def a_step_that_every_rank_skips_is_skipped():
-    """Some half way through the backward, some before it: the others' messages are answered."""
-    rank, size = world()
-    first = Tied()
+    """Every wrapper does, wherever it stopped: messages that others may wait for are sent."""
+    _, size = world()
+    first = Stack()
+    for kind, make in EVERY.items():
+        for fail in STOPS:
+            wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
+            optimizers = optimizers_of((wrapper, reference), SGD, lr=0.1)
+            for step in range(3):
+                losses = list(map(loss_on, token_batches(size * 3)[size * step :][:size]))
+                skip_a_step(wrapper, fail, losses)
+                wrapper.reset()
+                wrapper.zero_grad()
+                backward_of_each(wrapper, reference, losses)
+                same_gradients(wrapper, reference, f"{kind}, {fail.__name__}, step {step}")
+                take_step(*optimizers)
+
+
+def skip_a_step(wrapper, fail, losses):
+    """The DDPs' rank 1 goes on where rank 0 stops before its backward."""
+    rank, _ = world()
+    if rank == 1 and fail is stop_behind_it and not isinstance(wrapper, FSDP):
+        losses[rank](wrapper).backward()
+        return
+    with raises(Stopped, ""):
+        fail(wrapper, losses[rank])
+    if isinstance(wrapper, FSDP) and fail is stop_in_the_backward:
+        line = "a backward has not come to its end"
+        with raises(RuntimeError, line):
+            losses[rank](wrapper)
+        with raises(RuntimeError, line):
+            wrapper.finish_gradient_synchronization()
+
+
+@check(2)
+def fsdp_needs_no_reset_after_a_step_that_stopped_before_its_backward():
+    _, size = world()
+    losses = list(map(loss_on, token_batches(size)))
+    first = Stack()
+    for fail in (stop_in_the_forward, stop_behind_it):
+        fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
+        with raises(Stopped, ""):
+            fail(fsdp, losses[fsdp.rank])
+        if fail is stop_in_the_forward:
+            check_freed(fsdp)
+        backward_of_each(fsdp, reference, losses)
+        check_gradients(fsdp, reference, fail.__name__)
+
+
+def train_with_a_stop(wrapper, fail, by_reset=False, together=False):
+    """Five steps, of which rank 1 stops the third, rank 0 only ``together`` with it."""
+    optimizer = SGD(wrapper.parameters(), lr=0.1)
+    for step, tokens in enumerate(token_batches(5)):
+        loss = loss_on(tokens)
+        try:
+            if step == 2 and wrapper.rank == 1:
+                fail(wrapper, loss)
+            if step == 2 and together:
+                raise Stopped
+            loss(wrapper).backward()
+            wrapper.finish_gradient_synchronization()
+        except Stopped:
+            if by_reset:
+                wrapper.reset()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+@check(2)
+def a_rank_that_skips_a_step_is_named_on_every_rank():
+    """The four DDPs pair by order and would go on. It is named wherever it stopped, and whether it
+    calls ``reset`` by itself or not. A step that every rank skips is none."""
+    skipped = "rank 1 skipped a step, .* it began 2 forwards since the last step and rank 0 began 1"
+    given_up = r"rank 1 gave up, by reset\(\), the step that rank 0 finished"
     for kind, make in KINDS.items():
-        wrapper, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
-        pair = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (wrapper, reference)]
-        for step in range(3):
-            tokens = token_batches(size * 3)[size * step :][:size]
-            loss = loss_on(tokens[rank])(wrapper)
-            if rank == 1:
-                loss.backward()
-            wrapper.reset()
-            wrapper.zero_grad()
-            backward_of_each(wrapper, reference, [*map(loss_on, tokens)])
-            checking.same_gradients(wrapper.module, reference, f"{kind}, step {step}")
-            checking.take_step(*pair)
+        for fail in STOPS:
+            # One that sends during the backward is told of its second gradient.
+            if fail is not stop_in_the_backward or kind in ("NaiveDDP", "FlatDDP"):
+                with raises(RuntimeError, skipped):
+                    train_with_a_stop(make(Tied()), fail)
+            with raises(RuntimeError, given_up):
+                train_with_a_stop(make(Tied()), fail, by_reset=True)
+        train_with_a_stop(make(Tied()), stop_behind_it, by_reset=True, together=True)
 
 
 @check(2)
@@ -430,13 +489,12 @@ def a_captured_step_has_the_gradients_of_the_one_before():
 @check(2)
 def overlapping_without_its_wrapper_is_refused():
     """By whatever averages or divides: the updates would be by gradients that are not the means."""
-    tokens = token_batches(1)[0]
+    loss = loss_on(token_batches(1)[0])
     for kind, make in EVERY.items():
         wrapper = make(Tied())
         optimizer = MasterAdamW(wrapper.parameters())
-        before = [p.detach().clone() for p in wrapper.parameters()]
+        before = copies_of(wrapper.parameters())
         with raises(RuntimeError, r"say overlapping\(wrapper\)|has no overlapping\(\)"):
             with optimizer.overlapping():
-                loss_on(tokens)(wrapper).backward()
-        for p, was in zip(wrapper.parameters(), before, strict=True):
-            same(p.detach(), was, kind)
+                loss(wrapper).backward()
+        same_each(wrapper.parameters(), before, kind)

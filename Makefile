@@ -72,11 +72,11 @@ $(STAMP): pyproject.toml dev/constraints.txt dev/install.sh $(if $(MOVED)$(ASKED
 book: $(RAN)
 	@$(MAKE) --no-print-directory html
 
-# Measured rows go to build/data, beside the committed ones, never into them. exec and A2LIB_PARENT: what ends make ends
-# the run (here and below).
+# Measured rows go to build/data, beside the committed ones, never into them. exec: what ends make ends the run
+# (here and below).
 $(RAN): build/data/.ran-%: notebooks/%.ipynb $(EXPERIMENT_INPUTS) $(STAMP)
 	@mkdir -p build/runs build/data
-	exec env A2LIB_DATA="$$PWD/build/data" A2LIB_PARENT=$$PPID $(BIN)/papermill $< build/runs/$*.ipynb </dev/null
+	exec env A2LIB_DATA="$$PWD/build/data" $(BIN)/papermill $< build/runs/$*.ipynb </dev/null
 	@touch $@
 
 html: $(BOOK)
@@ -134,7 +134,7 @@ lab: $(STAMP)
 	exec $(BIN)/jupyter lab $(ARGS)
 
 $(NOTEBOOKS): $(STAMP)
-	@exec env A2LIB_PARENT=$$PPID $(BIN)/python dev/run_notebook.py $@ $(PARAMETERS) </dev/null
+	@exec $(BIN)/python dev/run_notebook.py $@ $(PARAMETERS) </dev/null
 
 pins: $(STAMP)
 	@$(BIN)/python dev/pins.py

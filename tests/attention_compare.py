@@ -16,19 +16,20 @@ HOPPER_FORMS = [(1, False), (1, True), (2, False), (2, True), (3, False), (3, Tr
 
 def with_gradients(attention, q, k, v, do, is_causal):
     """``{o, dq, dk, dv}`` of attention(q, k, v, is_causal) at the output gradient do."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    o = attention(q, k, v, is_causal)
-    return dict(zip(NAMES, (o.detach(), *torch.autograd.grad(o, (q, k, v), do)), strict=True))
+    leaves = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
+    o = attention(*leaves, is_causal)
+    dq, dk, dv = torch.autograd.grad(o, leaves, do)
+    return {"o": o.detach(), "dq": dq, "dk": dk, "dv": dv}
 
 
 def in_float64(q, k, v, do, is_causal, scale=None):
     """The same of the reference on the same values in float64."""
     reference = functools.partial(attention_reference, scale=scale)
-    return with_gradients(reference, *(x.double() for x in (q, k, v, do)), is_causal)
+    return with_gradients(reference, q.double(), k.double(), v.double(), do.double(), is_causal)
 
 
 def log_sum_exp(q, k, is_causal):
-    """Of each query's scores, in float64; heads of q grouped over those of k."""
+    """Return the log-sum-exp of each query's scores in float64; heads of q share those of k."""
     k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
     scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
     hidden = torch.arange(k.shape[-2]) > torch.arange(q.shape[-2])[:, None]
@@ -72,9 +73,10 @@ def scaled(scale):
 
 @contextlib.contextmanager
 def poison():
-    """What is freed here on the GPU is what the next call's new tensors lie in."""
-    sizes = (2**14, 2**18, 2**22, 2**24, 2**25)
-    held = [torch.full((n,), float("nan"), device="cuda") for n in sizes]
+    """Fill memory of the GPU with NaN and free it: the next call's new tensors lie in it."""
+    held = []
+    for n in (2**14, 2**18, 2**22, 2**24, 2**25):
+        held.append(torch.full((n,), float("nan"), device="cuda"))
     del held
     yield
 
@@ -166,7 +168,7 @@ def problems(draw, length, head_dim, dtypes, **others):
         "is_causal": draw(st.booleans()),
         "layout": draw(st.sampled_from(LAYOUTS)),
         "seed": draw(st.integers(0, 2**16)),
-        **{name: draw(one) for name, one in others.items()},
+        **draw(st.fixed_dictionaries(others)),
     }
 
 

@@ -9,5 +9,5 @@ def inputs(dtype, *sizes, seed=0, device="cpu"):
     """q, k, v, which require gradients, and do."""
     generator = torch.Generator(device).manual_seed(seed)
     options = {"generator": generator, "dtype": DTYPES[dtype], "device": device}
-    *qkv, do = (torch.randn(sizes, **options) for _ in range(4))
-    return *(x.requires_grad_() for x in qkv), do
+    q, k, v, do = torch.randn(4, *sizes, **options)
+    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), do

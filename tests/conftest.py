@@ -83,7 +83,7 @@ def a_short_address():
 
 @pytest.fixture(scope="module", autouse=True)
 def garbage_is_looked_for_among_new_objects():
-    """What is timed is timed after a collection, which takes a quarter of a second where the heap
+    """The clock collects garbage before it times, which takes a quarter of a second where the heap
     holds all modules that tests import. What there is when a file's tests begin is left out of it.
 
     Not where there is a GPU: what a failed test keeps could then never give its memory back.
@@ -119,10 +119,10 @@ def forked_workers(monkeypatch):
     """A sweep's processes have PyTorch already. How it starts real ones is tested in tests/lab."""
     import forked
 
-    from a2lib.lab import sweep
+    from a2lib.lab import processes
 
     names = SimpleNamespace(**{**vars(subprocess), "Popen": forked.Worker})
-    monkeypatch.setattr(sys.modules[sweep.__module__], "subprocess", names)
+    monkeypatch.setattr(processes, "subprocess", names)
 
 
 @pytest.fixture

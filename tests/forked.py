@@ -39,7 +39,7 @@ STEPS = 3
 
 @dataclass
 class Done:
-    """What each rank of a script printed, and the largest of their exit codes."""
+    """The output of each rank of a script, and the largest of their exit codes."""
 
     returncode: int
     by_rank: list[str]
@@ -93,18 +93,23 @@ class Ranks:
 
     @property
     def returncode(self) -> int:
-        return max(abs(process.exitcode) for process in self._processes)
+        return max(map(abs, self._codes()))
+
+    def _codes(self) -> list[int | None]:
+        return [process.exitcode for process in self._processes]
 
     def end_within(self, seconds: float) -> bool:
         """Wait for all, end those that are late, and return whether there was none."""
         end = time.monotonic() + seconds
         for process in self._processes:
             process.join(max(0, end - time.monotonic()))
-        late = [process for process in self._processes if process.is_alive()]
-        for process in late:
-            process.kill()
-            process.join()
-        return not late
+        in_time = True
+        for process in self._processes:
+            if process.is_alive():
+                in_time = False
+                process.kill()
+                process.join()
+        return in_time
 
 
 class Worker(Ranks):
@@ -112,13 +117,16 @@ class Worker(Ranks):
     step they time STEPS."""
 
     def __init__(self, command, *, stdout, env, **streams) -> None:
-        *launcher, _, folder = command
-        ranks = next((int(word[-1]) for word in launcher if "--nproc-per-node" in word), 1)
+        ranks = 1
+        for word in command:
+            if word.startswith("--nproc-per-node="):
+                ranks = int(word.partition("=")[2])
+        folder = command[-1]
         super().__init__(_work, (Path(folder),), env, [stdout.name] * ranks)
 
     def poll(self) -> int | None:
         """Return the exit code once all have ended; one that failed ends the others."""
-        codes = [process.exitcode for process in self._processes]
+        codes = self._codes()
         if any(codes):
             self.terminate()
         if None in codes:

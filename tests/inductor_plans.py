@@ -23,7 +23,7 @@ NO_KERNEL = ("torch.ops.aten.view", "torch.ops.aten.reshape", "torch.ops.aten.as
 
 @dataclass(frozen=True)
 class Calls:
-    """What the generated code of one graph calls: kernels of Inductor's own, by name, and of
+    """The calls in the generated code of one graph: kernels of Inductor's own, by name, and of
     libraries, of which some are an attention."""
 
     backward: bool

@@ -26,7 +26,9 @@ def write(root: Path, device="nvidia-h200", **sections) -> Path:
     """
     run = RUN.format(device)
     for name, rows in sections.items():
-        made = [{"status": "ok", "run": run, **row} for row in rows]
+        made = []
+        for row in rows:
+            made.append({"status": "ok", "run": run, **row})
         _write(Path(root) / "measured" / name / f"{device}.csv", SECTIONS[name].columns, made)
     known = dict.fromkeys(runs.COLUMNS, "") | {
         "run": run, "started": "2026-11-21T00:00:00Z", "device": device, "n_devices": 1,

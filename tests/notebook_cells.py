@@ -2,6 +2,7 @@
 
 import csv
 import json
+import operator
 from types import SimpleNamespace
 
 from a2lib.lab.sections import COMMON, SECTIONS
@@ -27,15 +28,18 @@ def run_cells(name, added=None, **parameters):
 def committed_keys(table, device="nvidia-h200"):
     """Return the keys of the committed rows of `table`, as they are stored."""
     path = ROOT / "data" / "measured" / table / f"{device}.csv"
+    columns = operator.itemgetter(*SECTIONS[table].key)
     with open(path, newline="", encoding="utf-8") as file:
-        return {tuple(row[c] for c in SECTIONS[table].key) for row in csv.DictReader(file)}
+        return set(map(columns, csv.DictReader(file)))
 
 
 def stored_keys(table, keys):
     """Return `keys` of `table` as they are stored; each must have the key columns and no other."""
-    columns = SECTIONS[table].key
-    assert all(set(key) == set(columns) for key in keys)
-    return {tuple(format_value(c, key[c]) for c in columns) for key in keys}
+    stored = set()
+    for key in keys:
+        assert set(key) == set(SECTIONS[table].key)
+        stored.add(tuple(format_value(column, key[column]) for column in SECTIONS[table].key))
+    return stored
 
 
 def fits(row, section):
@@ -45,9 +49,13 @@ def fits(row, section):
 
 def identities(table, tasks):
     """Return the keys of `tasks` as `table` stores them; none may be asked for twice."""
-    asked = [table.identify(key) for task in tasks for key in task]
-    assert len(asked) == len(set(asked))
-    return set(asked)
+    asked = set()
+    for task in tasks:
+        for key in task:
+            identity = table.identify(key)
+            assert identity not in asked
+            asked.add(identity)
+    return asked
 
 
 def _run(name, parameters, only=(), added=None):

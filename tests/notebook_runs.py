@@ -32,9 +32,11 @@ def copy_package(root):
 
 def environment(root, **changes):
     """That of a reader whose repository is ``root``."""
-    names = ("TRITON_INTERPRET", "A2LIB_DATA", "PYTHONWARNINGS")
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    return {**kept, "PYTHONPATH": str(root / "src"), **changes}
+    found = {**os.environ, "PYTHONPATH": str(root / "src"), **changes}
+    for name in ("TRITON_INTERPRET", "A2LIB_DATA", "PYTHONWARNINGS"):
+        if name not in changes:
+            found.pop(name, None)
+    return found
 
 
 def run(root, command, *, ends=0, cwd=None, env=None, **streams):
@@ -51,7 +53,10 @@ def shown_on(leader):
     """All that was shown on a terminal until its last process has gone."""
     shown = b""
     with contextlib.suppress(OSError):  # Linux says so then
-        while piece := os.read(leader, 65536):
+        while True:
+            piece = os.read(leader, 65536)
+            if not piece:
+                break
             shown += piece
     os.close(leader)
     return shown.decode(errors="replace")

@@ -9,7 +9,7 @@ def write_program(path, text):
 
 
 def printed(child, seconds=120):
-    """What one that the fixture ``python`` has started has printed, once it has ended well."""
+    """Return what a child of the fixture ``python`` has printed, once it has ended well."""
     out, errors = child.communicate(timeout=seconds)
     assert child.returncode == 0, errors[-3000:]
     return out

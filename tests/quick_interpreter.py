@@ -37,7 +37,8 @@ def _patch_the_language_once():
     patch, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
 
     def patch_once(fn):
-        if (seen := _languages(fn)) in patched:
+        seen = _languages(fn)
+        if seen in patched:
             return interpreter._LangPatchScope()
         patched.add(seen)
         return patch(fn)

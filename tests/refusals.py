@@ -16,9 +16,12 @@ def refused(words, call, *given, error=ValueError, **named):
 
 
 def refused_command(main, arguments, capsys):
-    """``main(arguments)`` ends with exit code 2, nothing printed but one line of an error; it."""
+    """``main(arguments)`` ends with exit code 2, nothing printed but how it is used and one line of
+    an error; that line."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     out, errors = capsys.readouterr()
-    assert (ended.value.code, out, errors.count("\n")) == (2, "", 1), errors
-    return errors.removesuffix("\n")
+    assert (ended.value.code, out) == (2, ""), errors
+    usage, line = errors.splitlines()
+    assert usage.startswith("usage: ")
+    return line

@@ -7,8 +7,8 @@ PHONE = 342  # px that a figure is wide there
 
 
 def texts(chart) -> list[str]:
-    """What is written in a chart, in order."""
-    return [w.strip() for w in re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())]
+    """Return the texts of a chart, in order."""
+    return list(map(str.strip, re.findall(r"<text[^>]*>([^<]*)</text>", chart._repr_svg_())))
 
 
 def smallest_text(svg: str) -> float:
@@ -18,25 +18,34 @@ def smallest_text(svg: str) -> float:
     return min(map(float, sizes)) * PHONE / width if sizes else float("inf")
 
 
+def parts_of(colour: str) -> list[float]:
+    """Red, green and blue of a colour #rrggbb, from 0 to 1."""
+    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+
+
 def on_a_dark_page(colour: str) -> str:
     """A colour #rrggbb after the filter of custom.css: invert(0.93) hue-rotate(180deg)."""
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    r, g, b = (0.93 - 0.86 * part for part in parts)
+    r, g, b = [0.93 - 0.86 * part for part in parts_of(colour)]
     turned = (
         -0.574 * r + 1.43 * g + 0.144 * b,
         0.426 * r + 0.43 * g + 0.144 * b,
         0.426 * r + 1.43 * g - 0.856 * b,
     )
-    return "#" + "".join(f"{round(255 * min(max(part, 0), 1)):02x}" for part in turned)
+    text = "#"
+    for part in turned:
+        text += f"{round(255 * min(max(part, 0), 1)):02x}"
+    return text
+
+
+def luminance(colour: str) -> float:
+    linear = []
+    for part in parts_of(colour):
+        linear.append(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+    r, g, b = linear
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
 
 def contrast(one: str, other: str) -> float:
     """Contrast ratio of two #rrggbb colours, by WCAG 2: 1 for equal ones, 21 at most."""
-
-    def luminance(colour):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
     low, high = sorted([luminance(one), luminance(other)])
     return (high + 0.05) / (low + 0.05)

@@ -5,11 +5,13 @@ from pathlib import Path
 
 
 def until(found, seconds=60):
-    """What ``found()`` gives, as soon as that is true, or after so many seconds."""
+    """Return what ``found()`` gives, as soon as that is true, or after so many seconds."""
     end = time.monotonic() + seconds
-    while not (value := found()) and time.monotonic() < end:
+    while True:
+        value = found()
+        if value or time.monotonic() > end:
+            return value
         time.sleep(0.05)
-    return value
 
 
 def is_alive(pid):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import os
 import re
 from pathlib import Path
 
@@ -50,26 +49,19 @@ def name_version(_app, config) -> None:
 
 
 def describe(app, page, _template, context, doctree) -> None:
-    """Put a description and the tags of a preview into the page's head.
-
-    The address and the picture of a preview must be absolute: they are given if `a2lib_address`, by
-    default $A2LIB_ADDRESS, says where the book is published.
-    """
+    """Put a description and the tags of a preview into the page's head."""
     if doctree is None:
         return
     text = app.env.metadata.get(page, {}).get("description") or first_sentences(doctree)
-    title = called(app, page)
-    tags = {"og:title": title, "og:type": "article", "og:site_name": app.config.html_title,
-            "og:description": text}  # fmt: skip
-    address = app.config.a2lib_address.rstrip("/")
-    if address:
-        tags |= {"og:url": f"{address}/{page}.html",
-                 "og:image": f"{address}/_static/flash-e2e.png"}  # fmt: skip
+    tags = {
+        "og:title": called(app, page),
+        "og:type": "article",
+        "og:site_name": app.config.html_title,
+        "og:description": text,
+    }
     lines = [f'<meta name="description" content="{html.escape(text)}" />']
-    if address:
-        lines.append('<meta name="twitter:card" content="summary_large_image" />')
-    lines += [f'<meta property="{name}" content="{html.escape(value)}" />'
-              for name, value in tags.items()]  # fmt: skip
+    for name, value in tags.items():
+        lines.append(f'<meta property="{name}" content="{html.escape(value)}" />')
     context["metatags"] = context.get("metatags", "") + "\n".join(lines)
 
 
@@ -129,7 +121,6 @@ def setup(app) -> dict:
     parts = ("records", "tables", "search", "cells", "measure", "api", "references")
     for part in parts:
         app.setup_extension(f"a2lib_{part}")
-    app.add_config_value("a2lib_address", os.environ.get("A2LIB_ADDRESS", ""), "html")
     app.add_js_file("page.js", loading_method="defer")
     app.connect("config-inited", drop_thebe, priority=1)
     app.connect("config-inited", add_pages_folder, priority=900)

@@ -1,5 +1,6 @@
 """Time a training step of the course's Transformer: `python -m a2lib.benchmark --help`."""
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -7,8 +8,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from a2lib.checks import check_name
-from a2lib.command import Parser, Whole, add_name, add_number, output
 from a2lib.lab import steps
 from a2lib.lab.device import device_kind
 from a2lib.lab.failures import classify
@@ -34,28 +33,34 @@ SHAPE = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 RANGES = ("none", "phases", "modules")
 
 
-def parser() -> Parser:
+def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    command = Parser(prog="python -m a2lib.benchmark", description=DESCRIPTION, epilog=EPILOG)
-    add_name(command, "--size", f"{', '.join(MODELS)}", "small")
+    command = argparse.ArgumentParser(
+        prog="python -m a2lib.benchmark",
+        usage="%(prog)s [options]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = command.add_argument
+    add("--size", default="small", help=f"{', '.join(MODELS)} (%(default)s)")
     for name in SHAPE:
-        option = f"--{name.replace('_', '-')}"
-        add_number(command, option, Whole(1, 2**22), "in place of the size's own")
-    add_number(command, "--context", Whole(1, 2**20), "tokens in a sequence", 512)
-    add_number(command, "--batch", Whole(1, 2**16), "sequences in a batch", 4)
-    add_name(command, "--mode", ", ".join(steps.PHASES), "train-step")
-    add_number(command, "--warmup", Whole(0, 10**5), "steps before those that count", 5)
-    add_number(command, "--steps", Whole(1, 10**5), "steps that count", 10)
-    add_name(command, "--precision", ", ".join(steps.PRECISIONS), "fp32")
-    add_name(command, "--attention", "eager, flash (this library's), or one of PyTorch's", "eager")
-    add_name(command, "--compile", "torch.compile: none, each of the blocks, the model", "none")
-    words = "replay the step from a CUDA graph: the GPU's own time"
-    command.add_argument("--capture", action="store_true", help=words)
-    add_name(command, "--checkpointing", "none, block, segments:k, nested:k, selective:ops", "none")
-    words = "NVTX ranges, and the profiler on for the steps that count: none, phases, modules"
-    add_name(command, "--nvtx", words, "none")
-    add_number(command, "--seed", Whole(0, 2**63 - 1), "of weights and batch", 0)
-    command.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+        add(f"--{name.replace('_', '-')}", type=int, help="in place of the size's own")
+    add("--context", type=int, default=512, help="tokens in a sequence (%(default)s)")
+    add("--batch", type=int, default=4, help="sequences in a batch (%(default)s)")
+    add("--mode", default="train-step", help=f"{', '.join(steps.PHASES)} (%(default)s)")
+    add("--warmup", type=int, default=5, help="steps before those that count (%(default)s)")
+    add("--steps", type=int, default=10, help="steps that count (%(default)s)")
+    add("--precision", default="fp32", help=f"{', '.join(steps.PRECISIONS)} (%(default)s)")
+    add("--attention", default="eager", help="eager, flash (this library's), or one of PyTorch's")
+    add("--compile", default="none", help="torch.compile: none, each of the blocks, the model")
+    add("--capture", action="store_true", help="replay a CUDA graph: the GPU's own time")
+    strategies = "none, block, segments:k, nested:k, selective:ops (%(default)s)"
+    add("--checkpointing", default="none", help=strategies)
+    ranges = "NVTX ranges, and the profiler on for the steps that count (%(default)s)"
+    add("--nvtx", default="none", choices=RANGES, help=ranges)
+    add("--seed", type=int, default=0, help="of weights and batch (%(default)s)")
+    add("--json", action="store_true", help="one line of JSON instead of a table")
     return command
 
 
@@ -66,13 +71,16 @@ def parse(arguments: Sequence[str] | None):
     from a2lib.model import causal_attention
     from a2lib.model.checkpointing import strategy
 
-    sizes = {name: getattr(options, name) for name in SHAPE if getattr(options, name)}
+    sizes = {}
+    for name in SHAPE:
+        size = getattr(options, name)
+        if size is not None:
+            sizes[name] = size
     try:
         shape = dataclasses.replace(named_size(options.size, MODELS), **sizes)
         config = steps.StepConfig.of({**vars(options), "model": shape})
         causal_attention(config.attention)
         strategy(config.checkpointing, shape.num_layers)
-        check_name("nvtx", options.nvtx, RANGES)
     except ValueError as error:
         command.error(str(error))
     is_plain = config.compile == config.checkpointing == "none" and not config.capture
@@ -102,13 +110,16 @@ def measure(options, config: steps.StepConfig) -> tuple[list, list]:
         step = steps.TrainingStep(config, device_kind(), options.seed)
         if options.nvtx == "modules":
             annotate(step.model, within)
-        before = max(options.warmup, config.capture)  # a capture needs one
-        warmup = [steps.timed(step) for _ in range(before)]
+        warmup, counted = [], []
+        for _ in range(max(options.warmup, config.capture)):  # a capture needs one
+            warmup.append(steps.timed(step))
         if config.capture:
             step = steps.captured(step)
         if options.nvtx != "none":
             stack.enter_context(torch.cuda.profiler.profile())
-        return warmup, [steps.timed(step, ranges_of(number)) for number in range(options.steps)]
+        for number in range(options.steps):
+            counted.append(steps.timed(step, ranges_of(number)))
+        return warmup, counted
 
 
 def table(counted: list[steps.StepTimes]) -> str:
@@ -117,8 +128,10 @@ def table(counted: list[steps.StepTimes]) -> str:
     for name in counted[0].ms if counted else ():
         ms = [times.ms[name] for times in counted]
         deviation = statistics.stdev(ms) if len(ms) > 1 else 0.0
-        cells = (statistics.fmean(ms), deviation, statistics.median(ms), min(ms), max(ms))
-        lines.append(f"{name:<10}" + "".join(f"{cell:11.3f}" for cell in cells))
+        line = f"{name:<10}"
+        for number in (statistics.fmean(ms), deviation, statistics.median(ms), min(ms), max(ms)):
+            line += f"{number:11.3f}"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -139,16 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     peak = torch.cuda.max_memory_allocated()  # 0 on a CPU
-    with output():
-        if options.json:
-            answer = {"status": status, "note": note, "peak_bytes": peak}
-            answer["warmup"] = [dataclasses.asdict(times) for times in warmup]
-            answer["steps"] = [dataclasses.asdict(times) for times in counted]
-            print(json.dumps(answer))
-        else:
-            print(f"{parameter_count(config.shape):,} parameters, {config}")
-            print(table(counted))
-            print(f"{status} {note}", f"peak memory {peak / 1e9:.2f} GB" if peak else "")
+    if options.json:
+        answer = {"status": status, "note": note, "peak_bytes": peak}
+        answer["warmup"] = list(map(dataclasses.asdict, warmup))
+        answer["steps"] = list(map(dataclasses.asdict, counted))
+        print(json.dumps(answer))
+    else:
+        print(f"{parameter_count(config.shape):,} parameters, {config}")
+        print(table(counted))
+        print(f"{status} {note}", f"peak memory {peak / 1e9:.2f} GB" if peak else "")
     return 0
 
 

@@ -1,30 +1,17 @@
 """The course's leaderboard of 2026: a training step of an 8B model on two GPUs, 32,768 tokens each.
 
-    torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard
-    torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard --way recomputed
-    torchrun --standalone --nproc-per-node 1 -m a2lib.leaderboard --num-layers 8
-    torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard --size tiny
-
-The first takes the fastest way with masters in fp32 and no FP8, the second PyTorch's parts, the
-third a part of the model on one GPU, the last runs without a GPU.
 ``LADDER`` has the ways to take the step, of which each changes one thing of the one before.
-``Training`` is the step, ``plan`` decides what each block keeps, ``measure`` times the step as
-triton.testing.do_bench does: 30 s of steps after a warm-up of 10 s, the L2 cache cleared before
-each, of the slower rank; on the CPU a hundredth of that, by the host's clock. The counts of steps
-are the same on every rank, since steps are paired by the ranks' collectives. The learning rate is
-0. The compilers' caches are empty at first, and ready is the end of the first step from there.
+``Training`` is the step, ``plan`` decides what each block keeps. notebooks/leaderboard.ipynb times
+it; the fastest way with masters in fp32 and no FP8, on two GPUs, and a trial without any are
+
+    papermill notebooks/leaderboard.ipynb -p ways own_copies
+    papermill notebooks/leaderboard.ipynb -p model tiny
 """
 
-import contextlib
-import dataclasses
 import gc
-import json
 import math
-import os
 import statistics
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
@@ -35,19 +22,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from a2lib.activations import CHUNK, PRODUCTS, BlockPlan
-from a2lib.command import Parser, Whole, add_name, add_number, output
-from a2lib.lab import Timing, inductor, memory, synchronize
-from a2lib.lab.device import device_kind
-from a2lib.lab.timing import Clock, Mark, RankTimes, meet
+from a2lib.lab import memory, synchronize
+from a2lib.lab.timing import Mark
 from a2lib.lab.training import fully_sharded
-from a2lib.lab.worker import join_group
 from a2lib.model import TransformerLM, cross_entropy
 from a2lib.model.fp8 import use_fp8
 from a2lib.model.layers import IGNORED
 from a2lib.model.offload import LEAST, Mover, PlannedBlocks
 from a2lib.parallel import FSDP
 from a2lib.parallel.group import everyone, local
-from a2lib.shapes import MODELS, Shape, named_size
+from a2lib.shapes import Shape
 from a2lib.theory.memory.keeping import (
     block_always,
     block_results,
@@ -55,7 +39,7 @@ from a2lib.theory.memory.keeping import (
     fp8_bytes,
     working_bytes,
 )
-from a2lib.theory.transformer import forward_flops_by_part, parameter_count, step_flops
+from a2lib.theory.transformer import forward_flops_by_part
 
 
 @dataclass(frozen=True)
@@ -98,14 +82,11 @@ LADDER = {
     "fp8_ffn": Way("a2lib", "fused", "moved", "flash", "copy_engines", ffn="fp8"),
     "bf16_states": Way("torch", "fused", "fitting", "flash", states="bf16"),
 }
-SIZE, BATCH = "8B", 1
+SIZE = "8B"
 CONTEXT = {"cuda": 32_768, "cpu": 32}
 ATTENTION = {"cuda": "sdpa_cudnn", "cpu": "sdpa_flash"}
 DTYPE = {"cuda": "bf16", "cpu": "fp32"}
 COMPILER = {"cuda": "inductor", "cpu": "aot_eager"}
-WARMUP_MS, REP_MS = 10_000, 30_000
-# Of do_bench: steps for its estimate. And steps that are looked at by phase.
-ESTIMATED, MARKED = 5, 2
 # Operations a second that the plan assumes. The choice of products does not depend on it; how much
 # a block may send does, by the time its forward takes.
 FLOPS = {"cuda": 700e12, "cpu": 1e9}
@@ -146,12 +127,6 @@ class Step:
     @property
     def element_bytes(self) -> int:
         return 2 if self.dtype == "bf16" else 4
-
-    @property
-    def flops(self) -> int:
-        """Operations that a rank's step needs: the model's, by forward and backward, causal
-        attention half, and nothing that is computed again."""
-        return step_flops(self.shape, self.batch, self.context, causal=True)
 
     def working_bytes(self) -> int:
         """Return the most bytes at the peak beside states and what blocks keep."""
@@ -344,59 +319,6 @@ def link_rate(device: str) -> float:
     return LINK_SHARE * LINK_BYTES / (first.ms_until(last) / 1e3)
 
 
-def measure(
-    step: Step,
-    device: str,
-    seed: int,
-    *,
-    warmup_ms: int = WARMUP_MS,
-    rep_ms: int = REP_MS,
-    say: Callable[[str], object] = lambda moment: None,
-) -> tuple[Timing, dict[str, object], Training]:
-    """Return the time of a step, the slowest rank's; the other columns of the table
-    ``leaderboard``; and the training, for more of it. Collective.
-
-    ``ms_ready`` runs from nothing to the end of the first step: it is that of empty caches of the
-    compilers within ``empty_caches``. ``say`` is told what comes next.
-    """
-    if device == "cuda":
-        # Blocks of several sizes come and go, and nearly all memory is used.
-        memory.expandable_segments(True)
-    meet(device)
-    say("the model, and the first step")
-    begin = time.perf_counter()
-    training = Training(step, device, dist.get_rank(), seed, plans_of(step, device))
-    training.step()
-    synchronize(device)
-    row: dict[str, object] = {"ms_ready": max(everyone(1e3 * (time.perf_counter() - begin)))}
-    say("phases")
-    row |= loss_and_norm(training)
-    row |= phases(training)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    say("warm-up and timed steps")
-    by_rank = everyone(board(training.step, device, warmup_ms, rep_ms))
-    if device == "cuda":
-        row["allocated_bytes"] = max(everyone(torch.cuda.max_memory_allocated()))
-        row["reserved_bytes"] = max(everyone(torch.cuda.memory_reserved()))
-    row["products_again"] = training.products_again()
-    row["host_bytes"] = training.mover.moved_bytes if training.mover else 0
-    return RankTimes(by_rank).slowest, row, training
-
-
-def board(step: Callable[[], object], device: str, warmup_ms: int, rep_ms: int) -> list[float]:
-    """Return this rank's milliseconds of each step, as ``do_bench`` takes them; collective. On the
-    CPU a hundredth of them by the host's clock."""
-    clock = Clock(device)
-    if device == "cpu":
-        warmup_ms, rep_ms = warmup_ms // 100, rep_ms // 100
-    clock.samples(step, 1)
-    estimate = max(everyone(statistics.fmean(clock.samples(step, ESTIMATED))))
-    for _ in range(max(1, int(warmup_ms / estimate))):
-        step()
-    return clock.samples(step, max(1, int(rep_ms / estimate)))
-
-
 def loss_and_norm(training: Training) -> dict[str, float]:
     """Return the mean loss of the ranks and the norm of all gradients, of one step; collective."""
     norms = []
@@ -408,120 +330,3 @@ def loss_and_norm(training: Training) -> dict[str, float]:
 
     losses = everyone(training.step(phase).item())
     return {"loss": statistics.fmean(losses), "gradient_norm": norms[0]}
-
-
-def phases(training: Training) -> dict[str, float]:
-    """Return the milliseconds of each phase, the slowest rank's median of a few steps, and on a GPU
-    the bytes that forward and loss leave for the backward; collective."""
-    device = training.device
-    marks: dict[str, list[tuple[Mark, Mark]]] = {}
-    kept: list[int] = []
-
-    @contextlib.contextmanager
-    def phase(name: str) -> Iterator[None]:
-        begin = Mark(device)
-        yield
-        marks.setdefault(name, []).append((begin, Mark(device)))
-        if name == "forward":
-            kept.append(memory.allocated_bytes(device) - entry)
-
-    for _ in range(MARKED):
-        meet(device)
-        entry = memory.allocated_bytes(device)
-        training.step(phase)
-        synchronize(device)
-    row = {}
-    for name, pairs in marks.items():
-        median = statistics.median(begin.ms_until(end) for begin, end in pairs)
-        row[f"ms_{name}"] = max(everyone(median))
-    if device == "cuda":
-        row["kept_bytes"] = max(everyone(max(kept)))
-    return row
-
-
-@contextlib.contextmanager
-def empty_caches() -> Iterator[None]:
-    """Within it this rank's compilers begin with nothing on disk or in the process."""
-    with inductor.empty_folder() as folder, inductor.caches_in(folder):
-        yield
-
-
-def parser() -> Parser:
-    program = "torchrun --standalone --nproc-per-node 2 -m a2lib.leaderboard"
-    parser = Parser(prog="a2lib.leaderboard", usage=f"{program} [options]", description=__doc__)
-    add_name(
-        parser,
-        "--way",
-        f"one of {', '.join(LADDER)} (the last that runs here with fp32 masters and no FP8)",
-    )
-    add_name(parser, "--size", ", ".join(MODELS), SIZE)
-    add_number(parser, "--num-layers", Whole(1, 10**4), "blocks, in place of the size's own")
-    tokens = f"tokens in a sequence ({CONTEXT['cuda']} on GPUs, {CONTEXT['cpu']} without)"
-    add_number(parser, "--context", Whole(1, 2**20), tokens)
-    add_number(parser, "--batch", Whole(1, 2**16), "sequences of a rank", BATCH)
-    add_number(parser, "--seed", Whole(0, 2**63 - 1), "of weights and batches", 0)
-    return parser
-
-
-def parse(arguments: Sequence[str], device: str) -> tuple[str, Step, int]:
-    """Return the name of the way, the step and the seed; SystemExit for what cannot be on
-    ``device``."""
-    command = parser()
-    options = command.parse_args(arguments)
-    here = [name for name, way in LADDER.items() if device == "cuda" or way.attention != "flash"]
-    exact = []
-    for each in here:
-        if LADDER[each].states == "fp32" and LADDER[each].ffn == "bf16":
-            exact.append(each)
-    name = options.way or exact[-1]
-    if name not in here:
-        where = " without a GPU" if name in LADDER else ""
-        command.error(f"way {name!r}: allowed{where} are {', '.join(here)}")
-    try:
-        shape = named_size(options.size, MODELS)
-    except ValueError as error:
-        command.error(str(error))
-    shape = dataclasses.replace(shape, num_layers=options.num_layers or shape.num_layers)
-    context = options.context or CONTEXT[device]
-    step = Step(LADDER[name], shape, options.batch, context, ATTENTION[device], DTYPE[device])
-    least = 16 * parameter_count(shape)  # masters, gradients and two moments, of all ranks
-    if device == "cpu" and least > memory.available_bytes():  # which would swap, or be killed
-        command.error(f"a step takes {least / 1e9:.0f} GB at least; allowed is what fits")
-    return name, step, options.seed
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure in the ranks that torchrun has started; rank 0 prints."""
-    begun = time.monotonic()
-    device = device_kind()
-    arguments = sys.argv[1:] if arguments is None else arguments
-    first = os.environ.get("RANK", "0") == "0"
-    with nullcontext() if first else contextlib.redirect_stderr(None):
-        name, step, seed = parse(arguments, device)
-        if "LOCAL_RANK" not in os.environ:
-            parser().error("start it by torchrun, as --help shows")
-        local_rank = int(os.environ["LOCAL_RANK"])
-        if device == "cuda" and local_rank >= torch.cuda.device_count():
-            gpus = torch.cuda.device_count()
-            parser().error(f"--nproc-per-node: allowed are 1 to {gpus}, the GPUs here")
-    if device == "cuda":
-        torch.cuda.set_device(local_rank)
-    join_group(device)
-
-    def say(moment: str) -> None:
-        if first:
-            seconds = time.monotonic() - begun
-            print(f"{name}: {seconds:.0f} s: {moment}", file=sys.stderr, flush=True)
-
-    with empty_caches():
-        timing, row, _ = measure(step, device, seed, say=say)
-    if first:
-        row = {"way": name, "ranks": dist.get_world_size(), **dataclasses.asdict(timing), **row}
-        row |= {"tflops": step.flops / timing.ms / 1e9, "parameters": parameter_count(step.shape)}
-        with output():
-            print(json.dumps(row, indent=1))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

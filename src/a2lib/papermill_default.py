@@ -9,9 +9,8 @@ path `build/runs/<name>.ipynb`. It does so only where the notebook is one of thi
 notebook has run, its tables are shown in the terminal.
 
 A name that is no parameter of the notebook is refused before a kernel starts. SIGTERM and SIGHUP
-end a run as Ctrl-C does, kernel and all, an interrupted run says what is kept, an error that the
-notebook tells in one line is shown as that line, and a run that `make` started ends when make is
-gone.
+end a run as Ctrl-C does, kernel and all, an interrupted run says what is kept, and an error that
+the notebook tells in one line is shown as that line.
 """
 
 import atexit
@@ -20,8 +19,6 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -30,9 +27,6 @@ import click
 from a2lib.errors import none_of
 from a2lib.paths import ROOT, TERMINAL, runs_dir
 
-# The process that this one is to end with.
-PARENT = "A2LIB_PARENT"
-PARENT_POLL_S = 0.5
 SHOWN_LINES = 24  # of a table in the terminal
 OTHERS = "; shown are "  # what a cell prints before rows that nobody asked for, as Table.shown does
 _stopped: list[int] = []  # the signals that stopped this process
@@ -162,9 +156,6 @@ def heed_signals() -> None:
         # Where a sweep shows how far it is.
         os.environ.setdefault(TERMINAL, os.ttyname(sys.stderr.fileno()))
         keep_for_this_process()
-    parent = os.environ.pop(PARENT, "")
-    if parent.isdigit():
-        threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
 
 
 def keep_for_this_process() -> None:
@@ -200,12 +191,6 @@ def _say_what_is_kept() -> None:
         )
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def say(message: str) -> None:
     """Print a message that is not empty on standard error, if there is one."""
     if message and _terminal and _stopped:
@@ -220,25 +205,40 @@ def modified(path: Path | None) -> int | None:
 
 
 def results(notebook: dict) -> str:
-    """The tables of an executed notebook as text, and what its last code cell printed: papermill
-    shows neither, and a notebook ends by saying where its rows are. Of a long table only the first
-    lines; of rows that this run did not ask for none."""
-    outputs = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    """Return the tables of an executed notebook as text, and what its last code cell printed:
+    papermill shows neither, and a notebook ends by saying where its rows are. Of a long table only
+    the first lines; of rows that this run did not ask for none."""
     said = []
-    asked = [of_cell for of_cell in outputs if OTHERS not in printed(of_cell)]
-    for data in (output.get("data", {}) for of_cell in asked for output in of_cell):
-        if "text/html" in data:
-            lines = "".join(data["text/plain"]).splitlines()
-            more = len(lines) - SHOWN_LINES
-            rest = [f"... {more} more lines in the notebook"] if more > 0 else []
-            said.append("\n".join([*lines[:SHOWN_LINES], *rest]))
-    said.append(printed(outputs[-1] if outputs else []))
-    return "\n\n".join(part.strip() for part in said)
+    last = ""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        last = printed(cell["outputs"])
+        if OTHERS in last:
+            continue
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "text/html" in data:
+                said.append(cut("".join(data["text/plain"])))
+    return "\n\n".join(part.strip() for part in [*said, last])
+
+
+def cut(text: str) -> str:
+    """Return the first lines of a table, and how many more there are."""
+    lines = text.splitlines()
+    more = len(lines) - SHOWN_LINES
+    if more > 0:
+        lines[SHOWN_LINES:] = [f"... {more} more lines in the notebook"]
+    return "\n".join(lines)
 
 
 def printed(outputs: list[dict]) -> str:
     """Return what a cell of these outputs printed."""
-    return "".join("".join(output["text"]) for output in outputs if output.get("name") == "stdout")
+    text = ""
+    for output in outputs:
+        if output.get("name") == "stdout":
+            text += "".join(output["text"])
+    return text
 
 
 # papermill wants a handler from its entry point, and never calls it: no path has that prefix.

@@ -88,8 +88,8 @@ def resources(compiled):
 
 
 def loose_arrivals(ptx):
-    """How many arrivals at a barrier in shared memory, which one thread makes for its warpgroup,
-    follow the group's accesses there without all of it having met in between."""
+    """Count the arrivals at a barrier in shared memory, which one thread makes for its warpgroup,
+    that follow the group's accesses there without all of it having met in between."""
     found, loose = 0, False
     for op in re.findall(r"bar(?:rier)?\.sync|mbarrier\.arrive\.sh|(?:ld|st)(?:matrix|\.sh)", ptx):
         if op.startswith("mbarrier"):
@@ -110,7 +110,7 @@ def pass_of(d, causal, ragged, heads=1, dtype=torch.bfloat16, **options):
 
 
 def work_of(one, told, chosen):
-    """What `compile_step` is to be given of the chosen steps of a pass."""
+    """Return what `compile_step` is given of the chosen steps of a pass."""
     return [(told, step, one.tensors) for step in one.steps if chosen(step)]
 
 
@@ -154,9 +154,11 @@ def tiles_of_the_table(every):
 
 
 def gluon_work(every):
-    """What forms.py can launch of Gluon: how it is told apart, the step and its tensors; unless
-    every one is asked for, heads of 128 with a mask and a ragged end, and of 64 without: between
-    them each number of consumers, and programs that stay and that do not."""
+    """Return what forms.py can launch of Gluon: its name, the step and its tensors.
+
+    Unless every one is asked for, these are heads of 128 with a mask and a ragged end, and of 64
+    without: between them each number of consumers, and programs that stay and that do not.
+    """
     work = []
 
     def add(one, **told):

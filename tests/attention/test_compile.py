@@ -44,15 +44,16 @@ def everything():
 
 @pytest.fixture
 def compiled(everything):
-    found = [r for r in everything if "kernel" in r and "gluon" not in r]
-    assert {r["kernel"] for r in found} == {row.kernel for row in ROWS}
+    """Return the kernels of the tile table."""
+    found = list(filter(lambda told: "kernel" in told and "gluon" not in told, everything))
+    assert {told["kernel"] for told in found} == {row.kernel for row in ROWS}
     return found
 
 
 @pytest.fixture
 def gluon(everything):
-    found = [r for r in everything if "gluon" in r]
-    assert {r["kernel"] for r in found} == {"forward", "backward"}
+    found = list(filter(lambda told: "gluon" in told, everything))
+    assert {told["kernel"] for told in found} == {"forward", "backward"}
     return found
 
 

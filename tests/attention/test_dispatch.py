@@ -32,23 +32,6 @@ def test_forms(cell):
     assert (forward_form(one), backward_form(one)) == FORMS[cell]
 
 
-# On both sides of each limit of the backward.
-LIMITS = {
-    ("bf16", 33, 128, 64): "one_launch", ("bf16", 34, 128, 64): "two_sweeps",
-    ("bf16", 32, 256, 64): "query_chunks", ("bf16", 33, 256, 64): "two_sweeps",
-    ("bf16", 1, 8191, 64): "query_chunks", ("bf16", 1, 8192, 64): "hopper_chunks",
-    ("bf16", 65, 512, 64): "two_sweeps", ("bf16", 66, 512, 64): "one_sweep",
-    ("fp32", 64, 256, 64): "query_chunks", ("fp32", 65, 256, 64): "two_sweeps",
-    ("fp32", 65, 4095, 64): "two_sweeps", ("fp32", 65, 4096, 64): "query_chunks",
-    ("fp32", 16, 255, 128): "two_sweeps", ("fp32", 16, 256, 128): "two_terms",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("cell", LIMITS, ids=str)
-def test_limits_of_the_backward(cell):
-    assert backward_form(call(*cell)) == LIMITS[cell]
-
-
 def test_grouped_keys_run_hopper_where_there_are_as_many_programs():
     assert backward_form(call(kv_heads=8)) == "two_sweeps"
     assert backward_form(call(kv_heads=16, heads=32)) == "one_sweep"

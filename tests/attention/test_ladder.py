@@ -45,7 +45,7 @@ def test_the_rungs_differ_in_their_kernels_and_tiles_as_they_say(monkeypatch):
 
 
 def test_each_rung_of_hopper_takes_one_technique_away():
-    """Of what the table chooses at the leaderboard's shape and at one head, on a Hopper GPU."""
+    """The table is asked at the leaderboard's shape and at one head, on a Hopper GPU."""
     board = dispatch.Call("bf16", 1, 16, 16, 16384, 16384, 128, True)
     few = board._replace(heads=1, kv_heads=1, n_queries=4096, n_keys=4096)
 

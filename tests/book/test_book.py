@@ -36,7 +36,8 @@ def test_every_picture_exists_and_has_a_description_and_a_figure_its_number(book
             if image.find_parent("article"):
                 # Without a description docutils puts the address there.
                 assert image.get("alt") and image["alt"] not in source, where
-            if figure := image.find_parent("figure"):
+            figure = image.find_parent("figure")
+            if figure:
                 pictures += 1
                 assert len(image.get("alt", "")) > 40, where
                 assert figure.find(class_="caption-number"), where
@@ -78,7 +79,7 @@ def addresses(html):
 
 
 def urls(css):
-    """What a style sheet loads."""
+    """Return the addresses that a style sheet loads."""
     css = re.sub(r"/\*.*?\*/", "", css, flags=re.S)
     imported = re.findall(r"@import\s+['\"]([^'\"]+)", css)
     return imported + re.findall(r"url\(\s*['\"]?([^'\")]+)", css)
@@ -128,7 +129,7 @@ def test_every_head_of_a_table_says_what_it_heads(book):
     assert heads > 100
 
 
-def test_a_page_says_what_it_holds_and_names_no_address_it_does_not_have(book):
+def test_a_page_says_what_it_holds(book):
     said = set()
     for page in book.pages():
         if page.name in ("search.html", "genindex.html"):
@@ -139,7 +140,6 @@ def test_a_page_says_what_it_holds_and_names_no_address_it_does_not_have(book):
         assert len(found["description"]) > 40 and found["og:description"] == found["description"]
         assert found["og:title"] and found["og:site_name"].startswith("a2lib")
         assert not re.search(r"\b(?:19|20)\d\d\]", found["description"]), page.name
-        assert "og:url" not in found and "og:image" not in found
         said.add(found["description"])
     assert len(said) >= 6
 

@@ -1,5 +1,6 @@
 """Every form of the Gluon kernels on a Hopper GPU, at lengths on and beside the edges of tiles."""
 
+import functools
 import random
 
 import attention_compare as compare
@@ -75,7 +76,7 @@ def test_forms_of_the_forward(form, head_dim, is_causal, monkeypatch):
         groups = (1,) if i % 2 else (2, 3)
         (q, k, v, do), layout = compare.random_problem(draw, head_dim, dtype, groups)
         truth = in_float64(q, k, v, do, is_causal)["o"]
-        q, k, v = [compare.laid_out(x, layout) for x in (q, k, v)]
+        q, k, v = map(functools.partial(compare.laid_out, layout=layout), (q, k, v))
         for _ in range(3):
             with poison():
                 o = flash_attention(q, k, v, is_causal=is_causal)
@@ -94,7 +95,7 @@ def test_rows_whose_maximum_grows_from_block_to_block(form, head_dim, is_causal,
     n = 1300
     steps = torch.linspace(1, 0.02, n, device="cuda")[:, None]
     for dtype, tolerance in TOLERANCE.items():
-        q, k, v, do = (torch.randn(2, n, head_dim, device="cuda", dtype=dtype) for _ in range(4))
+        q, k, v, do = torch.randn(4, 2, n, head_dim, device="cuda", dtype=dtype)
         some_rows = (torch.rand(n, 1, device="cuda") < 0.02).to(dtype)
         for size in (1, 10, 60):
             for rows in (torch.ones_like(some_rows), some_rows, 1 - some_rows):

@@ -9,6 +9,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 TINY = {"model": "tiny", "context": 128}
 
 
+def smaller(task, sizes):
+    """Return a task's keys with these sizes in place of their own."""
+    return [{**key, **sizes} for key in task]
+
+
 @pytest.fixture
 def cells(tmp_path, monkeypatch):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
@@ -17,7 +22,10 @@ def cells(tmp_path, monkeypatch):
 
 def test_a_captured_case_has_the_whole_step_alone(cells):
     case = {**cells.PLAIN, **TINY, "capture": True, "warmup": 3}
-    rows = list(cells.measure([{**case, "phase": phase} for phase in cells.phases(case)]))
+    keys = []
+    for phase in cells.phases(case):
+        keys.append({**case, "phase": phase})
+    rows = list(cells.measure(keys))
     assert [row["phase"] for row in rows] == ["step", "wall"]
     for row in rows:
         assert row["ms"] > 0 and row["peak_bytes"] > 0, row
@@ -27,7 +35,7 @@ def test_every_preparation_of_a_first_step_has_its_parts(cells):
     tasks = []
     for task in cells.first_tasks:
         if task[0]["model"] == "small" and task[0]["repeat"] == 0:
-            tasks.append([{**key, **TINY} for key in task])
+            tasks.append(smaller(task, TINY))
     run = lab.start("benchmark", vars(cells))
     lab.sweep(cells.firsts, tasks, cells.measure_first, run, whole=True, fresh=True)
     rows = cells.firsts.rows()

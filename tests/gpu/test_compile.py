@@ -14,7 +14,9 @@ def test_attention_on_the_gpu(configured, written):
     cells = load_cells("compile", written=written, seq_len=256, model="none")
     cells.TIMING["cuda"].update(QUICK)
     (keys,) = cells.attention_tasks
-    rows = {(row["implementation"], row["pass"]): row for row in cells.measure_attention(keys)}
+    rows = {}
+    for row in cells.measure_attention(keys):
+        rows[row["implementation"], row["pass"]] = row
     assert len(rows) == len(keys)
     for row in rows.values():
         assert row["ms_graph"] > 0 and row["ms_host"] > 0 and not row.get("note"), row
@@ -28,11 +30,11 @@ def test_attention_on_the_gpu(configured, written):
 def test_a_model_on_the_gpu():
     cells = load_cells("compile", model="tiny", context=16)
     (keys,) = cells.model_tasks
-    rows = {(row["compile"], row["phase"]): row for row in cells.measure_models(keys)}
+    rows = {}
+    for row in cells.measure_models(keys):
+        rows[row["compile"], row["phase"]] = row
+        assert "status" not in row and row["n"] == 10, row
+        assert row["peak_bytes"] > 0 and row["ms_cold"] > 0, row
     assert len(rows) == len(keys)
-    for row in rows.values():
-        assert (
-            "status" not in row and row["n"] == 10 and row["peak_bytes"] > 0 and row["ms_cold"] > 0
-        ), row
     step = rows["model", "step"]
     assert step["ms_cold"] > step["ms_warm"]

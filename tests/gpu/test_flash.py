@@ -23,11 +23,17 @@ def cells(configured):
     return load
 
 
+def smaller(keys, heads, seq_len):
+    return [{**key, "heads": heads, "seq_len": seq_len} for key in keys]
+
+
 @pytest.mark.parametrize("dtype, refused", [("bf16", ()), ("fp32", ("sdpa_flash", "sdpa_cudnn"))])
 def test_every_implementation_on_the_gpu(cells, dtype, refused):
     """Each is itself, right, and has a peak."""
     notebook = cells(seq_len=512, heads=2, dtype=dtype)
-    rows = {(r["implementation"], r["pass"]): r for r in notebook.measure(notebook.tasks[0])}
+    rows = {}
+    for row in notebook.measure(notebook.tasks[0]):
+        rows[row["implementation"], row["pass"]] = row
     assert len(rows) == len(notebook.tasks[0])
     for (name, _), row in rows.items():
         if name in refused:
@@ -45,7 +51,8 @@ def test_every_error_on_the_gpu(cells, dtype, scale):
     shape = notebook.shape_of(dtype, 4, 256, 64)
     for name in notebook.usual(shape):
         key = {"implementation": name, **shape, "score_scale": scale}
-        rows = list(notebook.measure_accuracy([{**key, "tensor": t} for t in notebook.TENSORS]))
+        keys = [{**key, "tensor": tensor} for tensor in notebook.TENSORS]
+        rows = list(notebook.measure_accuracy(keys))
         is_refused = dtype == "fp32" and name in ("sdpa_flash", "sdpa_cudnn")
         for row in rows:
             assert row.get("status", "ok") == ("unsupported" if is_refused else "ok"), row
@@ -59,8 +66,7 @@ def test_every_protocol_on_the_gpu(cells):
     notebook.SUSTAINED["cuda"].update(second_s=0.05, idle_s=0.1)
     kinds, rows = set(), []
     for keys in notebook.other_tasks:
-        small = [{**key, "heads": 2, "seq_len": 512} for key in keys]
-        rows += notebook.measure_protocols(small)
+        rows += notebook.measure_protocols(smaller(keys, 2, 512))
     for keys in notebook.first_tasks:
         rows += notebook.measure_first([{**keys[0], "heads": 2, "seq_len": 512}])
     for row in rows:
@@ -72,7 +78,7 @@ def test_every_protocol_on_the_gpu(cells):
 @pytest.mark.parametrize("heads, seq_len", [(1, 256), (16, 4096)])
 def test_every_rung_on_the_gpu(cells, heads, seq_len):
     notebook = cells(sweep="ladder")
-    keys = [{**key, "heads": heads, "seq_len": seq_len} for key in notebook.ladder_tasks[-1]]
+    keys = smaller(notebook.ladder_tasks[-1], heads, seq_len)
     rows = list(notebook.measure_ladder(keys))
     assert len(rows) == len(keys)
     supported = torch.cuda.get_device_capability() == (9, 0)

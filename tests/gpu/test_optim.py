@@ -18,7 +18,9 @@ def updated(by_kernel, monkeypatch, dtype):
     """Parameters, masters and states of the same five steps, by the kernel or by operators."""
     monkeypatch.setattr(updates, "_by_kernel", lambda p: by_kernel)
     torch.manual_seed(0)
-    params = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in SHAPES]
+    params = []
+    for shape in SHAPES:
+        params.append(nn.Parameter(torch.randn(shape, device="cuda")))
     optimizer = MasterAdamW(params, lr=1e-2, working_dtype=dtype)
     for _ in range(5):
         for p in params:
@@ -73,12 +75,13 @@ def losses_of(capture=False, **options):
     config = StepConfig(capture=capture, **options)
     with graph_stream(config):
         step = TrainingStep(config, "cuda")
-        losses = [step().item() for _ in range(2)]
-        if not capture:
-            return losses + [step().item() for _ in range(4)]
-        replay = captured(step)
-        losses.append(replay.output.item())
-        return losses + [replay().item() for _ in range(3)]
+        losses = [step().item(), step().item()]
+        if capture:
+            step = captured(step)
+            losses.append(step.output.item())
+        while len(losses) < 6:
+            losses.append(step().item())
+        return losses
 
 
 @pytest.mark.parametrize("mode", ["train-step", "overlapped-step"])
@@ -100,7 +103,9 @@ def test_compiled_16_bit_weights_learn_as_eager_ones():
 def test_an_update_beside_a_backward_waits_for_its_gradient():
     """Long products before each gradient: an update that did not wait would take what was there."""
     torch.manual_seed(1)
-    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))).cuda()
+    model = nn.Sequential()
+    for _ in range(6):
+        model.append(nn.Linear(2048, 2048, device="cuda"))
     twin, x = copy.deepcopy(model), torch.randn(4096, 2048, device="cuda")
     ours = MasterAdamW(model.parameters(), lr=1e-3)
     plain = MasterAdamW(twin.parameters(), lr=1e-3)

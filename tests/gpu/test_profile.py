@@ -20,23 +20,25 @@ IN_A_BLOCK = "attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2
 
 
 def check(traced):
-    """What must hold of a trace of two steps of two blocks, whoever recorded it."""
+    """Assert what holds of a trace of two steps of two blocks, whoever recorded it."""
     cells = load_cells("profile")
     assert list(traced.steps()) == ["step 0", "step 1"]
     unfiled = cells.unfiled_percent(traced.kernels)
     assert unfiled["no_launch_percent"] == 0 and unfiled["no_class_percent"] < 1, unfiled
     # After each step, outside of its range and its clock, the host reads the loss.
-    outside = [k.name for k in traced.kernels if not k.path]
+    outside = [kernel.name for kernel in traced.kernels if not kernel.path]
     assert len(outside) == 2 and "DtoH" in outside[0] and "DtoH" in outside[1], outside
     linears = {"lm_head"}
     for name in IN_A_BLOCK:
         linears |= {f"layers.0.{name}", f"layers.1.{name}"}
     for kernels in traced.steps().values():
         # cuBLAS may take several kernels for a product, and some to sum its parts.
-        products = [k for k in kernels if k.kind == "matmul"]
-        launched = collections.Counter(k.path[-1] for k in products)
+        launched, phases = collections.Counter(), collections.Counter()
+        for kernel in kernels:
+            if kernel.kind == "matmul":
+                launched[kernel.path[-1]] += 1
+                phases[kernel.phase] += 1
         assert launched.keys() >= linears, launched
-        phases = collections.Counter(k.phase for k in products)
         assert phases["backward"] >= 2 * len(linears), launched
     for phases in cells.phase_times(traced).values():
         assert set(phases) == {*trace.PHASES, "step"}

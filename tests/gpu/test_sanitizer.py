@@ -40,7 +40,7 @@ GLUON = re.compile(r"^gluon (\w+) (\d+)$", re.M)
 
 
 def watched(tool, *args):
-    """What a tool says of this file run as a program, and what that prints."""
+    """Return what a tool says of this file run as a program, and what that prints."""
     command = [SANITIZER, "--tool", tool, "--print-limit", "0", "--show-backtrace", "no"]
     if tool == "racecheck":
         command += ["--racecheck-report", "hazard"]
@@ -53,7 +53,9 @@ def watched(tool, *args):
 
 def hazards(said):
     """(offset in shared memory, kernel) of each hazard that racecheck has found."""
-    found = [(int(at, 16) - DRIVERS, kernel) for at, kernel in HAZARD.findall(said)]
+    found = []
+    for at, kernel in HAZARD.findall(said):
+        found.append((int(at, 16) - DRIVERS, kernel))
     counted = re.search(r"(\d+) hazards displayed \((\d+) errors, (\d+) warnings\)", said)
     displayed, errors, warnings = map(int, counted.groups())
     assert len(found) == displayed == errors + warnings
@@ -66,11 +68,12 @@ def test_races_are_reported_of_nothing_but_how_triton_hands_out_roles(head_dim, 
     """By the PTX Triton writes that byte, has all warps of the block meet at a barrier, and reads
     it: the reports are taken to be false. A small kernel whose role waits for copies has them."""
     said = watched("racecheck", str(head_dim), str(int(is_causal)))
-    sizes = {(kernel, int(size)) for kernel, size in GLUON.findall(said)}
-    assert {kernel for kernel, _ in sizes} == {"forward_kernel", "backward_kernel"}
+    ends = {"forward_kernel": set(), "backward_kernel": set()}
+    for kernel, size in GLUON.findall(said):
+        ends[kernel].add(int(size))
+    assert all(ends.values()), ends
     for at, kernel in hazards(said):
-        ends = [size for name, size in sizes if name == kernel]
-        assert any(end - ROLES <= at < end for end in ends), (at, kernel)
+        assert any(end - ROLES <= at < end for end in ends[kernel]), (at, kernel)
 
 
 def test_a_race_is_reported():
@@ -84,7 +87,7 @@ def test_memory_is_the_kernels_own(head_dim, is_causal):
 
 
 def attend(dtype, heads, n, head_dim, is_causal):
-    x = [torch.randn(1, heads, n, head_dim, device="cuda", dtype=dtype) for _ in range(4)]
+    x = torch.randn(4, 1, heads, n, head_dim, device="cuda", dtype=dtype)
     with_gradients(FlashAttentionTriton.apply, *x, is_causal)
 
 

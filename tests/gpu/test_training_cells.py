@@ -18,9 +18,14 @@ def rows_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path / "data"))
 
 
+def with_each(keys, columns):
+    """Return the keys with these columns in place of their own."""
+    return [{**key, **columns} for key in keys]
+
+
 def measured(table, tasks, measure, **options):
     """Return the rows that two ranks measure, of an eager model."""
-    tasks = [[{**key, **EAGER} for key in task] for task in tasks]
+    tasks = [with_each(task, EAGER) for task in tasks]
     run = Run("training", {}, {}, "cuda", table.device)
     assert sweep(table, tasks, measure, run, ranks=2, **options) == 0
     rows = read_section(table.section.name)[table.device]
@@ -30,23 +35,32 @@ def measured(table, tasks, measure, **options):
     return rows
 
 
+def keys_of(first, ways):
+    """Return the first key with each way's columns in place of its own."""
+    return [{**first, **way} for way in ways]
+
+
+def wrappers_of(rows):
+    return {row["wrapper"] for row in rows}
+
+
 @pytest.mark.parametrize("capture", [False, True])
 def test_every_way_to_average_gradients(capture):
     cells = load_cells("ddp", **TINY, capture=capture)
-    ways = [cells.way(name) for name in ("naive", "flat", "overlapped")]
+    ways = [cells.way("naive"), cells.way("flat"), cells.way("overlapped")]
     ways += [*cells.DRAWN[2:], *cells.IN_BF16, cells.UPDATING, *cells.MORE_UPDATING]
     if not capture:
         ways += [cells.way("torch_ddp", 25), *cells.OF_TORCH]
     [first, *_] = cells.tasks[0]
-    rows = measured(cells.table, [[{**first, **way} for way in ways]], cells.measure)
+    rows = measured(cells.table, [keys_of(first, ways)], cells.measure)
     for row in rows:
         assert float(row["ms_host"]) > 0 and float(row["ms_without"]) > 0
         assert bool(row["ms_without_updating"]) is (capture and row["wrapper"] == "updating")
     pictures = bulk.pictures("strip")
     assert len(pictures) == (2 if capture else 4)
     for device, name in pictures:
-        kinds = {row["kind"] for row in bulk.read("strip", device, name).rows}
-        assert {"communication", "matmul"} <= kinds, name
+        kinds = [row["kind"] for row in bulk.read("strip", device, name).rows]
+        assert "communication" in kinds and "matmul" in kinds, name
 
 
 @pytest.mark.parametrize("capture", [False, True])
@@ -54,8 +68,8 @@ def test_every_way_that_asks_nccl(capture):
     cells = load_cells("ddp", **TINY, capture=capture)
     [first, *_] = cells.tasks[0]
     ways = cells.OURS_BY_NCCL if capture else cells.TORCH_BY_NCCL
-    rows = measured(cells.table, [[{**first, **way} for way in ways]], cells.measure)
-    assert {row["wrapper"] for row in rows} == {way["wrapper"] for way in ways}
+    rows = measured(cells.table, [keys_of(first, ways)], cells.measure)
+    assert wrappers_of(rows) == wrappers_of(ways)
 
 
 def test_products_leave_multiprocessors_within_a_context():
@@ -81,7 +95,9 @@ def test_data_parallelism_with_16_bit_weights():
 def test_every_sharded_model(capture):
     cells = load_cells("fsdp", **TINY, capture=capture)
     memory = measured(cells.memory_table, cells.memory_tasks, cells.measure_memory, whole=True)
-    held = {(row["wrapper"], row["step_number"], row["moment"]): row for row in memory}
+    held = {}
+    for row in memory:
+        held[row["wrapper"], row["step_number"], row["moment"]] = row
     for wrapper in ("fsdp", "fsdp2", "ddp", "zero1"):
         after = held[wrapper, "3", "after"]
         named = int(after["parameter_bytes"]) + int(after["gradient_bytes"])
@@ -89,7 +105,7 @@ def test_every_sharded_model(capture):
         peak = int(held[wrapper, "3", "peak"]["tensor_bytes"])
         assert peak >= int(after["present_bytes"]) >= named
     rows = measured(cells.table, cells.tasks, cells.measure)
-    assert {row["wrapper"] for row in rows} == ({"fsdp"} if capture else {"fsdp", "fsdp2"})
+    assert wrappers_of(rows) == ({"fsdp"} if capture else {"fsdp", "fsdp2"})
     for row in rows:
         assert float(row["ms_host"]) > 0, row
     [(device, name)] = bulk.pictures("gathers")

@@ -12,6 +12,10 @@ TINY = {"vocab_size": 19, "context_length": 12, "num_layers": 3}
 TINY |= {"d_model": 24, "num_heads": 2, "d_ff": 40}
 
 
+def gradients_of(model):
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
 @pytest.fixture
 def make_model():
     """A tiny model with seed 0; options by name replace its own."""
@@ -31,7 +35,7 @@ def loss_and_gradients():
         model.zero_grad()
         loss = cross_entropy(model(batch[0]), batch[1])
         loss.backward()
-        return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+        return loss.detach(), gradients_of(model)
 
     return compute
 

@@ -71,8 +71,8 @@ def logits_of(weights, token_ids, num_heads, theta=10_000.0):
     for sequence in token_ids:
         x = torch.stack([w["token_embeddings"][token] for token in sequence])
         i = 0
-        while block := part_of(weights, f"layers.{i}."):
-            x = block_of(block, x, num_heads, theta)
+        while f"layers.{i}.ln1.weight" in weights:
+            x = block_of(part_of(weights, f"layers.{i}."), x, num_heads, theta)
             i += 1
         logits.append(rms_norm(x, w["ln_final"]) @ w["lm_head"].T)
     return torch.stack(logits)

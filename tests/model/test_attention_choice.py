@@ -23,7 +23,9 @@ def test_the_forced_backend_is_what_runs(make_model, batch, name):
     model = make_model(attention=name)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         model(batch[0])
-    calls = {event.key: event.count for event in seen.key_averages()}
+    calls = {}
+    for event in seen.key_averages():
+        calls[event.key] = event.count
     [other] = OPERATOR.keys() - {name}
     assert calls.get(OPERATOR[name]) == len(model.layers) and OPERATOR[other] not in calls
 
@@ -67,7 +69,9 @@ def test_on_a_gpu_each_agrees_with_eager_under_autocast(make_model, name):
         with torch.autocast("cuda", torch.bfloat16):
             logits = model(tokens)
         logits.square().mean().backward()
-        found[attention] = {n: p.grad for n, p in model.named_parameters()} | {"logits": logits}
+        found[attention] = {"logits": logits}
+        for parameter, p in model.named_parameters():
+            found[attention][parameter] = p.grad
     for tensor, want in found["eager"].items():
         error = (found[name][tensor].double() - want.double()).norm() / want.double().norm()
         assert error < 0.05, tensor

@@ -12,6 +12,7 @@ from notebook_cells import load_cells
 from a2lib.lab import bulk, read_section, sweep
 from a2lib.lab.notebook import Run
 from a2lib.lab.ranks import SWITCHES
+from a2lib.lab.timing import Mark
 
 TRIAL = {"rep_ms": 300, "warmup_ms": 100}
 # Compiled graphs are checked in tests/parallel; to load and run what makes them takes seconds.
@@ -53,6 +54,19 @@ def test_a_rank_s_work_on_one_gpu_and_a_trial_on_none(gpus):
     assert [key["way"] for key in asked] == [name for name in cells.MAKE if name not in on_gpus]
     what = {(key["backend"], key["model"], key["dtype"], key["layers"]) for key in asked}
     assert what == {("gloo", "tiny", "fp32", 4)}
+
+
+@pytest.mark.parametrize("slowest", [1.0, 3.0])
+def test_all_ranks_take_the_same_number_of_steps(gpus, monkeypatch, slowest):
+    """That of the slowest rank's estimate."""
+    gpus(0)
+    cells = load_cells("leaderboard", warmup_ms=1000, rep_ms=3000)
+    calls = []
+    monkeypatch.setattr(Mark, "ms_until", lambda *_: 1.0)
+    cells.namespace["everyone"] = lambda estimate: [estimate, slowest]
+    times = cells.board(lambda: calls.append(0))
+    assert times == [1.0] * (30 if slowest == 1.0 else 10)
+    assert len(calls) == 1 + 5 + len(times) + (10 if slowest == 1.0 else 3)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 from refusals import refused
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 from a2lib.lab.steps import StepConfig, TrainingStep
 from a2lib.optim import MasterAdamW, updates
@@ -19,8 +20,11 @@ SHAPES = ((2, 1025), (37, 53), (7,), (), (0, 3), (16, 8))
 
 
 def tensors():
-    made = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-    return [*made, nn.Parameter(torch.randn(8, 16).t())]
+    made = []
+    for shape in SHAPES:
+        made.append(nn.Parameter(torch.randn(shape)))
+    made.append(nn.Parameter(torch.randn(8, 16).t()))
+    return made
 
 
 def with_gradients(*lists, missing=()):
@@ -44,6 +48,10 @@ def by(request, monkeypatch):
     assert (kernel if request.param == "kernel" else operators).called
 
 
+def copies_of(parameters):
+    return [p.detach().clone() for p in parameters]
+
+
 def close(found, wanted, steps):
     """To two roundings a step at the largest weights; a step itself is some thousand times that."""
     for x, y in zip(found, wanted, strict=True):
@@ -63,17 +71,17 @@ def test_float32_parameters_go_where_torchs_go(by):
     """By a schedule that changes rates and betas at each step."""
     theirs = tensors()
     ours = copy.deepcopy(theirs)
-    peers = [torch.optim.AdamW(theirs, **NUMBERS), MasterAdamW(ours, **NUMBERS)]
-    schedules = [torch.optim.lr_scheduler.OneCycleLR(peer, 0.01, 12) for peer in peers]
-    before = [p.clone() for p in ours]
+    peer, optimizer = torch.optim.AdamW(theirs, **NUMBERS), MasterAdamW(ours, **NUMBERS)
+    schedules = [OneCycleLR(peer, 0.01, 12), OneCycleLR(optimizer, 0.01, 12)]
+    before = copies_of(ours)
     seen = set()
     for step in range(10):
         # one is left out of two steps, one never has a gradient
         with_gradients(theirs, ours, missing=(0, 2) if step in (1, 4) else (2,))
-        for each in (*peers, *schedules):
+        for each in (peer, optimizer, *schedules):
             each.step()
         close(ours, theirs, step + 1)
-        seen.add(peers[1].param_groups[0]["betas"])
+        seen.add(optimizer.param_groups[0]["betas"])
     assert len(seen) == 10
     assert torch.equal(ours[2], before[2]) and not torch.equal(ours[0], before[0])
 
@@ -82,7 +90,7 @@ def test_betas_may_be_zero(by):
     ours = tensors()
     with_gradients(ours)
     optimizer = MasterAdamW(ours, lr=1.0, betas=(0, 0), eps=1e-12, weight_decay=0)
-    before = [p.clone() for p in ours]
+    before = copies_of(ours)
     optimizer.step()
     for p, was in zip(ours, before, strict=True):
         close([p], [was - p.grad.sign()], steps=1)
@@ -91,7 +99,7 @@ def test_betas_may_be_zero(by):
 def test_a_16_bit_parameter_is_its_master_rounded(by):
     theirs = tensors()
     ours = copy.deepcopy(theirs)
-    exact = [p.detach().clone() for p in ours]
+    exact = copies_of(ours)
     optimizer = MasterAdamW(ours, **NUMBERS, working_dtype=torch.bfloat16)
     masters = optimizer.masters()
     for p, x in zip(ours, exact, strict=True):
@@ -167,11 +175,11 @@ def test_within_overlapping_a_backward_updates():
         # accumulated: the first of two backward passes is a plain one
         for part in (model, twin):
             part(x).sum().backward()
-        before = [p.clone() for p in model.parameters()]
+        before = copies_of(model.parameters())
         with ours.overlapping():
             model(-2 * x).square().sum().backward()
         twin(-2 * x).square().sum().backward()
-        after = [p.clone() for p in model.parameters()]
+        after = copies_of(model.parameters())
         for p, q in zip(before, after, strict=True):
             assert not torch.equal(p, q)
         ours.step()

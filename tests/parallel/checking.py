@@ -9,6 +9,7 @@ it is for. Warnings are errors in it.
 
 import contextlib
 import copy
+import functools
 import gc
 import importlib
 import json
@@ -53,13 +54,14 @@ def check(*sizes):
 
 
 def names(size, modules):
+    """Return the names of the checks of these modules for so many ranks."""
     for module in modules:
         importlib.import_module(module)
-    return [
-        name
-        for name, (function, sizes) in CHECKS.items()
-        if size in sizes and function.__module__ in modules
-    ]
+    found = []
+    for name, (function, sizes) in CHECKS.items():
+        if size in sizes and function.__module__ in modules:
+            found.append(name)
+    return found
 
 
 def main(folder, device, modules) -> None:
@@ -140,7 +142,7 @@ def meet(name, failed) -> None:
         store.wait(keys, timedelta(seconds=MEET_S))
     except dist.DistStoreError:
         raise RuntimeError(f"another rank was not through with {name} {MEET_S} s later") from None
-    if b"True" in [store.get(key) for key in keys]:
+    if b"True" in map(store.get, keys):
         gc.collect()
         if torch.cuda.is_available():
             # Past work that others do not join, or a broken context, the next would fail too.
@@ -189,17 +191,34 @@ def on_cpu(tensors):
     return {name: x.cpu() for name, x in tensors.items()}
 
 
+def copies_of(tensors):
+    """Return what they hold now, to compare with later."""
+    return [x.detach().clone() for x in tensors]
+
+
+def same_each(tensors, others, what=""):
+    for x, other in zip(tensors, others, strict=True):
+        same(x.detach(), other, what)
+
+
 def same_parameters(module, reference, what=""):
     same_by_name(dict(module.named_parameters()), dict(reference.named_parameters()), what)
 
 
 def gradients(module):
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    found = {}
+    for name, p in module.named_parameters():
+        if p.grad is not None:
+            found[name] = p.grad
+    return found
 
 
-def same_gradients(module, reference, what="", part=lambda whole: whole):
-    """``part`` of each of the reference's."""
-    theirs = {name: part(grad) for name, grad in gradients(reference).items()}
+def same_gradients(module, reference, what="", part=None):
+    """The module's are the reference's, or ``part`` of each of them."""
+    theirs = gradients(reference)
+    if part is not None:
+        for name, whole in theirs.items():
+            theirs[name] = part(whole)
     same_by_name(gradients(module), theirs, what)
 
 
@@ -210,6 +229,11 @@ def whole_weights(wrapper):
     return dict(wrapper.module.named_parameters(remove_duplicate=False))
 
 
+def optimizers_of(modules, cls, **options):
+    """Return an optimizer of each module's parameters."""
+    return [cls(module.parameters(), **options) for module in modules]
+
+
 def take_step(*optimizers):
     for optimizer in optimizers:
         optimizer.step()
@@ -217,13 +241,14 @@ def take_step(*optimizers):
 
 
 def alone():
-    """A group of this rank."""
+    """Return a group of this rank; every rank makes all of them."""
     rank, size = world()
-    return [dist.new_group([r]) for r in range(size)][rank]
+    groups = [dist.new_group([member]) for member in range(size)]
+    return groups[rank]
 
 
 def groups_of(module):
-    """Of an optimizer: its first parameter has a learning rate of its own."""
+    """Return groups for an optimizer: the first parameter has a learning rate of its own."""
     first, *rest = module.parameters()
     return [{"params": [first], "lr": 0.01}, {"params": rest}]
 
@@ -282,7 +307,21 @@ def token_loss(logits, tokens):
 
 
 def loss_on(tokens, **options):
+    """Return the function of a module that is its loss on these tokens."""
     return lambda module: token_loss(module(tokens, **options), tokens)
+
+
+def output_sum(module, batch):
+    return module(batch).sum()
+
+
+def output_square(module, batch):
+    return module(batch).square().sum()
+
+
+def losses_of(loss, batches):
+    """Return, for each batch, the function of a module that is ``loss(module, batch=batch)``."""
+    return [functools.partial(loss, batch=batch) for batch in batches]
 
 
 def mean_gradients(reference, losses):
@@ -290,17 +329,17 @@ def mean_gradients(reference, losses):
 
     ``losses`` has, for each rank, a list of functions of the module, one a backward.
     """
-    reference.zero_grad()
-    parts = []
-    for own in losses:
-        for loss in own:
-            loss(reference).backward()
-        parts.append([p.grad for p in reference.parameters()])
+    totals = {}
+    for of_rank in losses:
         reference.zero_grad()
-    for p, grads in zip(reference.parameters(), zip(*parts, strict=True), strict=True):
-        given = [g for g in grads if g is not None]
-        if given:
-            p.grad = sum(given[1:], start=given[0]) / len(losses)
+        for loss in of_rank:
+            loss(reference).backward()
+        for p in reference.parameters():
+            if p.grad is not None:
+                totals[p] = totals[p] + p.grad if p in totals else p.grad
+    reference.zero_grad()
+    for p, total in totals.items():
+        p.grad = total / len(losses)
 
 
 def backward_of_each(wrapper, reference, losses, group=None):
@@ -418,11 +457,11 @@ def copies_on_the_cpu():
     class Handle:
         def __init__(self, folder, size, group):
             self.group = group
-            storages = [
-                torch.UntypedStorage.from_file(f"{folder}/{r}", shared=True, nbytes=size)
-                for r in range(dist.get_world_size(group))
-            ]
-            self.memories = [torch.empty(0, dtype=torch.uint8).set_(s) for s in storages]
+            self.memories = []
+            for rank in range(dist.get_world_size(group)):
+                file = f"{folder}/{rank}"
+                storage = torch.UntypedStorage.from_file(file, shared=True, nbytes=size)
+                self.memories.append(torch.empty(0, dtype=torch.uint8).set_(storage))
 
         def get_buffer(self, rank, sizes, dtype, storage_offset=0):
             begin = storage_offset * dtype.itemsize

@@ -32,20 +32,24 @@ class Given(nn.Module):
     def __init__(self):
         super().__init__()
         shapes = [(), (7,), (64, 33), (96, 128), (0, 3), (5, 4), (32, 1), (256,), (3, 3, 32, 2)]
-        self.weights = nn.ParameterList(torch.ones(shape) for shape in shapes)
+        self.weights = nn.ParameterList(map(torch.ones, shapes))
         self.weights.append(torch.ones(32, 64).t())
         self.weights.append(torch.ones(48, dtype=torch.float64))
-        self.weights += [torch.ones(n, dtype=torch.bfloat16) for n in (5, 128, 1000)]
+        for n in (5, 128, 1000):
+            self.weights.append(torch.ones(n, dtype=torch.bfloat16))
 
     def forward(self, given):
-        return sum((self.weights[i] * x).sum().double() for i, x in given.items())
+        total = 0
+        for i, gradient in given.items():
+            total = total + (self.weights[i] * gradient).sum().double()
+        return total
 
 
 @check(2, 4)
 def buckets_take_random_steps():
     """Against one process that rounds what is sent, adds in rank order in float32 and rounds the
     mean: gradients dropped, zeroed or kept between steps, summed over two backwards, missing on
-    some ranks or on all. With two ranks a backend does the same."""
+    some ranks or on all, and steps that failed half way. With two ranks a backend does the same."""
     _, size = world()
     for sent, bucket_mb in ((None, 0.02), (torch.bfloat16, 1e-6), (torch.float16, 100)):
         random_steps(functools.partial(copied, BucketedDDP), sent, bucket_mb)
@@ -76,55 +80,64 @@ def random_steps(make, sent, bucket_mb):
     weights = list(ddp.module.weights)
     means = [None] * len(weights)
     for step in range(8):
-        everywhere = [i for i in range(len(weights)) if draw.random() < 0.8] or [0]
-        given = []
-        for _ in range(size):
-            backwards = draw.choice((1, 2))
-            given.append([_some(draw, weights, everywhere) for _ in range(backwards)])
+        used = [i for i in range(len(weights)) if draw.random() < 0.8] or [0]
+        given = random_gradients(draw, weights, used, size)
+        *early, last = given[rank]
         with ddp.no_sync():
-            for one in given[rank][:-1]:
-                ddp(one).backward()
-        ddp(given[rank][-1]).backward()
+            for gradients in early:
+                ddp(gradients).backward()
+        ddp(last).backward()
         ddp.finish_gradient_synchronization()
-        means = [_mean_of(i, p, given, means[i], sent) for i, p in enumerate(weights)]
-        for i, (p, mean) in enumerate(zip(weights, means, strict=True)):
+        for i, p in enumerate(weights):
             what = f"{sent}, {bucket_mb} MB, step {step}, parameter {i}"
-            assert (p.grad is None) == (mean is None), what
-            if mean is not None:
-                same(p.grad, mean, what)
+            means[i] = mean_of(i, p, given, means[i], sent)
+            assert (p.grad is None) == (means[i] is None), what
+            if means[i] is not None:
+                same(p.grad, means[i], what)
                 assert p.grad.stride() == p.stride(), what
         between = draw.choice(("dropped", "zeroed", "kept"))
-        if between != "kept":
-            ddp.zero_grad(set_to_none=between == "dropped")
         if between == "dropped":
+            ddp.zero_grad()
             means = [None] * len(weights)
         elif between == "zeroed":
-            means = [None if mean is None else torch.zeros_like(mean) for mean in means]
+            ddp.zero_grad(set_to_none=False)
+            for mean in means:
+                if mean is not None:
+                    mean.zero_()
 
 
-def _some(draw, weights, everywhere):
-    """What a backward of a rank is given."""
-    mine = [i for i in everywhere if draw.random() < 0.9] or everywhere
-    seed = draw.randrange(10**6)
-    return {
-        i: torch.randn(weights[i].shape, generator=seeded(seed + i)).to(weights[i].dtype)
-        for i in mine
-    }
+def random_gradients(draw, weights, used, size):
+    """Return, for each rank, what one or two backwards are given: most of those ``used``."""
+    given = []
+    for _ in range(size):
+        of_rank = []
+        for _ in range(draw.choice((1, 2))):
+            mine = [i for i in used if draw.random() < 0.9] or used
+            generator = seeded(draw.randrange(10**6))
+            gradients = {}
+            for i in mine:
+                random_one = torch.randn(weights[i].shape, generator=generator)
+                gradients[i] = random_one.to(weights[i].dtype)
+            of_rank.append(gradients)
+        given.append(of_rank)
+    return given
 
 
-def _mean_of(i, p, given, before, sent):
-    """Of parameter ``i``, whose gradient was ``before`` on every rank."""
-    if before is None and not any(i in one for own in given for one in own):
-        return None
+def mean_of(i, p, given, before, sent):
+    """Return the mean gradient of parameter ``i``, which was ``before`` on every rank."""
     dtype = sent if sent and p.is_floating_point() else p.dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    total = 0
-    for own in given:
+    total, nobody_has_one = 0, True
+    for of_rank in given:
         mine = before
-        for one in own:
-            if i in one:
-                mine = one[i] if mine is None else mine + one[i]
-        total = total + (torch.zeros_like(p) if mine is None else mine).detach().to(dtype).to(wide)
+        for gradients in of_rank:
+            if i in gradients:
+                mine = gradients[i] if mine is None else mine + gradients[i]
+        if mine is not None:
+            nobody_has_one = False
+            total = total + mine.detach().to(dtype).to(wide)
+    if nobody_has_one:
+        return None
     return (total / torch.full((), len(given), dtype=wide)).to(dtype).to(p.dtype)
 
 

@@ -11,6 +11,8 @@ from checking import (
     check,
     copied,
     loss_on,
+    losses_of,
+    output_sum,
     raises,
     same,
     same_gradients,
@@ -22,17 +24,14 @@ from torch import nn
 from a2lib.optim import MasterAdamW
 from a2lib.parallel import DDP, FSDP, BucketedDDP, FlatDDP, NaiveDDP
 
-KINDS = {
-    "NaiveDDP": NaiveDDP,
-    "FlatDDP": FlatDDP,
+# Those that send during the backward.
+HOOKED = {
     "DDP": DDP,
     "BucketedDDP some": functools.partial(BucketedDDP, bucket_size_mb=0.0005),
     "BucketedDDP one": functools.partial(BucketedDDP, bucket_size_mb=100),
     "BucketedDDP some, copied": functools.partial(copied, BucketedDDP, bucket_size_mb=0.0005),
 }
-
-
-HOOKED = [kind for kind in KINDS if kind not in ("NaiveDDP", "FlatDDP")]
+KINDS = {"NaiveDDP": NaiveDDP, "FlatDDP": FlatDDP, **HOOKED}
 
 
 class Odd(nn.Module):
@@ -49,9 +48,9 @@ class Odd(nn.Module):
         self.register_buffer("flag", torch.rand(3) < 0.5)
         self.register_buffer("count", torch.tensor(7))
 
-    def forward(self, x):
-        y = x.double() @ self.fp64 @ self.bf16.double() @ self.transposed.double()
-        image = self.conv(x.repeat(2, 6, 1).view(1, 3, 4, -1))
+    def forward(self, batch):
+        y = batch.double() @ self.fp64 @ self.bf16.double() @ self.transposed.double()
+        image = self.conv(batch.repeat(2, 6, 1).view(1, 3, 4, -1))
         return (y * self.scalar).sum() + image.square().sum() + self.empty.sum()
 
 
@@ -59,14 +58,14 @@ class Odd(nn.Module):
 def ddp_takes_any_dtype_and_layout():
     rank, size = world()
     first = Odd()
-    batches = [torch.randn(5, 3) for _ in range(size)]
+    losses = losses_of(output_sum, torch.randn(size, 5, 3))
     for kind, make in KINDS.items():
         module, reference = checking.moved(first, rank), copy.deepcopy(first)
         ddp = make(module)
         same_parameters(module, reference, kind)
         same(module.flag, reference.flag)
         same(module.count, reference.count)
-        checking.backward_of_each(ddp, reference, [lambda m, x=x: m(x) for x in batches])
+        checking.backward_of_each(ddp, reference, losses)
         same_gradients(module, reference, kind)
         assert module.conv.weight.is_contiguous(memory_format=torch.channels_last)
 
@@ -76,10 +75,10 @@ def ddp_is_exact_for_four_where_every_sum_is():
     """A linear function of small whole numbers: no order of the sum rounds."""
     rank, size = world()
     first = checking.exact(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)))
-    batches = [torch.randint(-4, 5, (4, 5)).float() for _ in range(size)]
+    losses = losses_of(output_sum, torch.randint(-4, 5, (size, 4, 5)).float())
     for kind, make in KINDS.items():
         ddp, reference = make(checking.moved(first, rank)), copy.deepcopy(first)
-        checking.backward_of_each(ddp, reference, [lambda m, x=x: m(x).sum() for x in batches])
+        checking.backward_of_each(ddp, reference, losses)
         same_gradients(ddp.module, reference, kind)
 
 
@@ -87,26 +86,29 @@ def ddp_is_exact_for_four_where_every_sum_is():
 def ddp_ranks_may_make_gradients_in_different_orders():
     """Each rank uses two equal layers in its own order, and one of them later not at all: pairing
     by arrival would mix them without an error."""
-    rank, size = world()
-    first = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
-    batches = [torch.randn(3, 4) for _ in range(size)]
+    _, size = world()
+    first = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
+    batches = torch.randn(size, 3, 4)
 
-    def loss(module, step, r):
-        x = batches[r]
-        for layer in [module[0], module[1]] if (r + step) % 2 else [module[1], module[0]]:
-            if step < 2 or layer is module[r]:
-                x = layer(x).tanh()
+    def loss_of_rank(module, rank, step):
+        x = batches[rank]
+        order = (0, 1) if (rank + step) % 2 else (1, 0)
+        for i in order:
+            if step < 2 or i == rank:
+                x = module[i](x).tanh()
         return x.sum()
 
     for kind, make in KINDS.items():
         ddp, reference = make(copy.deepcopy(first)), copy.deepcopy(first)
+        # The layers are called past the wrapper's forward.
         for step in range(4):
             ddp.zero_grad()
-            loss(ddp.module, step, rank).backward()
+            loss_of_rank(ddp.module, ddp.rank, step).backward()
             ddp.finish_gradient_synchronization()
-            checking.mean_gradients(
-                reference, [[lambda m, step=step, r=r: loss(m, step, r)] for r in range(size)]
-            )
+            losses = []
+            for rank in range(size):
+                losses.append([functools.partial(loss_of_rank, rank=rank, step=step)])
+            checking.mean_gradients(reference, losses)
             same_gradients(ddp.module, reference, f"{kind}, step {step}")
 
 
@@ -121,122 +123,127 @@ def ddp_means_of_large_float16_gradients_are_finite():
 
 
 @check(2)
-def ddp_refuses_what_would_be_wrong():
-    rank, _ = world()
-    tokens = checking.token_batches(1)[0]
-    for kind in HOOKED:
-        ddp = KINDS[kind](Tied())
-        loss_on(tokens)(ddp).backward()
+def ddp_refuses_what_would_be_wrong_of_a_step():
+    loss = loss_on(checking.token_batches(1)[0])
+    for make in HOOKED.values():
+        ddp = make(Tied())
+        loss(ddp).backward()
         with raises(RuntimeError, "second gradient before finish_gradient_synchronization"):
-            loss_on(tokens)(ddp).backward()
-        del ddp
-        ddp = KINDS[kind](Tied())
-        loss_on(tokens)(ddp).backward()
+            loss(ddp).backward()
+        ddp = make(Tied())
+        loss(ddp).backward()
         ddp.finish_gradient_synchronization()
         gradient = ddp.module.head.weight.grad.clone()
         ddp.finish_gradient_synchronization()
         same(ddp.module.head.weight.grad, gradient, "finished twice")
         ddp.zero_grad()
-        loss_on(tokens)(ddp).backward()
+        loss(ddp).backward()
         ddp.module.head.weight.grad = gradient
         with raises(RuntimeError, "gradient of embed.weight was replaced"):
             ddp.finish_gradient_synchronization()
-        with raises(RuntimeError, "a B?u?c?k?e?t?e?d?DDP has parameters of this module"):
-            KINDS[kind](ddp.module)
-        with raises(TypeError, "take its .module"):
-            copy.deepcopy(ddp)
-        module = ddp.module
-        del ddp  # also one that an error's frames hold in a cycle
-        KINDS[kind](module)
     for make in KINDS.values():
-        module = Tied()
-        ddp = make(module)
+        ddp = make(Tied())
         with raises(RuntimeError, "outside of no_sync"), ddp.no_sync():
             ddp.finish_gradient_synchronization()
-        module.blocks[1].up.weight.requires_grad_(True)
+        ddp.module.blocks[1].up.weight.requires_grad_(True)
         with raises(RuntimeError, "blocks.1.up.weight was frozen"):
             ddp.finish_gradient_synchronization()
-        shapes = r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"
-        with raises(ValueError, shapes):
-            make(nn.Linear(4 + rank, 2))
-        with raises(ValueError, r"rank 0 has no more, rank 1 1.weight"):
-            make(nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(1 + rank)]))
-        with raises(ValueError, "one device and not meta; got meta"):
-            make(nn.Linear(2, 2, device="meta"))
-        with raises(ValueError, "a parameter is a shard of FSDP, another on each rank"):
-            make(FSDP(nn.Linear(4, 4)))
-        sparse = nn.Embedding(4, 2, sparse=True)
-        ddp = make(sparse)
+        ddp = make(nn.Embedding(4, 2, sparse=True))
         with raises(ValueError, "weight has a sparse gradient"):
             ddp(torch.tensor([1])).sum().backward()
             ddp.finish_gradient_synchronization()
-    with raises(ValueError, "bucket_size_mb must be above 0; got 0"):
-        BucketedDDP(Tied(), 0)
 
 
 @check(2)
-def ddp_buckets_hold_what_they_may_and_start_in_backward():
+def ddp_refuses_modules_that_it_cannot_wrap():
     rank, _ = world()
+    with raises(ValueError, r"rank 0 has weight \(2, 4\) float32 trained, rank 1 weight \(2, 5\)"):
+        DDP(nn.Linear(4 + rank, 2))
+    more = [nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)]
+    with raises(ValueError, r"rank 0 has no more, rank 1 1.weight"):
+        DDP(nn.Sequential(*more[: 1 + rank]))
+    with raises(ValueError, "one device and not meta; got meta"):
+        DDP(nn.Linear(2, 2, device="meta"))
+    with raises(ValueError, "a parameter is a shard of FSDP, another on each rank"):
+        DDP(FSDP(nn.Linear(4, 4)))
+    with raises(ValueError, "bucket_size_mb must be above 0; got 0"):
+        BucketedDDP(Tied(), 0)
+    module = Tied()
+    ddp = DDP(module)
+    with raises(RuntimeError, "a DDP has parameters of this module"):
+        NaiveDDP(module)
+    with raises(TypeError, "take its .module"):
+        copy.deepcopy(ddp)
+    del ddp
+    NaiveDDP(module)
+
+
+@check(2)
+def ddp_buckets_hold_what_they_may_and_leave_during_the_backward():
     layers = [nn.Linear(8, 8, bias=False) for _ in range(5)]
-    ddp = BucketedDDP(nn.Sequential(*layers), bucket_size_mb=2.5 * 256 / 2**20)
-    assert ddp._buckets == [[4, 3], [2, 1], [0]]
-    sent = []
-    layers[0].register_full_backward_pre_hook(lambda *_: sent.append(ddp._step.next))
-    for step in range(2):
-        ddp(torch.randn(2, 8, requires_grad=True)).sum().backward()
-        assert sent[step] == 2, "two buckets are on their way before the first layer's backward"
+    module = nn.Sequential(*layers)
+    names = {p: name for name, p in module.named_parameters()}
+    ddp = BucketedDDP(module, bucket_size_mb=2.5 * 256 / 2**20)
+    events = []
+
+    def note(parameters):
+        events.append([names[p] for p in parameters])
+
+    layers[0].register_full_backward_pre_hook(lambda *_: events.append("the first layer's"))
+    for _ in range(2):
+        events.clear()
+        with ddp.each_mean(note):
+            ddp(torch.randn(2, 8, requires_grad=True)).sum().backward()
         ddp.finish_gradient_synchronization()
-        assert not ddp._step.sent and not ddp._step.arrived
-    single = DDP(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    assert [len(bucket) for bucket in single._buckets] == [1] * 4
+        assert events == [
+            ["4.weight", "3.weight"], ["2.weight", "1.weight"], "the first layer's", ["0.weight"]
+        ]  # fmt: skip
+
+
+def trained_with_updates(make, overlap):
+    """Train four steps of two backwards each. Return the module, its optimizer's state, and how
+    many parameters each step's last backward has changed."""
+    rank, size = world()
+    torch.manual_seed(0)
+    ddp = make(Tied())
+    optimizer = MasterAdamW(ddp.parameters(), lr=0.05)
+    batches = checking.token_batches(8 * size)
+    changed = []
+    for step in range(4):
+        begin = 2 * (size * step + rank)
+        first, last = batches[begin : begin + 2]
+        with ddp.no_sync(), optimizer.overlapping(ddp) if overlap else nullcontext():
+            loss_on(first)(ddp).backward()
+        before = checking.copies_of(ddp.parameters())
+        with optimizer.overlapping(ddp) if overlap else nullcontext():
+            # A step of every two uses `extra`, on rank 1 alone.
+            loss_on(last, extra=step % 2 == 1 and rank == 1)(ddp).backward()
+        # The current stream is behind the updates since the context's end.
+        count = 0
+        for p, was in zip(ddp.parameters(), before, strict=True):
+            count += not torch.equal(p, was)
+        changed.append(count)
+        ddp.finish_gradient_synchronization()
+        checking.take_step(optimizer)
+    return ddp.module, optimizer.state_dict()["state"], changed
 
 
 @check(2)
 def ddp_updates_each_bucket_as_it_would_afterwards():
     """To the bit: frozen, unused everywhere, unused on one rank, accumulation, four steps."""
-    rank, size = world()
-    first = Tied()
-
-    def trained(make, overlap):
-        ddp, batches, early = make(copy.deepcopy(first)), iter(checking.token_batches(8 * size)), []
-        optimizer = MasterAdamW(ddp.parameters(), lr=0.05)
-        for step in range(4):
-            mine = [next(batches) for _ in range(2 * size)][2 * rank :][:2]
-            with ddp.no_sync(), optimizer.overlapping(ddp) if overlap else nullcontext():
-                loss_on(mine[0])(ddp).backward()
-            before = [p.detach().clone() for p in ddp.parameters()]
-            with optimizer.overlapping(ddp) if overlap else nullcontext():
-                # A step of every two uses `extra`, on rank 1 alone.
-                loss_on(mine[1], extra=step % 2 == 1 and rank == 1)(ddp).backward()
-            # The current stream is behind the updates since the context's end.
-            after = zip(ddp.parameters(), before, strict=True)
-            early.append(sum(not torch.equal(p, was) for p, was in after))
-            ddp.finish_gradient_synchronization()
-            checking.take_step(optimizer)
-        return ddp.module, optimizer.state_dict()["state"], early
-
-    module, state, early = trained(NaiveDDP, False)
-    assert early == [0] * 4
+    module, state, changed = trained_with_updates(NaiveDDP, overlap=False)
+    assert changed == [0] * 4
     # In the first step all wait for one that is unused; later those unused in it come last.
-    used = [p for name, p in first.named_parameters() if not name.startswith(("extra", "never"))]
-    count = sum(p.requires_grad for p in used)
-    for kind in HOOKED:
-        overlapped, its_state, early = trained(KINDS[kind], True)
+    used = 0
+    for name, p in module.named_parameters():
+        used += p.requires_grad and not name.startswith(("extra", "never"))
+    for kind, make in HOOKED.items():
+        overlapped, its_state, changed = trained_with_updates(make, overlap=True)
         same_parameters(overlapped, module, kind)
         assert its_state.keys() == state.keys()
         for i, values in state.items():
             checking.same_by_name(its_state[i], values, f"{kind}, of {i}")
-        assert early == [0] + [count] * 3, (kind, early)
+        assert changed == [0, used, used, used], (kind, changed)
     with raises(TypeError, "takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got NaiveDD"):
         with MasterAdamW(module.parameters()).overlapping(NaiveDDP(module)):
             pass
-
-
-@check(2)
-def ddp_takes_its_hooks_with_it():
-    module = nn.Linear(2, 2)
-    for _ in range(2):
-        ddp = DDP(module)
-        assert all(len(p._post_accumulate_grad_hooks) == 1 for p in module.parameters())
-        del ddp
-    assert not any(p._post_accumulate_grad_hooks for p in module.parameters())

@@ -1,10 +1,18 @@
 """FSDP of modules that others wrote and of uses that are easily forgotten, against one process."""
 
-import itertools
 import warnings
 
 import torch
-from checking import check, mean_gradients, raises, seeded, take_step, world
+from checking import (
+    check,
+    losses_of,
+    mean_gradients,
+    optimizers_of,
+    raises,
+    seeded,
+    take_step,
+    world,
+)
 from checks_fsdp import BOTH, mine_of
 from torch import nn
 
@@ -18,8 +26,10 @@ class Listed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        pair = lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])  # noqa: E731
-        self.layers = nn.ModuleList(pair() for _ in range(2))
+        self.layers = nn.ModuleList()
+        for _ in range(2):
+            pair = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+            self.layers.append(nn.ModuleList(pair))
         self.mixes = nn.ModuleList([nn.ParameterList([torch.randn(WIDTH, WIDTH)])])
         self.last = nn.Sequential(nn.ModuleDict({"head": nn.Linear(WIDTH, 3)}))
 
@@ -83,9 +93,8 @@ def encoder():
 
 
 def repeated():
-    block, other = (
-        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(4)).eval() for _ in range(2)
-    )
+    block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(4)).eval()
+    other = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(4)).eval()
     other[0].weight = block[0].weight
     return nn.Sequential(block, other, block, nn.Linear(WIDTH, 3))
 
@@ -100,29 +109,56 @@ class Skipped(nn.Linear):
         return x
 
 
-def skipping(*last):
-    """The last unit's output is the root's, and a skipped one's that of the unit before it."""
-    return nn.Sequential(nn.Linear(WIDTH, 4), Skipped(4, 4), nn.Linear(4, 2), *last)
+def skipped():
+    """A skipped unit's output is that of the unit before it, and the last one's the root's."""
+    return nn.Sequential(nn.Linear(WIDTH, 4), Skipped(4, 4), nn.Linear(4, 2))
 
 
-MAKES = {
-    **{make.__name__: make for make in (Listed, Recurrent, Complex, Sparse, normed, encoder)},
-    "convolutions": convolutions,
-    "repeated": repeated,
-    "skipped": lambda: skipping(),
-    "skipped, a module without weights": lambda: skipping(nn.Identity()),
-    "skipped, the last too": lambda: skipping(Skipped(2, 2)),
-    "skipped, the last but one too": lambda: skipping(Skipped(2, 2), nn.ReLU()),
-    "vectors": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)),
-}
+def skipped_at_the_end():
+    return nn.Sequential(*skipped(), Skipped(2, 2))
 
 
-def batch(number):
+def skipped_before_the_end():
+    return nn.Sequential(*skipped(), Skipped(2, 2), nn.ReLU())
+
+
+class Viewed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).view(x.shape)
+
+
+class InPlace(nn.Module):
+    """Changes in place what a unit returned, a view, which then has another history."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Viewed(WIDTH, WIDTH), Viewed(WIDTH, WIDTH)])
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            x += 1
+        return self.head(x)
+
+
+def vectors():
+    return nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH))
+
+
+MAKES = (
+    Listed, Recurrent, Complex, Sparse, InPlace, normed, encoder, repeated, convolutions,
+    skipped, skipped_at_the_end, skipped_before_the_end, vectors,
+)  # fmt: skip
+
+
+def numbered(number):
+    """Return a batch, the same on every rank."""
     return torch.randn(2, 4, WIDTH, generator=seeded(number))
 
 
-def square(module, number):
-    return module(batch(number)).abs().square().mean()
+def square(module, batch):
+    return module(numbered(batch)).abs().square().mean()
 
 
 def alike(a, b, what):
@@ -140,39 +176,52 @@ def check_alike(fsdp, reference, what):
         if q.grad is None or grad is None:
             assert grad is q.grad is None, f"{what} {name}"
         else:
-            dense = q.grad.to_dense() if q.grad.is_sparse else q.grad
-            alike(grad, mine_of(dense), f"{what} {name}")
+            alike(grad, mine_of(q.grad.to_dense()), f"{what} {name}")
 
 
 @check(2)
 def fsdp_trains_other_peoples_modules():
-    """Two steps of two backwards, with a forward without gradients between."""
-    rank, size = world()
     # cuDNN's, of sharded weights: it copies them at each call.
     warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous")
-    for (what, make), wrap in itertools.product(MAKES.items(), BOTH):
-        torch.manual_seed(0)
-        fsdp = wrap(make())
-        torch.manual_seed(0)
-        reference = make()
-        steps = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (fsdp, reference)]
-        for step in range(2):
-            numbers = [[100 * step + 10 * r + i for i in range(2)] for r in range(size)]
-            for n in numbers[rank]:
-                square(fsdp, n).backward()
-            fsdp.finish_gradient_synchronization()
-            mean_gradients(
-                reference, [[lambda m, n=n: square(m, n) for n in own] for own in numbers]
-            )
-            check_alike(fsdp, reference, what)
-            found = (q.grad.to_dense() for q in reference.parameters() if q.grad is not None)
-            norm = sum(x.abs().square().sum() for x in found).sqrt()
-            alike(fsdp.clip_grad_norm_(float("inf")), norm, f"{what} norm")
-            take_step(*steps)
-            for quiet in (torch.no_grad, torch.inference_mode):
-                with quiet():
-                    alike(fsdp(batch(7)), reference(batch(7)), what)
-            check_alike(fsdp, reference, what)
+    for make in MAKES:
+        for wrap in BOTH:
+            train_two_steps(make, wrap)
+
+
+def train_two_steps(make, wrap):
+    """Two steps of two backwards, with a forward without gradients between."""
+    rank, size = world()
+    torch.manual_seed(0)
+    reference = make()
+    torch.manual_seed(0)
+    fsdp = wrap(make())
+    steps = optimizers_of((fsdp, reference), torch.optim.SGD, lr=0.1)
+    for step in range(2):
+        losses = []
+        for r in range(size):
+            first = 100 * step + 10 * r
+            losses.append(losses_of(square, (first, first + 1)))
+        for loss in losses[rank]:
+            loss(fsdp).backward()
+        fsdp.finish_gradient_synchronization()
+        mean_gradients(reference, losses)
+        check_alike(fsdp, reference, make.__name__)
+        norm = fsdp.clip_grad_norm_(float("inf"))
+        alike(norm, norm_of(reference), f"{make.__name__} norm")
+        take_step(*steps)
+        for quiet in (torch.no_grad, torch.inference_mode):
+            with quiet():
+                alike(fsdp(numbered(7)), reference(numbered(7)), make.__name__)
+        check_alike(fsdp, reference, make.__name__)
+
+
+def norm_of(module):
+    """Return the norm of all gradients, complex and sparse ones too."""
+    total = 0
+    for p in module.parameters():
+        if p.grad is not None:
+            total = total + p.grad.to_dense().abs().square().sum()
+    return total.sqrt()
 
 
 @check(2)

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass, field
 
 import torch
-from checking import check, seeded, world
+from checking import check, optimizers_of, seeded, take_step, world
 from checks_fsdp import BOTH
 from checks_fsdp_modules import check_alike
 from torch import nn
@@ -31,7 +31,9 @@ class Branches(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.left, self.right, self.never = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.left = nn.Linear(WIDTH, WIDTH)
+        self.right = nn.Linear(WIDTH, WIDTH)
+        self.never = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, use):
         return x + (self.left(x) if use.left else self.right(x))
@@ -110,10 +112,9 @@ class Net(nn.Module):
     def __init__(self, kinds):
         super().__init__()
         self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        blocks = []
+        self.blocks = nn.ModuleList()
         for kind in kinds:
-            blocks.append(kind(self.first) if kind is Shares else kind())
-        self.blocks = nn.ModuleList(blocks)
+            self.blocks.append(kind(self.first) if kind is Shares else kind())
 
     def forward(self, x, use):
         x = self.first(x)
@@ -165,7 +166,7 @@ WAYS = once, accumulated, repeated, behind_a_gradient_of_the_input
 
 @dataclass
 class Use:
-    """How a rank uses a module in a step; ``left`` alone may differ between ranks."""
+    """A rank's use of a module in a step; ``left`` alone may differ between ranks."""
 
     way: object = once
     order: list = field(default_factory=list)
@@ -187,28 +188,28 @@ def steps_are_those_of_one_process(make, kinds, uses, draw, what):
     torch.manual_seed(0)
     module = Net(kinds)
     reference, fsdp = copy.deepcopy(module), make(module)
-    optimizers = [torch.optim.AdamW(m.parameters(), eps=1e-3) for m in (reference, fsdp)]
+    optimizers = optimizers_of((reference, fsdp), torch.optim.AdamW, eps=1e-3)
     for number, use in enumerate(uses):
-        parts = []
+        totals = {}
         for r in range(size):
             of_rank = copy.copy(use)
             of_rank.left = draw.random() < 0.5
             batches = torch.randn(2, 3, WIDTH, generator=seeded(10 * number + r))
-            use.way(reference, batches, of_rank)
-            parts.append([p.grad for p in reference.parameters()])
             reference.zero_grad()
+            use.way(reference, batches, of_rank)
+            for p in reference.parameters():
+                if p.grad is not None:
+                    totals[p] = totals.get(p, 0) + p.grad
             if r == rank:
                 use.way(fsdp, batches, of_rank)
         fsdp.finish_gradient_synchronization()
-        for p, grads in zip(reference.parameters(), zip(*parts, strict=True), strict=True):
-            there = [grad for grad in grads if grad is not None]
-            p.grad = sum(there) / size if there else None
+        reference.zero_grad()
+        for p, total in totals.items():
+            p.grad = total / size
         check_alike(fsdp, reference, f"{what} {use}")
         held = fsdp.held_bytes()
         assert held["gathered"] == held["travelling"] == 0, (what, use, held)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(*optimizers)
 
 
 @check(2, 4)

@@ -36,7 +36,7 @@ def means_by_the_host():
 
 @contextlib.contextmanager
 def each_rank_for_itself():
-    """What the backend sends is left out; what copy engines send is not."""
+    """Leave out what the backend sends, and no message of copy engines."""
     ends = patch.object(Agreement, "end_step", lambda *_: set())
     with ends, patch.object(Mean, "__call__", lambda *_: []):
         yield

@@ -17,6 +17,10 @@ from a2lib.theory.parallelism import Cost
 from a2lib.theory.published import published_run
 
 
+def exposed_s(estimate):
+    return estimate.step_s - sum(estimate.time.work.values())
+
+
 def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     training, device = Training(PRESETS["Llama-3-405B"], 2048, 8192), DEVICES["H100"]
     layout = Layout(128, 8, 16, 1, 16, "zero2", chunks=8)
@@ -35,9 +39,17 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     assert by_pieces == sorted(by_pieces, reverse=True)
     zero = estimate(chunks=1, schedule="zb-h1").step_s
     assert by_pieces[0] > zero > by_pieces[2]
-    flat = evaluate(training, Layout(2048, 8, checkpointing="block"), device)
-    assert flat.memory_bytes < 10e9 and flat.time.network_s > sum(flat.time.work.values())
+    flat = evaluate(training, Layout(2048, 8, sharding="fsdp"), device)
+    assert flat.memory_bytes < found.memory_bytes
+    assert flat.time.network_s > sum(flat.time.work.values())
+    assert flat.time.all_hidden_s > 1.1 * found.time.all_hidden_s
     assert flat.step_s > 1.1 * found.step_s
+    flat_again = evaluate(training, Layout(2048, 8, checkpointing="block"), device)
+    assert flat_again.memory_bytes < 10e9 and flat_again.step_s > flat.step_s
+    # idle time is more than exposed communication with one stage a device, and less with 8 pieces
+    one_stage = estimate(chunks=1)
+    assert one_stage.time.work["pipeline bubble"] > exposed_s(one_stage)
+    assert found.time.work["pipeline bubble"] < exposed_s(found) / 2
     # what sequence parallelism saves, of the norms' work too; recomputing costs more
     plain, again = estimate(sequence=False), estimate(checkpointing="block")
     assert plain.memory_bytes > 2 * 80e9

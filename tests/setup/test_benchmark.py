@@ -44,7 +44,9 @@ REFUSED = {
     "--size=xl": "'xl' is xl25 in the 2025 handout, 2.7B in that of 2026",
     "--d-model=9": "num_heads 2 does not divide d_model 9",
     "--checkpointing=segments:3": "allowed as k are 1 to 2",
-    "--contxt=8": "did you mean --context?",
+    "--contxt=8": "unrecognized arguments: --contxt=8",
+    "--context=0": "context is 0; allowed are positive integers",
+    "--nvtx=all": "choose from",
     "--size=10B": "a step takes 205 GB at least; allowed is what fits",
 }
 NEEDS_A_GPU = ("--capture",)

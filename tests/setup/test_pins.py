@@ -16,7 +16,8 @@ CONSTRAINTS = ROOT / "dev" / "constraints.txt"
 
 def declared():
     """Return the requirements of pyproject.toml by name."""
-    book, dev = (PROJECT["optional-dependencies"][extra] for extra in ("book", "dev"))
+    extras = PROJECT["optional-dependencies"]
+    book, dev = extras["book"], extras["dev"]
     assert dev[0] == "a2lib[book]"
     needs = {}
     for line in [*PROJECT["dependencies"], *book, *dev[1:]]:

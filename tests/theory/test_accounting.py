@@ -58,6 +58,15 @@ def test_at_the_least_batch_communication_takes_as_long_as_computation():
     assert mesh.batch() == pytest.approx(least * 64)
 
 
+def test_no_split_whose_communication_hides_needs_fewer_tokens_than_the_best():
+    best = Mesh().best_tokens()
+    for Y in (1, 2, 4, 8, 16, 20, 20.8, 32):
+        mesh = Mesh(X=64 / Y, Y=Y)
+        least = mesh.least_tokens()
+        seconds = mesh.seconds(XXL, least)
+        assert least >= best or seconds["tp"] > seconds["compute"]
+
+
 def test_every_trick_is_what_its_own_mesh_gives():
     base, wide, best, piped, packed, fewer = tricks()
     assert base.overall == Mesh().batch()

@@ -19,7 +19,7 @@ def printed(capsys):
     """``printed(line)``: what the command prints; with --json the object."""
 
     def run(line=""):
-        assert command.main(line.split()) == 0
+        command.main(line.split())
         text = capsys.readouterr().out
         return json.loads(text) if "--json" in line else text
 
@@ -48,3 +48,10 @@ def test_the_table_has_every_answer(printed):
         assert answer.quantity in text and answer.assumption in text and answer.formula in text
         assert not isinstance(answer.value, float) or math.isfinite(answer.value)
     assert "219,848,638,464" in text and "dx = all-reduce" in text
+
+
+def test_a_number_that_is_none_is_refused(capsys):
+    for option in ("--tokens=0", "--flops=nan", "--devices=-1"):
+        with pytest.raises(SystemExit):
+            command.main([option])
+        assert "allowed are numbers above 0" in capsys.readouterr().err

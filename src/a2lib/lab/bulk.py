@@ -1,6 +1,6 @@
 """Bulk tables: what a picture is drawn from, a thousand rows of one configuration.
 
-    put("memory", "nvidia-h200", "2.7B-128-train-step", timeline_rows(snapshot), run=run,
+    put("memory", "nvidia-h200", "2.7B-128-train-step", timeline_rows(recording), run=run,
         about={"model": "2.7B", "context": 128})
     read("memory", "nvidia-h200", "2.7B-128-train-step").rows
 
@@ -9,28 +9,17 @@ JSON which run measured it and what of, then a table in CSV. It is replaced whol
 and small enough to commit.
 """
 
+import csv
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from a2lib.lab.csv_file import (
-    StoreError,
-    broken,
-    clean,
-    fields_of,
-    locked,
-    measured,
-    named,
-    opened,
-    to_csv,
-    write,
-)
-from a2lib.lab.runs import read_runs, scrub
+from a2lib.lab.csv_file import StoreError, clean, locked, measured, to_csv, write
+from a2lib.lab.runs import scrub
 from a2lib.lab.sections import BULK
 
-MOST_ROWS = 2000
 _KINDS = {"int": int, "float": float, "": str}
 
 
@@ -68,71 +57,54 @@ def put(
 ) -> Path:
     """Write a picture in place of the one of its name, on disk when this returns; its path.
 
-    Floats keep six digits. Raises StoreError, in one line, for an unknown table, no row or more
-    than ``MOST_ROWS``, other columns, what is no number, a run that is not in runs.csv, or a disk
-    that refuses.
+    Floats keep six digits. Raises StoreError, in one line, for other columns than the table's, for
+    what is no number, and for a disk that refuses.
     """
-    path = _place(table, device, picture, data)
+    path = _folder(table, data) / device / f"{picture}.csv"
     columns = TABLES[table]
-    lines: list[list[str]] = []
+    lines: list[list[str]] = [list(columns)]
     for row in rows:
-        if set(row) != set(columns):
+        if row.keys() != columns.keys():
             raise StoreError(f"{path}: a row of {', '.join(row)}; columns are {', '.join(columns)}")
-        try:
-            lines.append([_text(row[column], kind) for column, kind in columns.items()])
-        except (ValueError, TypeError) as error:
-            raise StoreError(f"{path}: {error}; the row not stored: {row}") from None
-    if not 1 <= len(lines) <= MOST_ROWS:
-        raise StoreError(f"{path}: {len(lines)} rows; allowed are 1 to {MOST_ROWS}")
-    if run not in {row["run"] for row in read_runs(data)}:
-        raise StoreError(f"{path}: run {run!r} is not in runs.csv; take it from start_run")
+        line = []
+        for column, kind in columns.items():
+            try:
+                line.append(_text(row[column], kind))
+            except (ValueError, TypeError) as error:
+                raise StoreError(f"{path}: {error}; the row not stored: {row}") from None
+        lines.append(line)
     head = scrub(json.dumps({"run": run, "about": dict(about)}, sort_keys=True))
     with locked(path):
-        write(path, f"# {head}\n{to_csv([columns, *lines])}")
+        write(path, f"# {head}\n{to_csv(lines)}")
     return path
 
 
 def read(table: str, device: str, picture: str, data: Path | None = None) -> Picture:
-    """The picture of that name.
-
-    Raises StoreError, naming the file, where there is none or it is broken.
-    """
-    path = _place(table, device, picture, data)
-    columns = TABLES[table]
-    if not path.is_file():
-        there = [name for of_device, name in pictures(table, data) if of_device == device]
-        raise StoreError(f"{path}: no such picture; there are {', '.join(there) or 'none'}")
+    """Return the picture of that name."""
     rows = []
-    with named(path), opened(path) as file:
-        number = 1
-        try:
-            head = json.loads(file.readline().removeprefix("# "))
-            run, about = head["run"], head["about"]
-            number = 2
-            if fields_of(file.readline()) != list(columns):
-                raise ValueError(f"the columns are {', '.join(columns)}")
-            for line in file:
-                number += 1
-                cells = zip(columns.items(), fields_of(line), strict=True)
-                rows.append({column: kind(field) for (column, kind), field in cells})
-        except (ValueError, KeyError, TypeError) as error:
-            raise broken(path, number, error) from None
-    return Picture(run, about, rows)
+    path = _folder(table, data) / device / f"{picture}.csv"
+    with open(path, newline="", encoding="utf-8") as file:
+        head = json.loads(file.readline().removeprefix("# "))
+        for line in csv.DictReader(file, strict=True):
+            row = {}
+            for column, kind in TABLES[table].items():
+                row[column] = kind(line[column])
+            rows.append(row)
+    return Picture(head["run"], head["about"], rows)
 
 
 def pictures(table: str, data: Path | None = None) -> list[tuple[str, str]]:
-    """(device, picture) of every picture of a table."""
-    return sorted((p.parent.name, p.stem) for p in _folder(table, data).glob("*/[!.]*.csv"))
+    """Return (device, picture) of every picture of a table."""
+    every = []
+    for path in _folder(table, data).glob("*/[!.]*.csv"):
+        every.append((path.parent.name, path.stem))
+    return sorted(every)
 
 
 def _folder(table: str, data: Path | None) -> Path:
     if table not in TABLES:
         raise StoreError(f"table {table!r}: allowed are {', '.join(TABLES)}")
     return measured(data) / "bulk" / table
-
-
-def _place(table: str, device: str, picture: str, data: Path | None) -> Path:
-    return _folder(table, data) / device / f"{picture}.csv"
 
 
 def _text(value: object, kind: type) -> str:

@@ -12,7 +12,6 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
 
 from a2lib import paths
 from a2lib.errors import OneLine
@@ -53,7 +52,7 @@ class CsvFile:
 
         Raises StoreError naming file and line where the file is not a valid table.
         """
-        return [dict(row) for row in self._load().values()]
+        return list(map(dict, self._load().values()))
 
     def put(self, *rows: Mapping[str, object]) -> None:
         """Write each of `rows` in place of the one with its key, else behind the last, on disk when
@@ -96,12 +95,13 @@ class CsvFile:
     def _parse(self) -> dict[Key, Row]:
         blank = dict.fromkeys(self.columns, "")
         rows: dict[Key, Row] = {}
-        with opened(self.path) as file:
+        # Bytes that are no UTF-8 come as unprintable characters.
+        with open(self.path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             number = 1
             try:
                 header = fields_of(file.readline())
                 known = [column for column in self.columns if column in header]
-                if header != known or not {*self.key} <= {*header}:
+                if header != known or not set(self.key) <= set(header):
                     raise ValueError(f"the header is not that of {','.join(self.columns)}")
                 for line in file:
                     number += 1
@@ -115,16 +115,14 @@ class CsvFile:
                         raise ValueError("the same key as a line before")
                     rows[key] = row
             except ValueError as error:
-                raise broken(self.path, number, error) from None
+                raise StoreError(
+                    f"{self.path}:{number}: {error}; mend that line by hand, or restore the file"
+                    " from git and run again (it was left as it is)"
+                ) from None
         return rows
 
     def _key(self, row: Row) -> Key:
-        return tuple(row[column] for column in self.key)
-
-
-def opened(path: Path) -> TextIO:
-    """Open a CSV file to read it line by line; bytes that are no UTF-8 come as unprintable."""
-    return open(path, encoding="utf-8", errors="surrogateescape", newline="")
+        return tuple(map(row.get, self.key))
 
 
 def fields_of(line: str) -> list[str]:
@@ -139,14 +137,6 @@ def fields_of(line: str) -> list[str]:
         return next(csv.reader([text], strict=True))
     except csv.Error as error:
         raise ValueError(error) from None
-
-
-def broken(path: Path, line: int, reason: object) -> StoreError:
-    """Return the error of a file that was broken by hand."""
-    return StoreError(
-        f"{path}:{line}: {reason}; mend that line by hand, or restore the file from git and run"
-        " again (it was left as it is)"
-    )
 
 
 def write(path: Path, text: str) -> None:
@@ -202,4 +192,7 @@ def to_csv(rows: Iterable[Iterable[object]]) -> str:
 
 def clean(text: str) -> str:
     """Return `text` on one line: line breaks, tabs and control characters become single spaces."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    for character in set(text):
+        if not character.isprintable():
+            text = text.replace(character, " ")
+    return " ".join(text.split())

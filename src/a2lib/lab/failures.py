@@ -13,6 +13,7 @@ from a2lib.lab.memory import free_memory
 from a2lib.lab.runs import scrub
 
 NOTE_LENGTH = 200
+NO_TILE = ("OutOfResources", "NoValidChoicesError")
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED|Storage size calculation "
     r"overflowed"
@@ -36,7 +37,7 @@ def classify(error: BaseException, warned: Iterable[str] = ()) -> tuple[str, str
     there.
     """
     chain = linked(error)
-    text = " ".join(str(link) for link in chain)
+    text = " ".join(map(str, chain))
     first = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     for link in chain:
         told = isinstance(link, RuntimeError) and _OUT_OF_MEMORY.search(str(link))
@@ -49,9 +50,9 @@ def classify(error: BaseException, warned: Iterable[str] = ()) -> tuple[str, str
     if _NO_KERNEL.search(text):
         reasons = "; ".join(_reasons(warned))
         return "unsupported", note(reasons or "this backend has no kernel for these inputs")
-    kinds = {type(link).__name__ for link in chain}
-    if kinds & {"OutOfResources", "NoValidChoicesError"} or "out of resource" in text:
-        return "unsupported", note(f"no tile of this kernel fits the GPU: {first}")
+    for link in chain:  # Triton's, and Inductor's; some say it in words
+        if type(link).__name__ in NO_TILE or "out of resource" in str(link):
+            return "unsupported", note(f"no tile of this kernel fits the GPU: {first}")
     return "error", note(first)
 
 
@@ -90,7 +91,7 @@ def is_lost(error: BaseException) -> bool:
     """Return whether ``error`` leaves the CUDA context unusable: later calls would fail too."""
     if isinstance(error, LostContext):
         return True
-    text = " ".join(str(link) for link in linked(error))
+    text = " ".join(map(str, linked(error)))
     return classify(error)[0] == "error" and bool(_LOST.search(text))
 
 

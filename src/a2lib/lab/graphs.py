@@ -12,6 +12,7 @@ a new one.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 from a2lib.lab.failures import LostContext, classify, failed, is_lost, note, trial
@@ -54,7 +55,7 @@ def time_replays(
     """
     graphs, clock = graphs or CudaGraphs(), clock or Clock("cuda")
     captured: dict[str, CapturedGraph] = {}
-    samples: dict[str, list[float]] = {name: [] for name in makers}
+    samples: dict[str, list[float]] = defaultdict(list)
     due: dict[str, int] = {}
     name = ""
     try:
@@ -104,9 +105,12 @@ def time_in_turns(
             yield name, failed(result)
     replays: dict[str, Timing] = {}
     if device == "cuda" and times:
-        captured = {name: functools.partial(makers[name], True) for name in times}
+        captured, expected_ms = {}, {}
+        for name, time in times.items():
+            captured[name] = functools.partial(makers[name], True)
+            expected_ms[name] = time.ms
         try:
-            replays = time_replays(captured, {name: time.ms for name, time in times.items()})
+            replays = time_replays(captured, expected_ms)
         except NoGraph as lost:
             yield lost.name, {**times[lost.name].row(section), **lost.columns}
             raise

@@ -51,9 +51,12 @@ def empty_folder() -> Iterator[Path]:
 @contextlib.contextmanager
 def caches_in(folder: Path) -> Iterator[None]:
     """Compiled code goes to ``folder`` and is looked for there alone."""
-    where = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "TRITON_CACHE_DIR": folder / "triton"}
+    folders = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
     forget()
-    with mock.patch.dict(os.environ, {name: str(path) for name, path in where.items()}):
+    with mock.patch.dict(os.environ, folders):
         try:
             yield
         finally:

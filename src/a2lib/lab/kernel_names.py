@@ -63,13 +63,15 @@ RULES = (
         r"masked_fill|gt|sigmoid|sqrt|lerp|addcmul|addcdiv|arange|silu_backward|random)_?$",
     ),
 )
-_COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in RULES)
 
 
 @functools.lru_cache(maxsize=65_536)
 def kind_of(name: str) -> str:
-    """The class of a kernel's (demangled) name, one of ``KINDS``."""
-    return next((kind for kind, pattern in _COMPILED if pattern.search(name)), "other")
+    """Return the class of a kernel's (demangled) name, one of ``KINDS``."""
+    for kind, pattern in RULES:
+        if re.search(pattern, name):
+            return kind
+    return "other"
 
 
 # Nsight's demangler writes "<unnamed>" and "(int)4" where that of torch.profiler has "(anonymous

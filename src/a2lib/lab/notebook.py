@@ -3,21 +3,16 @@
     run = start("ddp", globals())      # prints the device and the versions
 
 A sweep then records a run in runs.csv: device, versions, commit, the command that repeats it, the
-parameters, and a hash of the code that measures.
+parameters, and digits that stand for the code that measures (`sources.py`).
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import hashlib
-import inspect
 import json
 import shlex
-import textwrap
 import time
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from a2lib import paths
@@ -110,19 +105,6 @@ def _assigned(code: str) -> dict[str, object]:
         elif isinstance(statement, ast.Assign):
             defaults[statement.targets[0].id] = ast.literal_eval(statement.value)
     return defaults
-
-
-def source_hash(measure: Callable) -> str:
-    """Return twelve digits that stand for the code of `measure` and of every function and class
-    beside it, in the notebook's cells or in its module."""
-    beside = [measure, *measure.__globals__.values()]
-    texts = set()
-    for thing in beside:
-        is_code = isinstance(thing, types.FunctionType | type)
-        if is_code and thing.__module__ == measure.__module__:
-            with contextlib.suppress(OSError, TypeError):  # typed into a Python without files
-                texts.add(textwrap.dedent(inspect.getsource(thing)))
-    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:12]
 
 
 def _device_name(device: str) -> str:

@@ -1,4 +1,4 @@
-"""A progress bar that a saved notebook shows as one line, and a terminal as well.
+"""Show how far a sweep is: one line, in the saved notebook and in a terminal as well.
 
 papermill shows no output of a cell while it runs. Its plugin (`a2lib.papermill_default`) therefore
 names the terminal in `$A2LIB_TERMINAL`, and the same line is written there; a script's is the one
@@ -15,16 +15,14 @@ from a2lib.paths import TERMINAL
 
 WIDTH = 100
 EVERY_S = 0.5
-# Without a rate, which says little where one step takes a hundred times as long as another.
-FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rows [{elapsed}<{remaining}]"
 
 
 class Progress:
     """Show how many of `total` rows are done, the time they took and what is left of it, by those
     that did not fail: a failure takes no time, or another one.
 
-    In a notebook the bar is one output, replaced in place (tqdm's own would leave every state in
-    the file). Its owner calls `show` now and then, so that the time goes on between rows.
+    In a notebook the line is one output, replaced in place. Its owner calls `show` now and then, so
+    that the time goes on between rows.
     """
 
     def __init__(self, total: int, what: str) -> None:
@@ -43,7 +41,7 @@ class Progress:
         self.show()
 
     def say(self, text: str) -> None:
-        """Show `text`, what is going on, behind the bar."""
+        """Show `text`, what is going on, behind the rest."""
         self._text = text
         self.show()
 
@@ -58,12 +56,13 @@ class Progress:
             self._output.update({"text/plain": line}, raw=True)
         if self._terminal:
             with contextlib.suppress(OSError):  # the terminal may have gone
-                width = _columns(self._terminal)
-                self._terminal.write(f"\r{line:{width}}"[: width + 1])
+                columns = os.get_terminal_size(self._terminal.fileno()).columns or WIDTH
+                width = min(WIDTH, columns) - 1  # at the edge it would go on in the next line
+                self._terminal.write(f"\r{line[:width]:{width}}")
                 self._terminal.flush()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Leave the line as it is."""
         self._text = ""
         self.show(last=True)
         if self._terminal:
@@ -73,22 +72,21 @@ class Progress:
             self._terminal = None
 
     def _line(self) -> str:
-        from tqdm import tqdm
-
         seconds = time.monotonic() - self._started
+        words = [f"{self.what}: {self.done}/{self.total} rows"]
+        for status, number in self._failed.items():
+            words.append(f"{number} {status}")
+        words.append(_clock(seconds))
         measured = self.done - self._failed.total()
-        bar = tqdm.format_meter(
-            self.done,
-            self.total,
-            seconds,
-            prefix=self.what,
-            rate=measured / seconds if seconds else 0,
-            bar_format=FORMAT,
-            ncols=WIDTH - 30,
-            ascii=False,
-        )
-        failed = [f"{number} {status}" for status, number in self._failed.items() if number]
-        return " ".join([bar, *failed, self._text]).rstrip()
+        if measured and self.done < self.total:
+            words.append(f"{_clock(seconds / measured * (self.total - self.done))} left")
+        if self._text:
+            words.append(self._text)
+        return ", ".join(words)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds // 60)}:{int(seconds % 60):02}"
 
 
 def _open_terminal(is_script: bool):
@@ -101,13 +99,6 @@ def _open_terminal(is_script: bool):
             descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
             return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
     return None
-
-
-def _columns(terminal) -> int:
-    """Return the columns of a line that is replaced in place: one that reaches the edge moves on to
-    the next, and stays."""
-    columns = os.get_terminal_size(terminal.fileno()).columns
-    return min(WIDTH, columns - 1) if columns else WIDTH
 
 
 def _display(text: str):

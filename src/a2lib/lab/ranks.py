@@ -6,6 +6,7 @@ times = time_together({"ms": step}, device, budget_ms=800)  # in `measure`, by e
 
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from a2lib.errors import UnsupportedError
@@ -77,7 +78,11 @@ def conditions(device: str) -> str:
     """Return what times of messages depend on beside what is asked for: the processor and its cores
     on "cpu", those of NCCL's switches that are set on "cuda"."""
     if device == "cuda":
-        return ", ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ)
+        set_ones = []
+        for name in SWITCHES:
+            if name in os.environ:
+                set_ones.append(f"{name}={os.environ[name]}")
+        return ", ".join(set_ones)
     return f"{_processor()}, {cores()} cores"
 
 
@@ -105,12 +110,14 @@ def time_together(
 
     estimate_ms = 0.0
     for call in calls.values():
-        warm = [from_rest(call, device) for _ in range(WARMUP)]
-        estimate_ms += max(everyone(warm[-1]))
+        for _ in range(WARMUP):
+            last_ms = from_rest(call, device)
+        estimate_ms += max(everyone(last_ms))
     n = sample_count(budget_ms, estimate_ms, min_n, max_n)
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples = defaultdict(list)
     for name, count in in_turns(dict.fromkeys(calls, n)):
-        samples[name] += [from_rest(calls[name], device) for _ in range(count)]
+        for _ in range(count):
+            samples[name].append(from_rest(calls[name], device))
     return {name: RankTimes(everyone(samples[name])) for name in calls}
 
 

@@ -40,8 +40,9 @@ def start_run(
     """Record a new run in runs.csv and return its id, ``<UTC time>-<device>-<random suffix>``.
 
     ``command`` is what a reader would type to repeat it, ``parameters`` what it was given,
-    ``source`` a hash of the code that measures. Driver, versions and commit are read here; what
-    this machine does not have is blank. Raises StoreError if the row cannot be written.
+    ``source`` what `sources.py` tells of the code that measures. Driver, versions and commit are
+    read here; what this machine does not have is blank. Raises StoreError if the row cannot be
+    written.
     """
     now = datetime.now(UTC)
     run = f"{now:%Y%m%dT%H%M%SZ}-{device}-{secrets.token_hex(3)}"
@@ -116,13 +117,16 @@ def versions() -> dict[str, str]:
         texts["cuda"] = str(torch.version.cuda or "")
         texts["cudnn"] = str(torch.backends.cudnn.version() or "")
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            texts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+            texts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return texts
 
 
 def _git(*arguments: str) -> str:
     # A hook runs with GIT_DIR set, which would answer for another checkout.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    environment = dict(os.environ)
+    for name in os.environ:
+        if name.startswith("GIT_"):
+            del environment[name]
     environment["GIT_OPTIONAL_LOCKS"] = "0"  # asking must not get in the way of a commit
     return _output("git", "-C", str(paths.ROOT), *arguments, env=environment)
 

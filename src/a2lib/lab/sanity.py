@@ -39,10 +39,10 @@ class Expected:
             self.rows = self.rows.round().long().unique().to(q.device)
             self.do = torch.zeros_like(do)
             self.do[..., self.rows, :] = do[..., self.rows, :]
-            q, do = (x[..., self.rows, :].double() for x in (q, do))
+            q, do = q[..., self.rows, :].double(), do[..., self.rows, :].double()
             k, v = k.double(), v.double()
             if group > 1:
-                k, v = (x.repeat_interleave(group, dim=-3) for x in (k, v))
+                k, v = k.repeat_interleave(group, dim=-3), v.repeat_interleave(group, dim=-3)
             scale = 1 / math.sqrt(q.shape[-1])
             scores = q @ k.transpose(-1, -2) * scale
             if causal:

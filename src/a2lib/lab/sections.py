@@ -5,6 +5,7 @@ data/README.md and the tests over all notebooks and pages are held against this.
 """
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,10 @@ class Section:
     @property
     def columns(self) -> tuple[str, ...]:
         return self.key + self.values + COMMON
+
+    def columns_of(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """Return those of `fields` that the section has a column for, in its order."""
+        return {name: fields[name] for name in self.columns if name in fields}
 
 
 def section_of(name: str, key: str, values: str, **others: object) -> Section:

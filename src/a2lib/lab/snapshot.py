@@ -53,6 +53,9 @@ class Phase(NamedTuple):
     end_us: float
 
 
+NOWHERE = Phase("", -math.inf, -math.inf)
+
+
 class Owner(NamedTuple):
     """Whose the storage at an address was at some time."""
 
@@ -65,8 +68,7 @@ class Owner(NamedTuple):
 @dataclass
 class Allocation:
     """Bytes from ``start_us`` to ``end_us``: -inf where they were there before the recording, inf
-    where they are there at its end. ``first`` and ``last`` are the numbers of those events, which
-    tell the order within one microsecond.
+    where they are there at its end.
 
     ``phase`` is that of the allocation, "" where unknown; ``name`` of a parameter, or of the module
     that saved it. ``line`` is the line of code nearest to the allocation outside of PyTorch, as
@@ -81,24 +83,34 @@ class Allocation:
     phase: str = ""
     name: str = ""
     line: str = ""
-    first: int = -1
-    last: float = math.inf
+
+
+class Change(NamedTuple):
+    """The begin of an allocation, or the end, whose bytes are negative."""
+
+    time_us: float
+    allocation: Allocation
+    bytes: int
 
 
 @dataclass(frozen=True)
 class Recording:
-    """``allocations`` in the order in which they were made. ``unexplained_bytes`` is how much more
-    (or less) the allocator's blocks hold at the end than the allocations do: 0, unless the history
-    lost its beginning."""
+    """``allocations`` in the order in which they were made, ``changes`` in that of their events.
+    ``phases`` come in the order of their ends, inner ones first. ``unexplained_bytes`` is how much
+    more (or less) the allocator's blocks hold at the end than the allocations do: 0, unless the
+    history lost its beginning."""
 
     allocations: list[Allocation]
+    changes: list[Change]
     phases: list[Phase]
     unexplained_bytes: int
 
-    def phase_at(self, time_us: float) -> str:
-        """Return the innermost phase at that time; "" outside of all."""
-        inside = [p for p in self.phases if p.start_us <= time_us <= p.end_us]
-        return min(inside, key=lambda p: p.end_us - p.start_us).name if inside else ""
+    def phase_at(self, time_us: float) -> Phase:
+        """Return the innermost phase at that time; outside of all one without a name."""
+        for phase in self.phases:
+            if phase.start_us <= time_us <= phase.end_us:
+                return phase
+        return NOWHERE
 
 
 class Recorder:
@@ -224,41 +236,45 @@ def read(snapshot: dict, phases: Iterable[Phase] = (), owners: Iterable[Owner] =
     for segment in snapshot["segments"]:
         if segment["device"] == device:
             blocks += [block for block in segment["blocks"] if block["state"] == "active_allocated"]
-    allocations, held = _replay(events, blocks)
-    unexplained = sum(block["requested_size"] for block in blocks) - held
-    recording = Recording(allocations, list(phases), unexplained)
+    recording = _replay(events, blocks, list(phases))
     _categorise(recording, owners)
     return recording
 
 
-def _replay(events: list[dict], blocks: list[dict]) -> tuple[list[Allocation], int]:
-    """Return the allocations, and the bytes of those without an end."""
-    recorded: list[Allocation] = []
+def _replay(events: list[dict], blocks: list[dict], phases: list[Phase]) -> Recording:
+    """Return what was allocated and freed, of no category yet."""
     before: list[Allocation] = []
+    recorded: list[Allocation] = []
+    changes: list[Change] = []
     alive: dict[int, Allocation] = {}
-    for number, event in enumerate(events):
-        address = event["addr"]
+    for event in events:
+        address, time_us = event["addr"], float(event["time_us"])
         if event["action"] == "alloc":
-            allocation = Allocation(address, event["size"], float(event["time_us"]))
-            allocation.first = number
+            allocation = Allocation(address, event["size"], time_us)
             allocation.line = _line(event.get("frames", ()))
             recorded.append(allocation)
             alive[address] = allocation
+            changes.append(Change(time_us, allocation, allocation.bytes))
         # A block that another stream still uses is freed at "free_completed"; nobody holds it then.
         elif event["action"] == "free_requested":
             allocation = alive.pop(address, None)
             if allocation is None:
                 allocation = Allocation(address, event["size"])
                 before.append(allocation)
-            allocation.end_us = float(event["time_us"])
-            allocation.last = number
+            allocation.end_us = time_us
+            changes.append(Change(time_us, allocation, -allocation.bytes))
+    unexplained = 0
     for block in blocks:
-        if block["address"] not in alive:
+        allocation = alive.get(block["address"])
+        if allocation is None:
             allocation = Allocation(block["address"], block["requested_size"])
             allocation.line = _line(block.get("frames", ()))
             before.append(allocation)
             alive[allocation.address] = allocation
-    return before + recorded, sum(allocation.bytes for allocation in alive.values())
+        unexplained += block["requested_size"]
+    for allocation in alive.values():
+        unexplained -= allocation.bytes
+    return Recording(before + recorded, changes, phases, unexplained)
 
 
 def _line(frames: Iterable[dict]) -> str:
@@ -275,62 +291,61 @@ def _categorise(recording: Recording, owners: Iterable[Owner]) -> None:
     seen: dict[int, list[Owner]] = defaultdict(list)
     for owner in owners:
         seen[owner.address].append(owner)
+    for address_owners in seen.values():
+        address_owners.sort(key=lambda owner: (OWNED.index(owner.category), owner.time_us))
     for allocation in recording.allocations:
-        start, end = allocation.start_us, allocation.end_us
-        allocation.phase = recording.phase_at(start)
-        owned = [o for o in seen[allocation.address] if start <= o.time_us <= end]
-        if owned:
-            first = min(owned, key=lambda o: (OWNED.index(o.category), o.time_us))
-            allocation.category, allocation.name = first.category, first.name
-            continue
-        for phase in recording.phases:
-            inside = phase.start_us <= start and end <= phase.end_us
-            if inside and phase.name == allocation.phase:
-                allocation.category = TEMPORARIES
+        phase = recording.phase_at(allocation.start_us)
+        allocation.phase = phase.name
+        if allocation.end_us <= phase.end_us:
+            allocation.category = TEMPORARIES
+        for owner in seen[allocation.address]:
+            if allocation.start_us <= owner.time_us <= allocation.end_us:
+                allocation.category, allocation.name = owner.category, owner.name
+                break
 
 
 class State(NamedTuple):
-    """Bytes by category after the event `number`; -1 before all."""
+    """Bytes by category at a time."""
 
-    number: int
     time_us: float
-    bytes: tuple[int, ...]
+    bytes: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
 
 
 def _states(recording: Recording) -> list[State]:
+    """Return the state before the first change, and that after each."""
     now = dict.fromkeys(CATEGORIES, 0)
-    changes = []
     for allocation in recording.allocations:
-        if allocation.first < 0:
+        if allocation.start_us == -math.inf:
             now[allocation.category] += allocation.bytes
-        else:
-            event = allocation.first, allocation.start_us
-            changes.append((*event, allocation.category, allocation.bytes))
-        if allocation.last < math.inf:
-            event = int(allocation.last), allocation.end_us
-            changes.append((*event, allocation.category, -allocation.bytes))
-    changes.sort()
-    states = [State(-1, changes[0][1] if changes else 0.0, tuple(now.values()))]
-    for number, time_us, category, change in changes:
-        now[category] += change
-        states.append(State(number, time_us, tuple(now.values())))
+    start_us = recording.changes[0].time_us if recording.changes else 0.0
+    states = [State(start_us, dict(now))]
+    for change in recording.changes:
+        now[change.allocation.category] += change.bytes
+        states.append(State(change.time_us, dict(now)))
     return states
 
 
 def _inside(recording: Recording, states: list[State], name: str) -> list[State]:
     """Return the states of the phase, from what was there when it began."""
     [phase] = [phase for phase in recording.phases if phase.name == name]
-    inside = [state for state in states if phase.start_us <= state.time_us <= phase.end_us]
-    before = [state for state in states if state.time_us < phase.start_us]
-    return [state._replace(time_us=phase.start_us) for state in before[-1:]] + inside
+    before, inside = [], []
+    for state in states:
+        if state.time_us < phase.start_us:
+            before = [state._replace(time_us=phase.start_us)]
+        elif state.time_us <= phase.end_us:
+            inside.append(state)
+    return before + inside
 
 
 def peak(recording: Recording, phase: str) -> dict[str, int]:
     """Return the bytes of each of `CATEGORIES` at the moment of most bytes in a phase, "step 0" or
     "step 0/forward"; the first of equals."""
     states = _inside(recording, _states(recording), phase)
-    most = max(states, key=lambda state: sum(state.bytes))
-    return dict(zip(CATEGORIES, most.bytes, strict=True))
+    return max(states, key=lambda state: state.total).bytes
 
 
 def timeline_rows(recording: Recording, phase: str, points: int) -> list[dict[str, object]]:
@@ -347,14 +362,13 @@ def timeline_rows(recording: Recording, phase: str, points: int) -> list[dict[st
     size = max(1, math.ceil(len(states) / (points // 4)))
     rows = []
     for first in range(0, len(states), size):
-        bin_ = states[first : first + size]
-        totals = [sum(state.bytes) for state in bin_]
-        chosen = {0, len(bin_) - 1, totals.index(min(totals)), totals.index(max(totals))}
-        for i in sorted(chosen):
-            state = bin_[i]
-            row = {"time_us": round(state.time_us - start)}
-            row["phase"] = recording.phase_at(state.time_us)
-            rows.append(row | dict(zip(CATEGORIES, state.bytes, strict=True)))
+        numbers = range(first, min(first + size, len(states)))
+        least = min(numbers, key=lambda i: states[i].total)
+        most = max(numbers, key=lambda i: states[i].total)
+        for i in sorted({numbers[0], least, most, numbers[-1]}):
+            time_us = states[i].time_us
+            row = {"time_us": round(time_us - start), "phase": recording.phase_at(time_us).name}
+            rows.append(row | states[i].bytes)
     return rows
 
 

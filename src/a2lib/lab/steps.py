@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
-from a2lib.checks import check_name
+from a2lib.checks import check_name, check_sizes
 from a2lib.errors import UnsupportedError
 from a2lib.lab.device import synchronize
 from a2lib.lab.failures import LostContext
@@ -80,10 +80,14 @@ class StepConfig:
     @classmethod
     def of(cls, key: Mapping[str, object]) -> Self:
         """Return the configuration that the columns of a row name."""
-        fields = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in key.items() if name in fields})
+        fields = {}
+        for field in dataclasses.fields(cls):
+            if field.name in key:
+                fields[field.name] = key[field.name]
+        return cls(**fields)
 
     def __post_init__(self) -> None:
+        check_sizes(context=self.context, batch=self.batch)
         check_name("mode", self.mode, PHASES)
         check_name("precision", self.precision, PRECISIONS)
         check_name("compile", self.compile, COMPILES)
@@ -158,7 +162,7 @@ class TrainingStep:
             # A captured step counts its steps on the GPU.
             capturable = self.device == "cuda" and self.config.capture
             return torch.optim.AdamW(self.model.parameters(), fused=True, capturable=capturable)
-        ids = {id(weight) for weight in matrices}
+        ids = set(map(id, matrices))
         rest = [p for p in self.model.parameters() if id(p) not in ids]
         working = torch.bfloat16 if narrow else None
         groups = [{"params": matrices, "working_dtype": working}, {"params": rest}]
@@ -258,15 +262,17 @@ def timed(step, around: Phase = nullcontext) -> StepTimes:
         output = step(phase)
         synchronize(step.device)
         wall = 1e3 * (time.perf_counter() - begin)
-    starts, ends = zip(*moments.values(), strict=True)
-    ms = {name: start.ms_until(end) for name, (start, end) in moments.items()}
-    host = {name: start.host_ms_until(end) for name, (start, end) in moments.items()}
-    if step.config.capture:
-        ms.clear()  # of a replay the whole alone
+    ms, host = {}, {}
+    for name, (start, end) in moments.items():
+        host[name] = start.host_ms_until(end)
+        if not step.config.capture:  # of a replay the whole alone
+            ms[name] = start.ms_until(end)
+    first, _ = next(iter(moments.values()))
+    _, last = next(reversed(moments.values()))
     value = output.item() if "loss" in step.config.phases else math.nan
     del output  # logits, and with them what a backward would need
     step.drop_gradients()
-    ms |= {"step": starts[0].ms_until(ends[-1]), "wall": wall}
+    ms |= {"step": first.ms_until(last), "wall": wall}
     host["step"] = sum(host.values())
     return StepTimes(ms, host, value if math.isfinite(value) else None)
 

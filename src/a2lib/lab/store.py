@@ -100,7 +100,7 @@ class Table(CsvFile):
             raise StoreError(
                 f"{dict(row)} lacks {', '.join(missing)}; the key columns are {columns}"
             )
-        return tuple(format_value(column, row[column]) for column in self.key)
+        return tuple([format_value(column, row[column]) for column in self.key])
 
     def frame(self, keys: Iterable[Mapping[str, object]] | None = None) -> pandas.DataFrame:
         """Return the rows as a DataFrame, numbers as numbers; only those with ``keys``, in their
@@ -109,7 +109,7 @@ class Table(CsvFile):
 
         rows = self.rows()
         if keys is not None:
-            stored = {self.identify(row): row for row in rows}
+            stored = dict(zip(map(self.identify, rows), rows, strict=True))
             wanted = dict.fromkeys(map(self.identify, keys))
             rows = [stored[key] for key in wanted if key in stored]
         frame = pd.DataFrame(rows, columns=list(self.columns))
@@ -150,11 +150,13 @@ class Table(CsvFile):
     def to_text(self, row: Mapping[str, object]) -> Row:
         """Values are text, numbers, booleans or None (stored blank). Columns left out are blank,
         but the key, ``status`` and ``run`` are required."""
-        columns, required = self.section.columns, (*self.section.key, "status", "run")
-        wrong = [f"unknown column {name}" for name in row if name not in columns]
-        wrong += [f"column {name} is missing" for name in required if name not in row]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)}; the columns are {', '.join(columns)}")
+        columns = self.section.columns
+        for name in row:
+            if name not in columns:
+                raise ValueError(f"unknown column {name}; the columns are {', '.join(columns)}")
+        for name in (*self.section.key, "status", "run"):
+            if name not in row:
+                raise ValueError(f"column {name} is missing; the columns are {', '.join(columns)}")
         return {column: format_value(column, row.get(column)) for column in columns}
 
     def check(self, row: Row) -> None:
@@ -167,17 +169,13 @@ class Table(CsvFile):
             allowed = _ALLOWED.get(column)
             if text and allowed and not allowed[0].fullmatch(text):
                 raise ValueError(f"{column} is {text!r}, not {allowed[1]}")
-        results = [column for column in section.values if column in RESULTS]
-        measured_here = [column for column in (*TIMES, "n", *results) if row[column]]
-        if row["status"] != "ok":
-            if measured_here:
-                raise ValueError(f"{measured_here[0]} is given, but status is {row['status']}")
-            return
-        needed = ["ms"] if section.timed else results or [c for c in section.values if c != "note"]
-        if section.name not in SECTIONS:  # a reader's own, which may hold either
-            needed = ["ms", *section.values]
-        if not any(row[column] for column in needed):
+        needed = ("ms",) if section.timed else ("ms", *section.values)
+        given = [column for column in needed if row[column] and column != "note"]
+        if row["status"] == "ok" and not given:
             raise ValueError(f"status is ok, but {', '.join(needed)} is blank")
+        for column in (*TIMES, "n", *RESULTS):
+            if row["status"] != "ok" and row.get(column):
+                raise ValueError(f"{column} is given, but status is {row['status']}")
 
 
 def data_folder(device: str) -> Path:

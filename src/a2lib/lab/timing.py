@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 from a2lib.lab.device import Sensors, synchronize
 from a2lib.lab.failures import detached
@@ -34,10 +34,18 @@ LONG_MS = 1000.0
 # The samples of each implementation are spread over this many turns.
 TURNS = 10
 # The host's time is that of a few calls in a row from an idle GPU, so few that their launches fit
-# the queue (about a thousand): where it is full the host waits for the GPU. Calls in a row, and how
-# often, of short calls and of others.
+# the queue (about a thousand): where it is full the host waits for the GPU.
 HOST_SHORT_MS = 5.0
-HOST_SHORT, HOST_OTHERS = (5, 9), (1, 3)
+
+
+class Bursts(NamedTuple):
+    """So many calls in a row, so many times."""
+
+    calls: int
+    times: int
+
+
+HOST_SHORT, HOST_OTHERS = Bursts(5, 9), Bursts(1, 3)
 
 
 class Mark:
@@ -174,8 +182,7 @@ class Timing:
 
     def row(self, section: Section) -> dict[str, object]:
         """The fields that ``section`` has a column for."""
-        fields = dataclasses.asdict(self)
-        return {name: fields[name] for name in section.columns if name in fields}
+        return section.columns_of(dataclasses.asdict(self))
 
     def named(self, name: str) -> dict[str, float]:
         """The median and its quantiles as columns of another name than ``ms``."""
@@ -223,16 +230,18 @@ def time_many(
     tensors alive.
     """
     clock = clock or Clock(device)
-    every = {name: _Series(function, clock) for name, function in functions.items()}
-    due = {}
-    for name, series in every.items():
+    every, due = {}, {}
+    for name, function in functions.items():
+        every[name] = series = _Series(function, clock)
         series.attempt(series.warm_up, warmup_ms, max_n)
         if series.failure is None:
             n = sample_count(rep_ms, series.estimate_ms, min_n, max_n)
             due[name] = n - len(series.samples)
     for name, n in in_turns(due):
         every[name].attempt(every[name].sample, n)
-    _time_hosts([series for series in every.values() if series.failure is None])
+    for turn in range(max(HOST_SHORT.times, HOST_OTHERS.times)):
+        for series in every.values():
+            series.attempt(series.time_host, turn)
     return {name: series.failure or series.timing() for name, series in every.items()}
 
 
@@ -275,25 +284,17 @@ class _Series:
         self.samples += self._clock.samples(self._function, n)
         self._mhz.append(self._clock.sm_mhz)
 
-    def time_host(self, calls: int) -> None:
-        taken = self._clock.host(self._function, calls)
-        if taken is not None:
-            self._host.append(taken)
+    def time_host(self, turn: int) -> None:
+        """Measure the host's time in this turn: of short calls more, and more often."""
+        is_short = statistics.median(self.samples) < HOST_SHORT_MS
+        bursts = HOST_SHORT if is_short else HOST_OTHERS
+        if turn < bursts.times:
+            taken = self._clock.host(self._function, bursts.calls)
+            if taken is not None:
+                self._host.append(taken)
 
     def timing(self) -> Timing:
         return Timing.from_samples(self.samples, self._host, self._mhz)
-
-
-def _time_hosts(every: Sequence[_Series]) -> None:
-    """Measure the host's time of each function, in turns: short ones in more calls, more often."""
-    plans = []
-    for series in every:
-        is_short = statistics.median(series.samples) < HOST_SHORT_MS
-        plans.append((series, *(HOST_SHORT if is_short else HOST_OTHERS)))
-    for turn in range(max(HOST_SHORT[1], HOST_OTHERS[1])):
-        for series, calls, repetitions in plans:
-            if turn < repetitions:
-                series.attempt(series.time_host, calls)
 
 
 def in_turns(due: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -320,7 +321,10 @@ def sample_count(rep_ms: float, estimate_ms: float, min_n: int, max_n: int) -> i
 
 def median_reading(readings: Sequence[float | None]) -> int | None:
     """The median of the readings that succeeded, to the whole number; None where none did."""
-    succeeded = [reading for reading in readings if reading is not None]
+    succeeded = []
+    for reading in readings:
+        if reading is not None:
+            succeeded.append(reading)
     return round(statistics.median(succeeded)) if succeeded else None
 
 
@@ -354,12 +358,15 @@ class RankTimes:
     @property
     def slowest(self) -> Timing:
         """Return the times of the slowest rank, call by call."""
-        return Timing.from_samples([max(times) for times in zip(*self.by_rank, strict=True)])
+        slowest = []
+        for times in zip(*self.by_rank, strict=True):
+            slowest.append(max(times))
+        return Timing.from_samples(slowest)
 
     def row(self, section: Section) -> dict[str, object]:
         """The columns that ``section`` has: the slowest rank's times, the host's, and of what the
         ranks took by themselves, of their medians, the least, the median and the most."""
-        medians = [statistics.median(times) for times in self.by_rank]
+        medians = list(map(statistics.median, self.by_rank))
         columns = {
             **self.slowest.row(section),
             "ms_host": self.ms_host,
@@ -367,4 +374,4 @@ class RankTimes:
             "ms_rank_median": statistics.median(medians),
             "ms_rank_max": max(medians),
         }
-        return {name: columns[name] for name in section.columns if name in columns}
+        return section.columns_of(columns)

@@ -33,8 +33,7 @@ STEP_OF = re.compile(r"step \d+")
 OF_LIBRARIES = re.compile(r"(cub|thrust)::|Optimizer\.(step|zero_grad)#")
 # Operators that make a view or take memory, and compute nothing.
 NO_WORK = frozenset(
-    f"aten::{name}"
-    for name in """
+    """
     as_strided view _unsafe_view reshape _reshape_alias expand select slice t transpose permute
     unsqueeze squeeze detach alias split empty empty_like empty_strided resize_ unbind unflatten
     flatten to result_type item _local_scalar_dense is_nonzero lift_fresh resolve_conj resolve_neg
@@ -46,7 +45,7 @@ NO_WORK = frozenset(
 NSYS_NAMES = {"KERNEL": "demangledName", "MEMCPY": "copyKind", "MEMSET": "'Memset'"}
 COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 PUSHED = 59
-LOST = " or ".join(f"text like '%{word}%'" for word in ("lost", "drop", "overflow", "incomplete"))
+LOST = re.compile("lost|drop|overflow|incomplete", re.IGNORECASE)
 # Correlation ids are numbers of one process, whose id is all but 24 bits of a thread's.
 PROCESS = "globalTid >> 24"
 LEAST_SHARE = 0.001  # of all time: a kernel below it is filed under "rest"
@@ -191,9 +190,8 @@ def _span(event) -> Span:
 
 def _computes_itself(operator) -> bool:
     """Return whether an operator computes, and calls none that does."""
-    if operator.name in NO_WORK:
-        return False
-    return all(child.name in NO_WORK for child in operator.cpu_children)
+    called = [child.name.removeprefix("aten::") for child in operator.cpu_children]
+    return operator.name.removeprefix("aten::") not in NO_WORK and NO_WORK.issuperset(called)
 
 
 def from_nsys(path: Path | str) -> Trace:
@@ -206,8 +204,9 @@ def from_nsys(path: Path | str) -> Trace:
     """
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as base:
-        for (text,) in _select(base, "DIAGNOSTIC_EVENT", "text", LOST):
-            raise ValueError(f"the trace is not whole: {text}")
+        for (text,) in _select(base, "DIAGNOSTIC_EVENT", "text"):
+            if LOST.search(text or ""):
+                raise ValueError(f"the trace is not whole: {text}")
         words = dict(_select(base, "StringIds", "id, value"))
         calls: dict[tuple[int, int], Span] = {}
         for process, correlation, name, start, end in _select(
@@ -268,7 +267,7 @@ def _file_under_ranges(kernels: Iterable[Kernel], ranges: Iterable[Span]) -> Non
         while waiting and waiting[-1].start_ns <= now:
             is_open.append(waiting.pop())
         is_open = [span for span in is_open if span.end_ns > now]
-        kernel.path = tuple(span.name for span in is_open)
+        kernel.path = tuple([span.name for span in is_open])
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -284,8 +283,10 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 def busy_ns(kernels: Iterable[Kernel]) -> int:
     """Return how long at least one kernel ran; streams overlap, so this is no sum."""
-    running = union((kernel.start_ns, kernel.end_ns) for kernel in kernels)
-    return sum(end - start for start, end in running)
+    busy = 0
+    for start_ns, end_ns in union((kernel.start_ns, kernel.end_ns) for kernel in kernels):
+        busy += end_ns - start_ns
+    return busy
 
 
 def span_ns(kernels: Sequence[Kernel]) -> int:
@@ -305,7 +306,9 @@ def kernel_rows(kernels: Sequence[Kernel]) -> list[dict[str, object]]:
     import pandas as pd
 
     group = ["phase", "part", "kind", "kernel"]
-    cells = [(k.phase, k.part, k.kind, k.name, k.duration_ns) for k in kernels]
+    cells = []
+    for kernel in kernels:
+        cells.append((kernel.phase, kernel.part, kernel.kind, kernel.name, kernel.duration_ns))
     frame = pd.DataFrame(cells, columns=[*group, "ns"])
     total_ns = frame["ns"].sum() or 1
     is_rest = frame.groupby("kernel")["ns"].transform("sum") / total_ns < LEAST_SHARE
@@ -337,26 +340,28 @@ def strip_rows(
     The window begins at `start_ns` of the trace. Neighbours on a stream with equal kind, phase and
     part are one row where the gap is small; if there are still more than `most`, it ends earlier.
     """
-    intervals = []
+    intervals: list[_Piece] = []
     for kernel in kernels:
         work = kernel.kind, kernel.phase, kernel.part
-        intervals.append((kernel.start_ns, kernel.end_ns, kernel.stream, work))
+        intervals.append(_Piece(kernel.start_ns, kernel.end_ns, kernel.stream, work))
         launch = kernel.launch
         if launch is not None and launch.start_ns != kernel.start_ns:  # as an operator's is
-            intervals.append((launch.start_ns, launch.end_ns, HOST, work))
+            intervals.append(_Piece(launch.start_ns, launch.end_ns, HOST, work))
+    intervals.sort(key=lambda piece: (piece.start_ns, piece.end_ns, piece.stream))
     pieces: list[_Piece] = []
     last: dict[str, _Piece] = {}  # of each stream, the only piece that may grow
-    for start, end, stream, work in sorted(intervals, key=lambda interval: interval[:3]):
-        start = max(start, start_ns)
-        end = min(end, start_ns + length_ns)
-        if start >= end:
+    for piece in intervals:
+        piece.start_ns = max(piece.start_ns, start_ns)
+        piece.end_ns = min(piece.end_ns, start_ns + length_ns)
+        if piece.start_ns >= piece.end_ns:
             continue
-        before = last.get(stream)
-        if before and before.work == work and start - before.end_ns <= NEIGHBOURS_NS:
-            before.end_ns = max(before.end_ns, end)
+        before = last.get(piece.stream)
+        is_alike = before is not None and before.work == piece.work
+        if is_alike and piece.start_ns - before.end_ns <= NEIGHBOURS_NS:
+            before.end_ns = max(before.end_ns, piece.end_ns)
         else:
-            last[stream] = _Piece(start, end, stream, work)
-            pieces.append(last[stream])
+            last[piece.stream] = piece
+            pieces.append(piece)
     rows = []
     for piece in pieces[:most]:
         row = {"start_us": (piece.start_ns - start_ns) / 1e3}

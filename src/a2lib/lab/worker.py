@@ -3,7 +3,7 @@
     python -m a2lib.lab.worker FOLDER                                            # one process
     torchrun --standalone --nproc-per-node 2 -m a2lib.lab.worker FOLDER          # ranks
 
-`a2lib.lab.sweep` starts it and says what lies in the folder.
+`a2lib.lab.processes` starts it and says what lies in the folder.
 """
 
 import contextlib

@@ -44,11 +44,12 @@ def load(section: str, roots: list[Path] | None = None) -> pd.DataFrame:
     frames = []
     for position, root in enumerate(roots):
         for device, rows in read_section(section, data=root).items():
+            if not rows:
+                continue
             frame = _typed(pd.DataFrame(rows, columns=list(SECTIONS[section].columns)))
             local = device != PUBLISHED or position > 0
             file = str(root / "measured" / section / f"{device}.csv")
             frames.append(frame.assign(device=device, file=file, local=local))
-    frames = [frame for frame in frames if len(frame)]
     if not frames:
         columns = [*SECTIONS[section].columns, "device", "file", "local"]
         return _typed(pd.DataFrame(columns=columns)).astype({"local": bool})
@@ -58,7 +59,9 @@ def load(section: str, roots: list[Path] | None = None) -> pd.DataFrame:
 def load_runs(roots: list[Path] | None = None) -> pd.DataFrame:
     """Return runs.csv of every root, a row per run, indexed by the run's id."""
     roots = data_roots() if roots is None else roots
-    rows = [run for root in roots for run in read_runs(data=root)]
+    rows = []
+    for root in roots:
+        rows += read_runs(data=root)
     return pd.DataFrame(rows, columns=list(COLUMNS)).drop_duplicates("run").set_index("run")
 
 

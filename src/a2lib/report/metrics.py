@@ -50,7 +50,10 @@ def floors(
 
 def moved_bytes(kernels: Iterable[Kernel]) -> int:
     """Return the bytes that kernels read and write."""
-    return sum(kernel.count * kernel.bytes for kernel in kernels)
+    total = 0
+    for kernel in kernels:
+        total += kernel.count * kernel.bytes
+    return total
 
 
 def bytes_between_matmuls(kernels: Iterable[Kernel]) -> int:

@@ -54,16 +54,20 @@ class Claim:
 
     def is_supported(self, tables: dict[str, pd.DataFrame]) -> bool:
         """Return whether the rows in ``tables`` support the sentence."""
-        return bool(self.holds(*(tables[name] for name in self.sections)))
+        return bool(self.holds(*_tables_of(self.sections, tables)))
 
     def answer(self, tables: dict[str, pd.DataFrame]) -> str:
         """Return "yes" or "no" for a reader's rows, "not measured" if some of them are missing."""
-        if not all(len(tables[name]) for name in self.sections):
+        if not all(map(len, _tables_of(self.sections, tables))):
             return "not measured"
         try:
             return "yes" if self.is_supported(tables) else "no"
         except LACKING:
             return "not measured"
+
+
+def _tables_of(sections: tuple[str, ...], tables: dict[str, pd.DataFrame]) -> list[pd.DataFrame]:
+    return [tables[name] for name in sections]
 
 
 def pick(rows: pd.DataFrame, **where) -> pd.DataFrame:
@@ -205,7 +209,7 @@ class Page:
         ``lacking`` gets the tables of ``sections`` and returns the rows in question. Raises
         ClaimError once there are any, since a text has to be written about them then.
         """
-        tables = [self.tables[name] for name in sections or (self.section,)]
+        tables = _tables_of(sections or (self.section,), self.tables)
         try:
             number = len(lacking(*tables))
         except Missing:
@@ -225,7 +229,9 @@ class Page:
     def source(self, command: str) -> Markdown:
         """Return a fold that says where the page's rows come from: files, machine, versions, and
         the command that measures them."""
-        published = [_every(name, self._roots).query("not local") for name in self._derive]
+        published = []
+        for name in self._derive:
+            published.append(_every(name, self._roots).query("not local"))
         line = provenance.source(pd.concat(published), self.runs, command)
         return Markdown(f":::::{{dropdown}} Where these numbers come from\n{line.text}\n:::::\n")
 
@@ -250,8 +256,11 @@ class Page:
         """Return the page's claims that rows of a device answer, as a table, and how many others
         there are."""
         name = style.device_name(device)
-        answers = [(claim.words, claim.answer(tables)) for claim in self.claims]
-        answered = [line for line in answers if line[1] != "not measured"]
+        answered = []
+        for claim in self.claims:
+            answer = claim.answer(tables)
+            if answer != "not measured":
+                answered.append((claim.words, answer))
         if not answered and device == "cpu":
             return "This page's claims are about GPUs; a CPU's rows answer none of them."
         if not answered:
@@ -259,7 +268,7 @@ class Page:
         lines = pd.DataFrame(answered, columns=["claim about the published GPU", name])
         label = f"tab-{self._label}-holds-{device}"
         text = folded(Table(lines, f"What of this page holds on {name}", label, 2), OPEN_LINES)
-        left = len(answers) - len(answered)
+        left = len(self.claims) - len(answered)
         if left:
             text += f"\nClaims whose rows are not measured on {name}: {left}.\n"
         return text
@@ -313,8 +322,8 @@ def _derived(
 
 def _links(device: str, rows: pd.DataFrame) -> str:
     """Return links to the files that hold a device's rows."""
-    links = ", ".join(provenance.link(file) for file in sorted(set(rows["file"])))
-    return f"Rows of {style.device_name(device)}: {links}."
+    links = map(provenance.link, sorted(set(rows["file"])))
+    return f"Rows of {style.device_name(device)}: {', '.join(links)}."
 
 
 def _column(name: str) -> str:

@@ -187,7 +187,7 @@ def name_lanes(ax, at: Sequence[float], names: Sequence[str]) -> None:
 def lying(ax, labels, longest: float, xlabel: str, room: float) -> None:
     """Set the axes of horizontal bars, the first on top, with ``room`` (a share of the longest) for
     texts at their ends."""
-    name_lanes(ax, range(len(labels)), [str(name) for name in labels])
+    name_lanes(ax, range(len(labels)), list(map(str, labels)))
     ax.invert_yaxis()
     ax.set_xlim(0, longest * (1 + room))
     ax.xaxis.set_major_locator(MaxNLocator(5))

@@ -26,14 +26,15 @@ def hardware(rows: pd.DataFrame, runs: pd.DataFrame) -> str:
     names = used["n_devices"].astype(str) + " × " + used["device"].map(style.device_name)
     parts = _sorted_values(names)
     for field, title in VERSIONS.items():
-        versions = _sorted_values(_version(field, value) for value in used[field])
+        written = used[field].map(_cudnn_version) if field == "cudnn" else used[field]
+        versions = _sorted_values(written)
         if versions:
             parts.append(f"{title} {' and '.join(versions)}")
     days = _sorted_values(used["started"].str[:10])
     parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
-    commits = [f"`{commit}`" for commit in _sorted_values(used["git"].map(short_commit))]
+    commits = _sorted_values(used["git"].map(short_commit))
     if commits:
-        parts.append("commit " + ", ".join(commits))
+        parts.append(f"commit `{'`, `'.join(commits)}`")
     return ", ".join(parts)
 
 
@@ -49,8 +50,8 @@ def source(rows: pd.DataFrame, runs: pd.DataFrame, command: str) -> Markdown:
     if not len(rows):
         return Markdown(block(f"No rows yet. To measure: `{command}`."))
     files = _sorted_values(rows["file"])
-    names = {os.path.basename(file) for file in files}
-    links = [link(file, folder=len(names) < len(files)) for file in files]
+    has_twins = len(set(map(os.path.basename, files))) < len(files)
+    links = [link(file, folder=has_twins) for file in files]
     data = f"Data: {', '.join(links)}."
     measured = f"Measured on {hardware(rows, runs)}."
     repeat = f"To repeat: `{command} -p remeasure True`."
@@ -75,13 +76,13 @@ def block(text: str) -> str:
 
 def _sorted_values(values) -> list[str]:
     """Return the values that are not blank, each once, in order."""
-    return sorted({value for value in values if value})
+    return sorted(set(filter(None, values)))
 
 
-def _version(field: str, value: str) -> str:
-    """Return a version as people write it."""
-    if field == "cudnn" and value.isdigit():  # 91900 is 9.19.0, and 8902 is 8.9.2
-        size = 10_000 if int(value) >= 10_000 else 1000
-        major, rest = divmod(int(value), size)
-        return f"{major}.{rest // 100}.{rest % 100}"
-    return value
+def _cudnn_version(value: str) -> str:
+    """Return a version of cuDNN as people write it: 91900 is 9.19.0, and 8902 is 8.9.2."""
+    if not value.isdigit():
+        return value
+    size = 10_000 if int(value) >= 10_000 else 1000
+    major, rest = divmod(int(value), size)
+    return f"{major}.{rest // 100}.{rest % 100}"

@@ -47,16 +47,17 @@ def state(label: str) -> str:
         return "not measured yet"
     if not question.missing:
         return "answered"
-    queries = [query for query in question.lacking.split("; ") if query]
-    if queries and all(count(question.section, query) for query in queries):
-        return "answered"
+    if question.lacking:
+        queries = question.lacking.split("; ")
+        if all(count(question.section, query) for query in queries):
+            return "answered"
     return f"partly answered; not measured yet: {question.missing}"
 
 
 def counts() -> dict[str, int]:
     """Return how many parts there are ("all"), and how many are "answered", "derived" on paper,
     "partly" answered, and "open"."""
-    states = pd.Series([state(label) for label in load()])
+    states = pd.Series(map(state, load()))
     return {
         "all": len(states),
         "answered": int((states == "answered").sum()),

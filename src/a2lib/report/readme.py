@@ -1,4 +1,4 @@
-"""The picture of README.md, which is also the preview of the book's pages, from the committed rows.
+"""The picture of README.md, from the committed rows.
 
 `make html` calls `write`; to draw it anew after a change of its looks, remove the file first.
 """
@@ -39,7 +39,7 @@ def write(file: Path = PICTURE, root: Path = ROOT / "data") -> Path:
     """
     times = gpu_times(root)
     if not file.exists() or plotted(file) != times:
-        # 1200 by 630 pixels, the size of a preview.
+        # 1200 by 630 pixels
         chart = style.Chart(partial(_draw, times=times), width=7.5, height=3.9375)
         chart.save(file, dpi=160, metadata={"Software": None, KEY: json.dumps(times)})
     return file

@@ -78,8 +78,7 @@ def device_name(slug: str) -> str:
     """Return a device's name as people write it: NVIDIA H200 for nvidia-h200."""
     words = []
     for word in slug.split("-"):
-        has_digit = any(letter.isdigit() for letter in word)
-        in_capitals = has_digit or word in ("nvidia", "cpu")
+        in_capitals = not word.isalpha() or word in ("nvidia", "cpu")
         words.append(word.upper() if in_capitals else word.capitalize())
     return " ".join(words)
 

@@ -46,7 +46,7 @@ def pipe(frame: pd.DataFrame, left: int = 1) -> str:
     frame = frame.astype(object).fillna(MISSING)
     lines = [_line(frame.columns), "|" + "|".join(alignments) + "|"]
     for row in frame.itertuples(index=False):
-        lines.append(_line(_cell(value) for value in row))
+        lines.append(_line(map(_cell, row)))
     return "\n".join(lines)
 
 

@@ -116,7 +116,10 @@ def union(rows: Iterable[dict]) -> list[tuple[float, float]]:
 
 def covered_us(rows: Iterable[dict]) -> float:
     """Return the time in µs in which at least one of a strip's rows runs."""
-    return sum(end - start for start, end in union(rows))
+    total = 0.0
+    for start, end in union(rows):
+        total += end - start
+    return total
 
 
 def of_kind(rows: Iterable[dict], kind: str) -> list[dict]:
@@ -194,10 +197,11 @@ def _draw_strip(ax, rows: pd.DataFrame, streams: list[str], kinds: dict[str, str
             few = boxes[(boxes["stream"] == stream) & (boxes["kind"] == kind)]
             spans = few[["start_us", "duration_us"]].to_numpy()
             ax.broken_barh(spans, (y - 0.36, 0.72), facecolor=colour, linewidth=0)
-    if len(streams) == 2 and HOST in streams:
-        names = ["launches", "GPU"]
-    else:
-        names = ["launches" if stream == HOST else f"stream {stream}" for stream in streams]
+    names = []
+    is_one_of_the_gpu = len(streams) == 2 and HOST in streams
+    for stream in streams:
+        name = "GPU" if is_one_of_the_gpu else f"stream {stream}"
+        names.append("launches" if stream == HOST else name)
     plots.name_lanes(ax, range(len(streams)), names)
     ax.invert_yaxis()
     ax.grid(False)
@@ -205,5 +209,7 @@ def _draw_strip(ax, rows: pd.DataFrame, streams: list[str], kinds: dict[str, str
 
 def legend(figure, colours: dict[str, str], columns: int = 3) -> None:
     """Draw a legend of colours above the panels."""
-    patches = [Patch(color=colour, label=name, linewidth=0) for name, colour in colours.items()]
+    patches = []
+    for name, colour in colours.items():
+        patches.append(Patch(color=colour, label=name, linewidth=0))
     panels.legend(figure, patches, columns)

@@ -7,41 +7,48 @@ an example: the feed-forward layer and the device that the options describe.
 What a whole training takes in a layout is ``evaluate`` in estimate.py.
 """
 
+import argparse
 import json
-import sys
 from dataclasses import replace
 from itertools import groupby
 
-from a2lib.command import Number, Parser, Whole, add_number, output
 from a2lib.theory import answers
 from a2lib.theory.parallelism import EXAMPLE
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = vars(parser().parse_args(arguments))
+def main(arguments: list[str] | None = None) -> None:
+    command = parser()
+    options = vars(command.parse_args(arguments))
     as_json, n = options.pop("json"), options.pop("devices")
-    every = answers.all_answers(replace(EXAMPLE, **options), n)
+    try:
+        every = answers.all_answers(replace(EXAMPLE, **options), n)
+    except ValueError as error:
+        command.error(str(error))
     if as_json:
         questions = answers.by_question(every)
         print(json.dumps(questions, ensure_ascii=False, indent=2, allow_nan=False))
     else:
         print(table(every))
-    return 0
 
 
-def parser() -> Parser:
-    options = Parser(prog="python -m a2lib.theory", description=__doc__.partition("\n")[0])
-    options.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+def parser() -> argparse.ArgumentParser:
+    command = argparse.ArgumentParser(
+        prog="python -m a2lib.theory",
+        description=__doc__.partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     for name, kind, words in (
-        ("tokens", Whole(1, 10**12), "B, tokens of the batch over all devices"),
-        ("d-model", Whole(1, 10**7), "D, width of the model"),
-        ("d-ff", Whole(1, 10**8), "F, hidden width of the layer"),
-        ("flops", Number(1e6, 1e18), "C, FLOPs per second of a device"),
-        ("bandwidth", Number(1e3, 1e18), "W, bytes per second that a device sends"),
+        ("tokens", int, "B, tokens of the batch over all devices"),
+        ("d_model", int, "D, width of the model"),
+        ("d_ff", int, "F, hidden width of the layer"),
+        ("flops", float, "C, FLOPs per second of a device"),
+        ("bandwidth", float, "W, bytes per second that a device sends"),
     ):
-        add_number(options, f"--{name}", kind, words, getattr(EXAMPLE, name.replace("-", "_")))
-    add_number(options, "--devices", Whole(1, 10**7), "N of times and operations", 8)
-    return options
+        option = f"--{name.replace('_', '-')}"
+        command.add_argument(option, type=kind, default=getattr(EXAMPLE, name), help=words)
+    command.add_argument("--devices", type=int, default=8, help="N of times and operations")
+    return command
 
 
 def table(every: list[answers.Answer]) -> str:
@@ -65,6 +72,4 @@ def shown(value: float) -> str:
 
 
 if __name__ == "__main__":
-    with output():
-        code = main()
-    sys.exit(code)
+    main()

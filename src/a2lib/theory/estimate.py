@@ -29,11 +29,9 @@ FLOP_COUNTS = ("causal", "full", "6ND")
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by component on the device with the largest peak, the ``moment`` of that peak, and a
-    step's time."""
+    """Bytes by component at the largest peak of a device, and a step's time."""
 
     memory: dict[str, float]
-    moment: str
     time: StepTime
 
     @property
@@ -51,8 +49,7 @@ def evaluate(training: Training, layout: Layout, device: Device) -> Estimate:
     a layout that breaks a rule."""
     case = Case(training, layout, device)
     check(case)
-    moment, components = memory(case)
-    return Estimate(components, moment, step_time(case))
+    return Estimate(memory(case), step_time(case))
 
 
 def model_flops(training: Training, count: str = "causal") -> float:

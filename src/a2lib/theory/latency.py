@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from a2lib.checks import check_name
-from a2lib.theory.collectives import positive
+from a2lib.theory.collectives import all_gather_s, all_reduce_s, positive
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
@@ -70,4 +70,4 @@ def wire_share(operation: str, n: int) -> float:
         raise ValueError(f"n is {n!r}; allowed are whole numbers from 2 on")
     if operation == "broadcast":
         return 1.0
-    return (2 if operation == "all_reduce" else 1) * (n - 1) / n
+    return all_reduce_s(1, n, 1) if operation == "all_reduce" else all_gather_s(1, n, 1)

@@ -59,40 +59,33 @@ class StepTime:
 
 
 def step_time(case: Case) -> StepTime:
-    """Return the time of a step of a case that ``check`` has passed."""
+    """Return the time of a step of a case that ``check`` has passed. It is the slowest stage's, and
+    the other stages are taken to be as slow."""
     m, stages = case.layout.microbatches, case.stages
-    work = [microbatch_work(case, stage) for stage in stages]
-    compute = [sum(parts.values()) for parts in work]
-    sent = [microbatch_messages(case, stage) for stage in stages]
-    longest = [max(c, *s) for c, s in zip(compute, sent, strict=True)]
-    apart = [c + sum(s) for c, s in zip(compute, sent, strict=True)]
-
-    slowest = compute.index(max(compute))
+    slowest = max(stages, key=lambda stage: sum(microbatch_work(case, stage).values()))
     heaviest = max(stages, key=case.weights)
+    work, sent = microbatch_work(case, slowest), microbatch_messages(case, slowest)
     once, update = once_messages(case, heaviest), optimizer_s(case, heaviest)
-    whole = sent[slowest].times(m) + once
 
-    busiest_links = m * max(seconds.links for seconds in sent) + once.links
-    busiest_network = m * max(seconds.network for seconds in sent) + once.network
-    hidden = m * max(longest) + bubble_s(case, longest)
-    bare = m * max(apart) + bubble_s(case, apart) + sum(once)
-    parts = {name: m * seconds for name, seconds in work[slowest].items()}
-    parts |= {"pipeline bubble": bubble_s(case, compute), "optimizer": update}
-    all_hidden = max(hidden, busiest_links, busiest_network) + update
-    return StepTime(parts, *whole, all_hidden, bare + update)
+    compute = sum(work.values())
+    idle = idle_microbatches(case)
+    messages = sent.times(m) + once
+    all_hidden = max((m + idle) * max(compute, *sent), *messages)
+    none_hidden = (m + idle) * (compute + sum(sent)) + sum(once)
+    parts = {name: m * seconds for name, seconds in work.items()}
+    parts |= {"pipeline bubble": idle * compute, "optimizer": update}
+    return StepTime(parts, *messages, all_hidden + update, none_hidden + update)
 
 
-def bubble_s(case: Case, stage_s: list[float]) -> float:
-    """Return the seconds that the slowest stage waits for the others' first and last micro-batch.
+def idle_microbatches(case: Case) -> float:
+    """Return for how many micro-batches' time a stage waits in a step.
 
     1F1B waits for one micro-batch of each other stage, or for a chunk of one if stages are
     interleaved. Zero bubble fills in twice the gradients of the weights (Qi et al., 2024, table 2).
     """
-    layout = case.layout
-    through = sum(s * stage.count for s, stage in zip(stage_s, case.stages, strict=True))
-    others = through - max(stage_s)
-    if layout.schedule == "1f1b":
-        return others / layout.chunks
+    others = case.layout.pipeline - 1
+    if case.layout.schedule == "1f1b":
+        return others / case.layout.chunks
     return others * (1 - 2 * block_products(case) / block_flops(case))
 
 
@@ -134,11 +127,8 @@ def microbatch_work(case: Case, stage: Stage) -> dict[str, float]:
     products = stage.blocks * step_products(case)
     if stage.last:
         products += 3 * 2 * case.tokens * shape.vocab_size * shape.d_model
-    # Weights are read in the forward, for both matmuls of the backward, and for recomputation.
-    reads = 4 if case.layout.checkpointing == "block" else 3
-    read_s = reads * NARROW * case.weights(stage) / device.memory_bandwidth
     return {
-        "products": max(products / rate, read_s),
+        "products": products / rate,
         "attention": stage.blocks * step_scores(case) / rate,
         "elementwise": elementwise_bytes(case, stage) / device.memory_bandwidth,
     }
@@ -156,7 +146,7 @@ def elementwise_bytes(case: Case, stage: Stage) -> float:
     training, shape, layout, t = case.training, case.shape, case.layout, case.layout.tensor
     again = 1 if layout.checkpointing == "block" else 0
     stream = 2 * 4 * shape.d_model / layout.rows
-    rope = 2 * (shape.q_width / t + case.kv_width)
+    rope = 2 * (shape.q_width + shape.kv_width) / t
     every_pass = (2 + again) * (stream + rope)
     gate_forward, gate_backward = (3, 5) if shape.gated else (2, 3)
     gate = ((1 + again) * gate_forward + gate_backward) / t
@@ -222,7 +212,7 @@ def context_messages(case: Case, stage: Stage) -> Seconds:
     """Return ring attention's rounds: keys and values go to the next device, once less than there
     are devices, and in the backward these and their gradients."""
     rings = stage.blocks * (4 if case.layout.checkpointing == "block" else 3)
-    round_bytes = 2 * NARROW * case.tokens * case.kv_width
+    round_bytes = 2 * NARROW * case.tokens * case.shape.kv_width / case.layout.tensor
     return _hops(case, "context", rings * (case.layout.context - 1) * round_bytes)
 
 

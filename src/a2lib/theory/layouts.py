@@ -108,14 +108,12 @@ class Stage(NamedTuple):
 
     first, last: whether it has the embedding, and the head
     blocks: its blocks
-    count: how many stages are like it
     held: micro-batches whose activations it holds at its peak
     """
 
     first: bool
     last: bool
     blocks: int
-    count: int
     held: float
 
 
@@ -148,43 +146,25 @@ class Case:
     def stages(self) -> list[Stage]:
         """The different stages; where there are three, the second stands for all between."""
         p = self.layout.pipeline
-        if p == 1:
-            return [self._stage(0, self.shape.num_layers, 1)]
         first, middle, last = stage_blocks(self.shape.num_layers, p)
-        stages = [
-            self._stage(0, first, 1),
-            self._stage(1, middle, p - 2),
-            self._stage(p - 1, last, 1),
-        ]
-        return [stage for stage in stages if stage.count]
+        stages = [self._stage(0, first)]
+        if p > 2:
+            stages.append(self._stage(1, middle))
+        if p > 1:
+            stages.append(self._stage(p - 1, last))
+        return stages
 
-    def _stage(self, number: int, blocks: int, count: int) -> Stage:
+    def _stage(self, number: int, blocks: int) -> Stage:
         layout = self.layout
         kind = "interleaved" if layout.chunks > 1 else layout.schedule
         sizes = layout.pipeline, layout.microbatches, layout.chunks
         held = peak_microbatches(kind, *sizes, number)
-        is_last = count == 1 and number == layout.pipeline - 1
-        return Stage(number == 0, is_last, blocks, count, held)
-
-    @property
-    def kv_width(self) -> float:
-        """Width of the keys on one of tensor's devices: at least a head, of which several devices
-        then have copies."""
-        return max(self.shape.kv_width / self.layout.tensor, self.shape.head_dim)
-
-    @property
-    def attention_weights(self) -> float:
-        """Parameters of a block's attention on one of tensor's devices."""
-        repeated = self.kv_width - self.shape.kv_width / self.layout.tensor
-        matrices = self.shape.attention_matrices / self.layout.tensor
-        return matrices + 2 * self.shape.d_model * repeated
+        return Stage(number == 0, number == layout.pipeline - 1, blocks, held)
 
     @property
     def block(self) -> float:
         """Parameters of a block on one of tensor's devices; each has all norms."""
-        shape = self.shape
-        ffn = shape.ffn_matrices * shape.d_model * shape.d_ff / self.layout.tensor
-        return self.attention_weights + ffn + shape.block_vectors
+        return self.shape.block_matrices / self.layout.tensor + self.shape.block_vectors
 
     @property
     def table(self) -> float:
@@ -243,21 +223,18 @@ def check(case: Case) -> None:
     check_name("schedule", layout.schedule, SCHEDULES)
     data, t, p, c = layout.data, layout.tensor, layout.pipeline, layout.context
     m, chunks = layout.microbatches, layout.chunks
-    layers, keys = shape.num_layers, shape.kv_heads
     is_flash = training.attention == "flash"
     if training.batch % (data * m):
         raise ValueError(f"data {data} x microbatches {m} must divide batch {training.batch}")
-    if shape.num_heads % t or shape.d_ff % t:
+    if shape.kv_heads % t or shape.d_ff % t:
         raise ValueError(
-            f"tensor {t} must divide num_heads {shape.num_heads} and d_ff {shape.d_ff}"
+            f"tensor {t} must divide the {shape.kv_heads} heads of keys and d_ff {shape.d_ff}"
         )
-    if keys % t and t % keys:
-        raise ValueError(f"tensor {t} and num_kv_heads {keys}: one must divide the other")
-    spread = stage_blocks(layers, p)
+    spread = stage_blocks(shape.num_layers, p)
     if spread is None:
         raise ValueError(
-            f"pipeline {p} with num_layers {layers}; allowed are stages that divide the layers, or"
-            " up to three more (the first has one fewer, the last up to two)"
+            f"pipeline {p} with num_layers {shape.num_layers}; allowed are stages that divide the"
+            " layers, or up to three more (the first has one fewer, the last up to two)"
         )
     _, middle, _ = spread
     if chunks > 1 and (p == 1 or middle % chunks or m % p):

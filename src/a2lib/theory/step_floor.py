@@ -18,47 +18,43 @@ from a2lib.theory.products import INDEX, WIDE, matmul_flops
 from a2lib.theory.roofline import NARROW, PRECISIONS, Kernel
 from a2lib.theory.transformer import block_parameter_count, parameter_count
 
-# Bytes that an eager block reads and writes between its matmuls, per element of the residual
-# stream, of the FFN's hidden width, of the scores and of its matrices (which autocast casts each
-# time). "masked" is the scores' scale, mask and softmax. A few numbers per token are left out.
+# Bytes that an eager block reads and writes between its matmuls, by part, per element of the
+# residual stream, of the FFN's hidden width, of the scores and of its matrices (which autocast
+# casts each time). Attention's are the scores' scale, mask and softmax. A few numbers per token are
+# left out.
 TRAFFIC = {
     ("fp32", "forward"): {
-        "norms": {"stream": 80},
-        "rope": {"stream": 88},
-        "gate": {"hidden": 20},
-        "masked": {"scores": 32},
+        "elementwise": {"stream": 168, "hidden": 20},
+        "attention": {"scores": 32},
     },
     ("fp32", "backward"): {
-        "masked": {"stream": 32, "scores": 48},
-        "rest": {"stream": 324, "hidden": 36},
+        "elementwise": {"stream": 324, "hidden": 36},
+        "attention": {"stream": 32, "scores": 48},
     },
     ("bf16", "forward"): {
-        "norms": {"stream": 76},
-        "rope": {"stream": 80},
-        "gate": {"hidden": 10},
-        "masked": {"scores": 20},
-        "casts": {"stream": 54, "matrices": 6},
-        "casts of scores": {"scores": 12},
+        "elementwise": {"stream": 210, "hidden": 10, "matrices": 6},
+        "attention": {"scores": 32},
     },
     ("bf16", "backward"): {
-        "masked": {"stream": 16, "scores": 48},
-        "rest": {"stream": 390, "hidden": 18, "matrices": 6},
+        "elementwise": {"stream": 390, "hidden": 18, "matrices": 6},
+        "attention": {"stream": 16, "scores": 48},
     },
 }
-# The same outside of the blocks: embedding, last norm and head; the loss with its gradient.
+# The same outside of the blocks, by phase: embedding, last norm and head; the loss with its
+# gradient.
 BESIDE = {
-    "fp32": {
-        "forward": {"stream": 36},
-        "loss": {"logits": 8},
-        "gradient of the loss": {"logits": 16},
-        "backward": {"stream": 100, "table": 4},
-    },
-    "bf16": {
-        "forward": {"stream": 42, "table": 6},
-        "loss": {"logits": 14},
-        "gradient of the loss": {"logits": 22},
-        "backward": {"stream": 106, "table": 10},
-    },
+    "fp32": [
+        ("forward", "elementwise", {"stream": 36}),
+        ("loss", "loss", {"logits": 8}),
+        ("backward", "loss", {"logits": 16}),
+        ("backward", "elementwise", {"stream": 100, "table": 4}),
+    ],
+    "bf16": [
+        ("forward", "elementwise", {"stream": 42, "table": 6}),
+        ("loss", "loss", {"logits": 14}),
+        ("backward", "loss", {"logits": 22}),
+        ("backward", "elementwise", {"stream": 106, "table": 10}),
+    ],
 }
 
 
@@ -66,7 +62,7 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
     """Return the kernels of an eager train-step with eager attention and fused AdamW.
 
     ``bf16`` is CUDA's autocast: each matmul casts its inputs, and RoPE and the softmax run in
-    float32. The kernels between matmuls are one for each name of ``TRAFFIC``. Raises ValueError for
+    float32. The kernels between matmuls are one for each part of ``TRAFFIC``. Raises ValueError for
     sizes that are not positive integers, and for another precision.
     """
     check_name("precision", precision, PRECISIONS)
@@ -75,9 +71,12 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
     numbers = "bf16" if precision == "bf16" else "fp32"
     tokens, layers, heads = batch * context, shape.num_layers, batch * shape.num_heads
     d, f = shape.d_model, shape.d_ff
-    linear = [(name, d, d, layers) for name in ("q", "k", "v", "output")]
-    linear += [("w1", d, f, layers), ("w3", d, f, layers), ("w2", f, d, layers)]
-    linear += [("lm_head", d, shape.vocab_size, 1)]
+    linear = [
+        ("q, k, v and output", d, d, 4 * layers),
+        ("w1 and w3", d, f, 2 * layers),
+        ("w2", f, d, layers),
+        ("lm_head", d, shape.vocab_size, 1),
+    ]
     kernels = list(_linear(linear, tokens, width, width))
     sizes = {
         "stream": tokens * d,
@@ -88,27 +87,21 @@ def eager_step(shape: Shape, batch: int, context: int, precision: str) -> list[K
         "table": shape.vocab_size * d,
     }
 
-    def moving(phase: str, part: str, name: str, moved: dict[str, int], count: int) -> Kernel:
-        total = sum(per_element * sizes[of] for of, per_element in moved.items())
-        return Kernel(phase, part, name, total, 0, count)
+    def moving(phase: str, part: str, moved: dict[str, int], count: int) -> Kernel:
+        total = 0
+        for tensor, per_element in moved.items():
+            total += per_element * sizes[tensor]
+        return Kernel(phase, part, "between matmuls", total, 0, count)
 
     for pass_ in ("forward", "backward"):
-        of_one = heads, context, shape.head_dim, width
-        matmul, _ = attention_kernels("eager", True, pass_, *of_one)
+        matmul, _ = attention_kernels("eager", True, pass_, heads, context, shape.head_dim, width)
         count = layers * matmul.count
         kernels.append(replace(matmul, part="attention", name="scores", count=count))
-        for name, moved in TRAFFIC[numbers, pass_].items():
-            part = "attention" if "scores" in moved else "elementwise"
-            kernels.append(moving(pass_, part, name, moved, layers))
-    beside = BESIDE[numbers]
-    return [
-        *kernels,
-        moving("forward", "elementwise", "beside", beside["forward"], 1),
-        moving("loss", "loss", "beside", beside["loss"], 1),
-        moving("backward", "loss", "beside", beside["gradient of the loss"], 1),
-        moving("backward", "elementwise", "beside", beside["backward"], 1),
-        _adamw(shape),
-    ]
+        for part, moved in TRAFFIC[numbers, pass_].items():
+            kernels.append(moving(pass_, part, moved, layers))
+    for phase, part, moved in BESIDE[numbers]:
+        kernels.append(moving(phase, part, moved, 1))
+    return [*kernels, _adamw(shape)]
 
 
 def _linear(

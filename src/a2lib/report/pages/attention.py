@@ -84,12 +84,11 @@ def at(rows, pass_="forward", n=LONGEST, d=64, causal=False, implementation="eag
     )
 
 
-def both_ms(rows, implementation: str, n: int = LONGEST, time: str = "gpu") -> float:
-    """Return the ms of a causal forward and backward with heads of 64; ``time`` is a column."""
+def both_ms(rows, implementation: str, n: int = LONGEST) -> float:
+    """Return the GPU's ms for a causal forward and backward with heads of 64."""
     total = 0.0
     for pass_ in PASSES:
-        row = at(rows, pass_, n, causal=True, implementation=implementation)
-        total += getattr(row, time)
+        total += at(rows, pass_, n, causal=True, implementation=implementation).gpu
     return total
 
 
@@ -98,8 +97,8 @@ def least_times(rows: pd.DataFrame) -> pd.DataFrame:
     lines = {"ms": ["matmuls", "moving matrices", "least time", "**measured**"]}
     for pass_ in PASSES:
         row = at(rows, pass_, causal=True)
-        least = [row.matmuls, row.least - row.matmuls, row.least]
-        lines[pass_] = [*(digits(ms, 3) for ms in least), f"**{digits(row.gpu, 3)}**"]
+        least = cells([row.matmuls, row.least - row.matmuls, row.least])
+        lines[pass_] = [*least, f"**{digits(row.gpu, 3)}**"]
     return pd.DataFrame(lines)
 
 
@@ -169,15 +168,13 @@ def peer(rows: pd.DataFrame, name: str):
 
 def peers(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table of the GPU time and memory of each attention in PEERS."""
-    few = [peer(rows, name) for name in PEERS]
-    return pd.DataFrame(
-        {
-            "attention": list(PEERS.values()),
-            "writes the matrix": ["no" if name in NO_MATRIX else "yes" for name in PEERS],
-            "GPU time, ms": [digits(row.gpu, 3) for row in few],
-            "memory, GB": [digits(row.peak_bytes / 1e9, 2) for row in few],
-        }
-    )
+    lines = []
+    for name, title in PEERS.items():
+        row = peer(rows, name)
+        writes = "no" if name in NO_MATRIX else "yes"
+        lines.append([title, writes, digits(row.gpu, 3), digits(row.peak_bytes / 1e9)])
+    head = ["attention", "writes the matrix", "GPU time, ms", "memory, GB"]
+    return pd.DataFrame(lines, columns=head)
 
 
 def every_time(rows: pd.DataFrame, causal: bool) -> pd.DataFrame:
@@ -186,18 +183,17 @@ def every_time(rows: pd.DataFrame, causal: bool) -> pd.DataFrame:
     eager = pick(rows, implementation="eager", causal=causal)
     forward = pick(eager, pass_="forward").set_index(key).sort_index()
     backward = pick(eager, pass_="backward").set_index(key).reindex(forward.index)
-    return pd.DataFrame(
-        {
-            "tokens": [count(n) for n, _ in forward.index],
-            "d": [d for _, d in forward.index],
-            "forward, ms": _means(forward),
-            "GPU, ms": cells(forward["gpu"]),
-            "backward, ms": _means(backward),
-            "GPU, ms ": cells(backward["gpu"]),
-            "before, GB": cells(backward["held_bytes"] / 1e9),
-            "added, GB": cells(backward["peak_bytes"] / 1e9),
-        }
-    )
+    columns = {
+        "tokens": forward.index.get_level_values("seq_len").map(count),
+        "d": forward.index.get_level_values("head_dim"),
+        "forward, ms": _means(forward),
+        "GPU, ms": cells(forward["gpu"]),
+        "backward, ms": _means(backward),
+        "GPU, ms ": cells(backward["gpu"]),
+        "before, GB": cells(backward["held_bytes"] / 1e9),
+        "added, GB": cells(backward["peak_bytes"] / 1e9),
+    }
+    return pd.DataFrame(columns)
 
 
 def _means(rows: pd.DataFrame) -> list[str]:

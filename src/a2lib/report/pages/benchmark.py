@@ -41,15 +41,13 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
     mfu: of a whole step: FLOPs over its time and the bf16 peak of the data sheet
     ms_gpu: the same step in a CUDA graph
-    ms_issued: Python's time to launch the step
     floor: the least time of the step's kernels, ms
     """
     rows = rows.copy()
     whole = rows["phase"] == "wall"
     rows["mfu"] = model_flops_utilization(rows, rows["ms"]).where(whole)
     replayed = rows[rows["capture"] & whole].set_index(CASE)["ms"].rename("ms_gpu")
-    launched = rows[~rows["capture"] & (rows["phase"] == "step")].set_index(CASE)["ms_host"]
-    rows = rows.join(replayed, on=CASE).join(launched.rename("ms_issued"), on=CASE)
+    rows = rows.join(replayed, on=CASE)
     rows["floor"] = _floors(rows, rows_of("ceiling"))
     return rows.sort_values(["model", "context"], key=by_title)
 
@@ -58,7 +56,7 @@ def by_title(column: pd.Series) -> pd.Series:
     """Return what a column is sorted by: models in the order of TITLES."""
     if column.name != "model":
         return column
-    return column.map({name: i for i, name in enumerate(TITLES)})
+    return column.map(pd.Series(range(len(TITLES)), list(TITLES)))
 
 
 def model_flops_utilization(rows: pd.DataFrame, times: pd.Series) -> pd.Series:
@@ -156,7 +154,8 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
             ax.texts[0].remove()
             ax.annotate(words[0], (0.97 * limit, 0), color=PAPER, ha="right", va="center")
         ax.set_xlim(0, limit)
-        ticks = [t for t in ax.get_xticks() if t <= 1.1 * longest]
+        ticks = ax.get_xticks()
+        ticks = ticks[ticks <= 1.1 * longest]
         ax.set_xticks(ticks if len(ticks) < 4 else ticks[::2])
         ax.set_title(TITLES[model], loc="left")
     for ax in axes[1:]:

@@ -103,21 +103,24 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     few = pick(rows, operation="all_reduce", dtype="fp32", size=HANDOUT)
     backend = few["backend"].map({"nccl": "NCCL", "gloo": "gloo"})
     few = few.assign(ranks=backend + ", " + few["world_size"].astype(str) + " ranks")
-    table = few.pivot(index="ranks", columns="size", values="ms").map(lambda ms: digits(ms, 3))
-    table = table.rename(columns=lambda size: f"{size // MIB:,} MiB")
-    at_gib = few[few["size"] == GIB].set_index("ranks")["bus"]
-    table["GB/s at the largest"] = at_gib.map(lambda rate: digits(rate, 3))
-    return table.reset_index()
+    table = few.pivot(index="ranks", columns="size", values="ms").rename(columns=_mib)
+    table["GB/s at the largest"] = few[few["size"] == GIB].set_index("ranks")["bus"]
+    return table.apply(cells).reset_index()
+
+
+def _mib(size: int) -> str:
+    return f"{size // MIB:,} MiB"
 
 
 def operations_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return ms of each collective back to back between two GPUs, by size."""
     table = []
     for operation, name in NAMES.items():
-        few = [call(rows, size, operation) for size in HANDOUT[1:]]
-        table.append([name, *cells([*(row.ms_queued for row in few), few[-1].bus_queued])])
-    sizes = [f"{size // MIB:,} MiB" for size in HANDOUT[1:]]
-    return pd.DataFrame(table, columns=["collective", *sizes, "GB/s"])
+        few = pick(between_two_gpus(rows, operation), size=HANDOUT[1:]).sort_values("size")
+        rate = few["bus_queued"].iloc[-1]
+        table.append([name, *cells(few["ms_queued"]), digits(rate, 3)])
+    heads = ["collective", *map(_mib, HANDOUT[1:]), "GB/s"]
+    return pd.DataFrame(table, columns=heads)
 
 
 def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +128,7 @@ def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
     is_large = rows["size"] > 9e8
     table = rows.assign(size=rows["size"].mask(is_large, GIB))
     table = table.pivot(index=["device", "world_size"], columns="size", values="ms")
-    table = table.rename(columns=lambda size: f"{size // MIB:,} MiB")
+    table = table.rename(columns=_mib)
     table["GB/s"] = rows[is_large].set_index(["device", "world_size"])["bus"]
     table = table.apply(cells)
     return table.reset_index().rename(columns={"world_size": "GPUs"})

@@ -1,5 +1,6 @@
 """Data parallelism: what communication adds to a step, by transport and schedule, and why."""
 
+from collections import defaultdict
 from itertools import pairwise
 from statistics import mean, median
 
@@ -104,14 +105,19 @@ def step(
 
 def strip_of(row, strips: dict[str, bulk.Picture]) -> list[dict]:
     """Return the window of a row's trace; empty where it was not traced."""
-    of_ddp = {name: strip for name, strip in strips.items() if strip.about.get("section") == "ddp"}
+    of_ddp = {}
+    for name, strip in strips.items():
+        if strip.about.get("section") == "ddp":
+            of_ddp[name] = strip
     return traces.traced(row, of_ddp)
 
 
 def overlapped(rows: list[dict]) -> float:
     """Return the share of the communication of a trace that has other kernels beside it."""
-    sent = traces.of_kind(rows, SENT)
-    others = [row for row in rows if row["kind"] != SENT and row["stream"] != traces.HOST]
+    sent, others = traces.of_kind(rows, SENT), []
+    for row in rows:
+        if row["kind"] != SENT and row["stream"] != traces.HOST:
+            others.append(row)
     return traces.overlap_us(sent, others) / traces.covered_us(sent)
 
 
@@ -127,33 +133,45 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
     sent = traces.of_kind(traced, SENT)
     alone = list(map(matmuls, blocks(usual)))
     number = len(alone[0])
-    whole = [block for block in map(matmuls, blocks(traced)) if len(block) == number]
+    beside = defaultdict(list)  # durations of each matmul of a block, beside a collective
+    for block in map(matmuls, blocks(traced)):
+        if len(block) != number:
+            continue
+        for place, kernel in enumerate(block):
+            if _has_all_along(kernel, sent):
+                beside[place].append(kernel["duration_us"])
     factors = []
-    for i in range(number):
-        usual_us = median(block[i]["duration_us"] for block in alone)
-        same = [block[i] for block in whole]
-        beside = [kernel["duration_us"] for kernel in same if _has_all_along(kernel, sent)]
-        if beside:
-            factors.append(mean(beside) / usual_us)
-    kernels = backward(traced)
-    update = min(row["start_us"] for row in traces.of_kind(traced, UPDATE))
+    for place, durations in beside.items():
+        usual_us = median(block[place]["duration_us"] for block in alone)
+        factors.append(mean(durations) / usual_us)
     return {
         "low": min(factors),
         "high": max(factors),
         "block_us": mean(map(length_us, blocks(traced))),
         "usual_us": mean(map(length_us, blocks(usual))),
-        "tail_us": update - traces.end_us(kernels[-1]),
+        "tail_us": _update_us(traced) - traces.end_us(backward(traced)[-1]),
     }
 
 
+def _update_us(rows: list[dict]) -> float:
+    """Return when the update of a trace begins."""
+    first = min(traces.of_kind(rows, UPDATE), key=_start_us)
+    return first["start_us"]
+
+
+def _start_us(kernel: dict) -> float:
+    return kernel["start_us"]
+
+
 def backward(rows: list[dict]) -> list[dict]:
-    """Return, in order, the kernels of a trace that compute the backward."""
+    """Return, in order, the kernels of a trace that compute the backward; a copy of one number
+    may follow the last all-reduce."""
     stream = matmuls(rows)[0]["stream"]
     kernels = []
-    for row in sorted(rows, key=lambda row: row["start_us"]):
+    for row in sorted(rows, key=_start_us):
         if row["kind"] == UPDATE:
             break
-        if row["stream"] == stream and row["kind"] not in (SENT, "other"):
+        if row["stream"] == stream and row["kind"] not in (SENT, "other", "copy"):
             kernels.append(row)
     return kernels
 
@@ -240,19 +258,13 @@ def others_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def updates_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B step in a CUDA graph with its update at the end and per bucket, in ms."""
-    compared = {
-        "NCCL, autocast, at the end": step(rows, bucket_mb=100),
-        "NCCL, autocast, per bucket": step(rows, "updating", 100),
-        "NCCL, 16-bit, per bucket": step(rows, "updating", 100, **NARROW),
-        "copy engines, autocast, at the end": step(rows, bucket_mb=100, **COPIES),
-        "copy engines, autocast, per bucket": step(rows, "updating", 100, **COPIES),
-        "copy engines, 16-bit, at the end": step(rows, bucket_mb=100, **COPIES, **NARROW),
-        "copy engines, 16-bit, per bucket": step(rows, "updating", 100, **COPIES, **NARROW),
-    }
+    """Return the 2.0B step under autocast in a CUDA graph, in ms, with its update at the end and
+    per bucket."""
     lines = []
-    for name, row in compared.items():
-        lines.append([name, *cells((row.base, row.ms, row.exposed))])
+    for carrier, name in (("backend", "NCCL"), ("copy_engines", "copy engines")):
+        for wrapper, when in (("bucketed", "at the end"), ("updating", "per bucket")):
+            row = step(rows, wrapper, 100, carrier=carrier)
+            lines.append([f"{name}, {when}", *cells((row.base, row.ms, row.exposed))])
     return pd.DataFrame(lines, columns=["update", "one GPU", "two GPUs", "added"])
 
 
@@ -271,20 +283,22 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame({"sent": list(schedules_asked)})
     settings = (("xl25", "fp32"), ("2.7B", "fp32"), ("xl25", "bf16"))
     for number, (model, precision) in enumerate(settings):
-        steps = [
-            step(rows, wrapper, bucket_mb, model=model, precision=precision, capture=False)
-            for wrapper, bucket_mb in schedules_asked.values()
-        ]
-        table[f"{TITLES[model]}, {precision}"] = cells(row.ms for row in steps)
+        setting = {"model": model, "precision": precision, "capture": False}
+        whole, exposed = [], []
+        for wrapper, bucket_mb in schedules_asked.values():
+            row = step(rows, wrapper, bucket_mb, **setting)
+            whole.append(row.ms)
+            exposed.append(row.exposed)
+        table[f"{TITLES[model]}, {precision}"] = cells(whole)
         # A frame's names differ: spaces, which the page does not show.
-        table["exposed" + number * " "] = cells(row.exposed for row in steps)
+        table["exposed" + number * " "] = cells(exposed)
     return table
 
 
 def added_bars(added_ms: dict[str, float]) -> Chart:
     """Draw what communication adds to a step, a bar for each way to send."""
     times = pd.DataFrame({"added": pd.Series(added_ms)})
-    text = [digits(value) for value in times["added"]]
+    text = list(times["added"].map(digits))
     look = {"text": text, "numbers": False, "xlabel": "ms added to a step"}
     return stacks(times, {"added": COLOURS[4]}, 2.6, **look)
 

@@ -25,7 +25,7 @@ LOOKS = Looks(
         PART: Look("a2lib + compile", "#8b5a2b", "p"),
     }
 )
-PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
+PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "both passes"}
 OWN = ("forward", "backward")
 LENGTHS = tuple(2**n for n in range(7, 17))
 HEAD_DIMS = (16, 32, 64, 128)
@@ -89,13 +89,6 @@ def fastest_peers(rows: pd.DataFrame, **where) -> set[str]:
 def mean(ratios: pd.Series) -> float:
     """Return the geometric mean."""
     return float(np.exp(np.log(ratios).mean()))
-
-
-def over_fa4(rows: pd.DataFrame, **where) -> pd.Series:
-    """Return a2lib's time over FlashAttention-4's where both were measured, by SHAPE."""
-    a2lib = pick(rows, implementation=OURS, **where).set_index(SHAPE)["ms"].astype(float)
-    fa4 = pick(rows, implementation=FA4, **where).set_index(SHAPE)["ms"].astype(float)
-    return (a2lib / fa4).dropna()
 
 
 def in_protocol(rows: pd.DataFrame, name: str, implementation: str = OURS, second: int = 0):
@@ -169,11 +162,12 @@ def least_times(pass_: str) -> dict[str, float]:
     return {unit: amounts[unit] / rate for unit, rate in rates().items()}
 
 
-def latency(rows: pd.DataFrame, index: list[str]) -> pd.DataFrame:
-    """Return GPU times to three digits, a line for each value of the ``index`` columns (``seq_len``
-    is one), a column for each implementation; what is within 2 % of its line's least is bold."""
+def latency(rows: pd.DataFrame, index: list[str], time: str = "ms") -> pd.DataFrame:
+    """Return times to three digits, of the GPU or of another column ``time``: a line for each value
+    of the ``index`` columns (``seq_len`` is one), a column for each implementation; what is within
+    2 % of its line's least is bold."""
     names = LOOKS.order(rows["implementation"])
-    wide = rows.pivot(index=index, columns="implementation", values="ms")[names].astype(float)
+    wide = rows.pivot(index=index, columns="implementation", values=time)[names].astype(float)
     status = rows.pivot(index=index, columns="implementation", values="status")[names]
     first = wide.le(LEVEL * wide.min(axis=1), axis=0)
     shown = wide.map(lambda v: digits(v, 3), na_action="ignore")

@@ -3,6 +3,8 @@
 import pandas as pd
 
 from a2lib.report.page import one, pick
+from a2lib.report.plots import lying
+from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import digits
 
 LIBRARY = "query_chunks"
@@ -20,6 +22,14 @@ RUNGS = {
 }
 PEERS = {"sdpa_cudnn": "cuDNN", "sdpa_flash": "FA2"}
 SHAPES = {"board": "16 heads of 64", "wide": "16 heads of 128", "few": "one head of 64"}
+# The steps that a figure shows, each behind those that are left out before it.
+SHOWN = {
+    "every_tile": "plain Triton",
+    "tuned_tiles": "tuned tiles",
+    "consumers": "specialized forward",
+    "one_sweep": "one-sweep backward",
+    LIBRARY: "split rows",
+}
 # Steps whose kernels and schedules are those of the step before, at a shape: the library splits
 # where tiles are few, schedules several heads by the L2 cache, and has one consumer where tiles are
 # few.
@@ -28,9 +38,6 @@ SAME = {
     "wide": ("key_chunks", LIBRARY),
     "few": ("consumers", "heads_in_l2"),
 }
-PASSES = {"forward": "forward", "end_to_end": "both passes"}
-# The first run of today's kernels, on one GPU. Three other GPUs have runs of kernels a day older.
-SINCE = "20261129"
 
 
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -41,8 +48,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         first step and for peers
     """
     kinds = {(16, 64): "board", (16, 128): "wide", (1, 64): "few"}
-    cells = zip(rows["heads"], rows["head_dim"], strict=True)
-    derived = rows.assign(kind=[kinds.get(cell) for cell in cells])
+    shapes = pd.Series(zip(rows["heads"], rows["head_dim"], strict=True), rows.index)
+    derived = rows.assign(kind=shapes.map(kinds))
     wide = derived.pivot(index=["kind", "pass", "gpu"], columns="rung", values="ms")
     steps = wide.reindex(columns=list(RUNGS)).astype(float)
     gains = steps.shift(axis=1) / steps
@@ -50,19 +57,19 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return derived.merge(gains, "left", ["kind", "pass", "gpu", "rung"])
 
 
-def today(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of today's kernels."""
-    return rows[rows["run"] >= SINCE]
+def newest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the last run, which is of one GPU; a run's name begins with its time."""
+    return rows[rows["run"] == rows["run"].max()]
 
 
 def gain(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") -> float:
-    """Return what a step gains at a shape with today's kernels."""
-    return float(one(today(rows), kind=kind, rung=rung, pass_=pass_).gain)
+    """Return what a step gains at a shape, in the last run."""
+    return float(one(newest(rows), kind=kind, rung=rung, pass_=pass_).gain)
 
 
 def ms(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") -> float:
-    """Return the GPU time of a step, or of a peer, beside today's kernels."""
-    return float(one(today(rows), kind=kind, rung=rung, pass_=pass_).ms)
+    """Return the GPU time of a step, or of a peer, in the last run."""
+    return float(one(newest(rows), kind=kind, rung=rung, pass_=pass_).ms)
 
 
 def spread(rows: pd.DataFrame) -> float:
@@ -83,10 +90,32 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         for rung in list(RUNGS)[1:]:
             is_same = rung in SAME[kind]
             column.append("·" if is_same else digits(gain(rows, kind, rung), 3))
-        column += [_in_ms(rows, kind, rung) for rung in (LIBRARY, *PEERS)]
+        for rung in (LIBRARY, *PEERS):
+            column.append(_in_ms(rows, kind, rung))
         lines[name] = column
     return pd.DataFrame(lines)
 
 
 def _in_ms(rows: pd.DataFrame, kind: str, rung: str) -> str:
     return f"{digits(ms(rows, kind, rung), 3)} ms"
+
+
+@chart(height=2.9)
+def bars(figure, rows: pd.DataFrame):
+    """Draw the GPU time of both passes after the steps in SHOWN and of the peers: heads of 64, 16
+    of them at the left, one at the right."""
+    left, right = figure.subplots(1, 2)
+    _draw_bars(left, rows, "board", "ms", 1)
+    _draw_bars(right, rows, "few", "µs", 1000)
+    right.set_yticklabels([])
+
+
+def _draw_bars(ax, rows: pd.DataFrame, kind: str, unit: str, per_ms: int):
+    names = SHOWN | PEERS
+    times = [per_ms * ms(rows, kind, rung) for rung in names]
+    colours = [COLOURS[0]] * len(SHOWN) + [COLOURS[4]] * len(PEERS)
+    drawn = ax.barh(range(len(names)), times, height=0.66, color=colours)
+    ax.bar_label(drawn, [digits(time, 3) for time in times], padding=4)
+    ax.grid(False)
+    lying(ax, names.values(), max(times), f"both passes, {unit}", room=0.3)
+    ax.set_title(SHAPES[kind], loc="left")

@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
-from a2lib.report.pages.flash import PASSES, against, launched, over_fa4
+from a2lib.report.pages.flash import FA4, PASSES, SHAPE, against, launched
 from a2lib.report.style import chart
 from a2lib.report.units import count
 
@@ -49,10 +49,12 @@ def _draw_maps(figure, tables: dict[str, pd.DataFrame]):
 
 def two_gpus(h100: pd.DataFrame, h200: pd.DataFrame, dtype: str, pass_: str) -> pd.Series:
     """Return a2lib's time on the H100 over that on the H200, shape by shape of one head."""
-    where = {"kind": "one head", "dtype": dtype, "implementation": OURS, "pass_": pass_}
-    key = ["seq_len", "head_dim"]
-    times = [pick(rows, **where).set_index(key)["ms"].astype(float) for rows in (h100, h200)]
-    return (times[0] / times[1]).dropna()
+    return (_own_times(h100, dtype, pass_) / _own_times(h200, dtype, pass_)).dropna()
+
+
+def _own_times(rows: pd.DataFrame, dtype: str, pass_: str) -> pd.Series:
+    own = pick(rows, kind="one head", dtype=dtype, implementation=OURS, pass_=pass_)
+    return own.set_index(["seq_len", "head_dim"])["ms"].astype(float)
 
 
 def paper_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
@@ -62,13 +64,16 @@ def paper_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
 
 def fa4_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
     """Return a2lib's time over FlashAttention-4's at the paper's shapes, as ``paper_ratios``."""
-    return _by_mask(over_fa4(rows, kind="paper", pass_=pass_))
+    times = pick(rows, kind="paper", pass_=pass_).pivot(
+        index=SHAPE, columns="implementation", values="ms"
+    )
+    return _by_mask((times[OURS] / times[FA4]).astype(float).dropna())
 
 
 def _by_mask(ratio: pd.Series) -> pd.Series:
     names = ["causal", "head_dim", "seq_len"]
-    others = [name for name in ratio.index.names if name not in names]
-    return ratio.droplevel(others).reorder_levels(names).sort_index()
+    others = ratio.index.names.difference(names)
+    return ratio.droplevel(list(others)).reorder_levels(names).sort_index()
 
 
 @chart(height=3.0)
@@ -77,15 +82,19 @@ def paper(figure, rows: pd.DataFrame, ratios_of=paper_ratios):
     tables = {}
     for pass_, title in PASSES.items():
         wide = ratios_of(rows, pass_).unstack(["head_dim", "causal"]).sort_index(axis=1)
-        wide.columns = [f"{d}{'c' if causal else ''}" for d, causal in wide.columns]
+        wide.columns = wide.columns.map(_column_name)
         tables[title] = wide
     _draw_maps(figure, tables)
 
 
-def grouped_over(rows: pd.DataFrame, name: str, pass_: str) -> pd.Series:
-    """Return a2lib's time over another's with grouped-query attention, by query heads, key heads
-    and length."""
-    rows = pick(rows, pass_=pass_)
-    key = ["heads", "kv_heads", "seq_len"]
-    wide = rows.pivot(index=key, columns="implementation", values="ms")
-    return (wide[OURS] / wide[name]).astype(float)
+def _column_name(column: tuple) -> str:
+    """Return "64c" for causal heads of 64, "64" for heads of 64 without a mask."""
+    head_dim, causal = column
+    return f"{head_dim}c" if causal else str(head_dim)
+
+
+def beside_fa4(rows: pd.DataFrame, passes: list[str], **shape) -> float:
+    """Return a2lib's time over FlashAttention-4's at one shape, the sum of ``passes``."""
+    here = pick(rows, pass_=passes, implementation=[OURS, FA4], **shape)
+    total = here.groupby("implementation")["ms"].sum().astype(float)
+    return total[OURS] / total[FA4]

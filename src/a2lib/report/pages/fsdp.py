@@ -9,8 +9,6 @@ from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import sharded_optimizer
 from a2lib.report.pages.benchmark import TITLES
-from a2lib.report.pages.ddp import NARROW
-from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
 from a2lib.report.tables import cells
@@ -126,6 +124,11 @@ def step(steps: pd.DataFrame, wrapper: str = NCCL, model: str = "xl25", capture:
     return one(steps, model=model, wrapper=wrapper, capture=capture)
 
 
+def python_step(steps: pd.DataFrame, wrapper: str, model: str = "xl25"):
+    """Return the row of one step that is launched from Python."""
+    return step(steps, wrapper, model, capture=False)
+
+
 def narrow_ddp(steps: pd.DataFrame, updating: bool = False):
     """Return the row of data parallelism over copy engines with 16-bit weights and gradients (2.0B
     model, CUDA graph); its ``ms_without`` is one GPU that trains alike."""
@@ -137,46 +140,46 @@ def at_peak(memory: pd.DataFrame, wrapper: str = NCCL, model: str = "xl25"):
     return one(memory, wrapper=wrapper, model=model, moment="peak")
 
 
+def state_bytes(memory: pd.DataFrame, wrapper: str) -> float:
+    """Return the bytes of weights, gradients and moments of the 2.0B model after an update."""
+    row = one(memory, wrapper=wrapper, model="xl25", moment="after")
+    return row.parameter_bytes + row.gradient_bytes + row.optimizer_bytes
+
+
 def least_update_ms(ceiling: pd.DataFrame) -> float:
     """Return the ms that an AdamW update of all weights of the 2.0B model takes at least, by its
     bytes at the bandwidth of a copy."""
     return UPDATE_BYTES * parameter_count(SIZES["xl25"]) / copy_bandwidth(ceiling) / 1e9
 
 
-def steps_table(steps: pd.DataFrame, ddp: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B steps in a CUDA graph, each beside one GPU with the same weights and the same
-    update."""
-    narrow, updating = narrow_ddp(steps), narrow_ddp(steps, updating=True)
-    by_nccl = ddp_step(ddp, "updating", 100, **NARROW)
-    torch_ddp = ddp_step(ddp, "torch_ddp", 25)
-    one_gpu = narrow.ms_without
-    steps_shown = [
-        ("FSDP, copy engines", "16-bit", step(steps, COPIES), one_gpu),
-        ("DDP, copy engines", "16-bit", narrow, one_gpu),
-        ("the same, update per bucket", "16-bit", updating, updating.ms_without),
-        ("FSDP, NCCL", "16-bit", step(steps, NCCL), one_gpu),
-        ("DDP, NCCL, update per bucket", "16-bit", by_nccl, by_nccl.ms_without_updating),
-        ("PyTorch's FSDP2", "16-bit", step(steps, "fsdp2"), one_gpu),
-        ("the same, symmetric memory", "16-bit", step(steps, "fsdp2_symm_gather"), one_gpu),
-        ("PyTorch's DDP", "autocast", torch_ddp, torch_ddp.ms_without),
-    ]
+def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the 2.0B steps in a CUDA graph with 16-bit weights and one update at the end, in ms
+    and over one GPU's step of that kind."""
+    narrow = narrow_ddp(steps)
+    steps_shown = {
+        "one GPU": narrow.ms_without,
+        "FSDP, copy engines": step(steps, COPIES).ms,
+        "DDP, copy engines": narrow.ms,
+        "FSDP, NCCL": step(steps, NCCL).ms,
+        "PyTorch's FSDP2": step(steps, "fsdp2").ms,
+        "FSDP2, symmetric memory": step(steps, "fsdp2_symm_gather").ms,
+    }
     lines = []
-    for name, weights, row, alone in steps_shown:
-        lines.append([name, weights, *cells((alone, row.ms)), digits(row.ms / alone, 3)])
-    return pd.DataFrame(lines, columns=["step", "weights", "one GPU", "two GPUs", "ratio"])
+    for name, ms in steps_shown.items():
+        lines.append([name, *cells((ms,)), digits(ms / narrow.ms_without, 3)])
+    return pd.DataFrame(lines, columns=["step", "ms", "over one GPU's"])
 
 
 def python_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps launched from Python beside one GPU's of the same run, and the CPU's time
-    to launch them."""
-    names = {COPIES: "FSDP, copy engines", NCCL: "FSDP, NCCL", "fsdp2": "PyTorch's FSDP2"}
+    """Return a2lib's steps beside one GPU's of the same run: a line for each model and launch."""
     lines = []
-    for model in MODELS:
-        for wrapper, name in names.items():
-            row = step(steps, wrapper, model, capture=False)
-            numbers = cells((row.ms_without, row.ms, row.ms_host))
-            lines.append([TITLES[model], name, *numbers])
-    return pd.DataFrame(lines, columns=["model", "step", "one GPU", "two GPUs", "to launch"])
+    for capture, launched in ((True, "CUDA graph"), (False, "from Python")):
+        for model in MODELS:
+            engines, nccl = step(steps, COPIES, model, capture), step(steps, NCCL, model, capture)
+            numbers = cells((engines.ms_without, engines.ms, nccl.ms))
+            lines.append([launched, TITLES[model], *numbers])
+    heads = ["launched", "model", "one GPU", "FSDP, copy engines", "FSDP, NCCL"]
+    return pd.DataFrame(lines, columns=heads)
 
 
 def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
@@ -187,6 +190,7 @@ def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
     update = least_update_ms(ceiling)
     parts = {
         "forward, backward": (one_gpu - update, copies.backward_ms, nccl.backward_ms),
+        "in these, waits for gathers": (0, copies.ms_waited, nccl.ms_waited),
         "update": (update, copies.ms - copies.backward_ms, nccl.ms - nccl.backward_ms),
         "whole step": (one_gpu, copies.ms, nccl.ms),
     }

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from a2lib.report import plots
-from a2lib.report.page import one
+from a2lib.report.page import pick
 from a2lib.report.pages import benchmark
 from a2lib.report.pages.benchmark import FAST, NARROW
 from a2lib.report.style import COLOURS, Chart
@@ -47,9 +47,9 @@ def saved_by_overlap(rows: pd.DataFrame, model: str, way: dict) -> float:
 
 def steps(rows: pd.DataFrame, model: str) -> Chart:
     """Draw the sustained step of a model in each of STEPS, with its MFU."""
-    shown = [one(rows, model=model, step=name) for name in STEPS]
-    words = [f"{ms(row.ms_mean, 3)}, {percent(row.mfu)}" for row in shown]
-    times = pd.DataFrame({"step": [row.ms_mean for row in shown]}, STEPS)
+    shown = pick(rows, model=model, step=list(STEPS)).set_index("step").loc[list(STEPS)]
+    words = [f"{ms(row.ms_mean, 3)}, {percent(row.mfu)}" for row in shown.itertuples()]
+    times = shown[["ms_mean"]].set_axis(["step"], axis=1)
     xlabel = "a step, ms"
     colours = {"step": COLOURS[1]}
     return plots.stacks(times, colours, 2.2, text=words, numbers=False, xlabel=xlabel, room=0.45)

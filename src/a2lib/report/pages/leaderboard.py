@@ -44,7 +44,8 @@ PIECES = {
     "AdamW": "#444444",
     "unaccounted": "#808080",
 }
-COMPUTING = ("matmuls", "FlashAttention", "elementwise", "AdamW")  # pieces that a trace shows
+# Columns of the pieces that a trace shows.
+TRACED = ["in matmuls", "in FlashAttention", "in elementwise", "in AdamW"]
 # The piece that a kernel of a trace belongs to, by its class; the last two overlap with the others.
 CLASSES = {
     "matmul": "matmuls",
@@ -76,7 +77,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     in ..., in collectives, in copies, in blocks: ms of a traced step's kernels by piece; of what
         runs beside them; of the blocks' matmuls
     in FP8, FP8 calls: ms and number of the matmuls of FP8 operands among them
-    computing: ms of the kernels of COMPUTING
+    computing: ms of the kernels of TRACED, the sum
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     attention = attention_rates(rows_of("flash"))
@@ -97,7 +98,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows = rows.assign(predicted_ms=explained, unaccounted=rows["ms"] - explained)
     rows = rows.sort_values("way", key=lambda way: way.map(list(CONFIGURATIONS).index))
     rows = rows.join(_traced(rows))
-    in_computing = rows.reindex(columns=[f"in {piece}" for piece in COMPUTING])
+    in_computing = rows.reindex(columns=TRACED)
     rows["computing"] = in_computing.sum(axis=1, skipna=False)
     of_one_step = ["model", "layers", "batch", "context", "world_size"]
     shorter = -ladder(rows).groupby(of_one_step)[["ms", "predicted_ms"]].diff()
@@ -125,12 +126,20 @@ def _shape(row) -> Shape:
     return dataclasses.replace(SIZES[row.model], num_layers=int(row.layers))
 
 
+def _output_bytes(shape: Shape, tokens: int) -> int:
+    """Return the bytes of a block's matmul outputs that its backward needs."""
+    total = 0
+    for output in block_results(shape, tokens, 1.0):
+        total += output.bytes
+    return total
+
+
 def _counted(row) -> dict[str, float | None]:
     """Return the operations and bytes of one row, by counting."""
     shape, batch, context = _shape(row), int(row.batch), int(row.context)
     tokens = batch * context
     always = block_always(shape, tokens)
-    outputs = shape.num_layers * sum(output.bytes for output in block_results(shape, tokens, 1.0))
+    outputs = shape.num_layers * _output_bytes(shape, tokens)
     is_fused = row.way not in ("recomputed", "attention_kept")
     is_baseline = row.way == "recomputed"
     table = 2 * shape.vocab_size * shape.d_model
@@ -201,7 +210,8 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
         times["in FP8"] = kernels["ms"][in_fp8].sum()
         times["FP8 calls"] = kernels["calls"][in_fp8].sum()
         by_way[picture.about["way"], picture.run] = times
-    return pd.DataFrame([by_way.get((r.way, r.run), {}) for r in rows.itertuples()], rows.index)
+    steps = zip(rows["way"], rows["run"], strict=True)
+    return pd.DataFrame([by_way.get(step, {}) for step in steps], rows.index)
 
 
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -253,8 +263,8 @@ def side_by_side(rows: pd.DataFrame, ways: list[str]) -> pd.DataFrame:
     lines = []
     for name, line in values.items():
         lines.append([name, *line.map(count, na_action="ignore").fillna("·")])
-    lines.append(["run of", *(f"{run_start(run):%b %d %H:%M}" for run in rows["run"])])
-    return pd.DataFrame(lines, columns=["kernels", *(CONFIGURATIONS[way] for way in ways)])
+    lines.append(["run of", *rows["run"].map(run_start).dt.strftime("%b %d %H:%M")])
+    return pd.DataFrame(lines, columns=["kernels", *rows.index.map(CONFIGURATIONS)])
 
 
 def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -269,13 +279,17 @@ def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
     return losses[["bf16", "FP8", "bf16, not compiled"]]
 
 
+def _with_one_decimal(share: float) -> str:
+    return percent(share, 1)
+
+
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return peak, count, and where each configuration's tensors are, in GB."""
     above = rows["counted"] / rows["allocated_bytes"] - 1
     columns = {
         "configuration": rows["way"].map(CONFIGURATIONS),
         "peak": cells(rows["allocated_bytes"] / 1e9),
-        "error": [percent(share, 1) for share in above],
+        "error": above.map(_with_one_decimal),
         "saved": cells(rows["kept_bytes"] / 1e9),
         "offloaded": cells(rows["host_bytes"] / 1e9),
         "recomputed": rows["products_again"].map(count, na_action="ignore").fillna("all"),
@@ -286,5 +300,5 @@ def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
 def times(rows: pd.DataFrame) -> Chart:
     """Draw seconds of a step by PIECES, a bar for each configuration, with its MFU."""
     frame = (rows.set_index("way")[list(PIECES)] / 1e3).rename(index=CONFIGURATIONS)
-    text = [f"{row.ms / 1e3:.2f} s, {percent(row.mfu)}" for row in rows.itertuples()]
+    text = (rows["ms"] / 1e3).map("{:.2f} s, ".format) + rows["mfu"].map(percent)
     return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.15, xlabel="step, s")

@@ -42,9 +42,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     counted = []
     for row in trained.itertuples():
         counted.append(asked(step(row.context, row.precision, row.attention, row.model)))
-    states = {model: 16 * parameter_count(shape) for model, shape in SIZES.items()}
     return rows.assign(
-        state=rows["model"].map(states),
+        state=16 * rows["model"].map(SIZES).map(parameter_count),
         capacity=rows["note"].map(_total_capacity).min(),
         counted=pd.Series(counted, trained.index),
     )
@@ -68,7 +67,8 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     lines = []
     for row in rows.itertuples():
         shape, context = SIZES[row.model], int(row.context)
-        sizes = sorted((tensor["bytes"] for tensor in traces.traced(row, seen)), reverse=True)
+        sizes = [tensor["bytes"] for tensor in traces.traced(row, seen)]
+        sizes.sort(reverse=True)
         line = {
             "formula": block_saved_bytes(shape, BATCH, context, row.attention, row.precision),
             "gradients": 4 * block_parameter_count(shape),
@@ -82,9 +82,9 @@ def blocks(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 def largest(lines: list[dict], phase: str) -> tuple[float, int]:
     """Return the bytes of the largest allocation of a recorded step's phase, and how many
     allocations have that size."""
-    here = [line for line in lines if line["phase"] == phase]
-    most = max(line["bytes"] for line in here)
-    return most, sum(line["count"] for line in here if line["bytes"] == most)
+    here = pick(pd.DataFrame(lines), phase=phase)
+    most = here["bytes"].max()
+    return most, here.loc[here["bytes"] == most, "count"].sum()
 
 
 def over(rows: pd.DataFrame, **about) -> list[dict]:
@@ -123,17 +123,18 @@ def pieces(case: StepMemory) -> dict[str, int]:
     scores = whole_blocks * matrix + min(rest, matrix)
     sizes["saved: softmax's output"] = scores
     sizes["saved: other tensors"] = saved - scores
-    return {name: sizes[name] for name in PIECES}
+    return sizes
 
 
 def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     """Draw the bytes at the peak of each step by category, by counting, in GB, and a line at the
     memory that the driver gives. A step that ran out of memory says so."""
-    frame = pd.DataFrame({name: pieces(case) for name, case in steps.items()}).T / 1e9
-    words = []
-    for case in steps.values():
+    sizes, words = {}, []
+    for name, case in steps.items():
+        sizes[name] = pieces(case)
         total = f"{peak(case).total / 1e9:.0f}"
         words.append(f"{total}, oom" if _ran_out(rows, case) else total)
+    frame = pd.DataFrame.from_dict(sizes, orient="index") / 1e9
     capacity = rows["capacity"].iloc[0] / 1e9
 
     def limit(ax):

@@ -1,5 +1,6 @@
 """Mixed precision: sums as exact arithmetic predicts them, and what bf16 gains by model size."""
 
+import numpy as np
 import pandas as pd
 
 from a2lib.report.metrics import ceilings, copy_bandwidth, floors
@@ -64,8 +65,10 @@ def gain(
 
 def least(model: str, precision: str, ceiling: pd.DataFrame) -> dict[str, Floor]:
     """Return the ``floors`` of an eager forward's kernels by the best measured rates."""
-    kernels = eager_step(SIZES[model], BATCH, CONTEXT, precision)
-    forward = [kernel for kernel in kernels if kernel.phase == "forward"]
+    forward = []
+    for kernel in eager_step(SIZES[model], BATCH, CONTEXT, precision):
+        if kernel.phase == "forward":
+            forward.append(kernel)
     return floors(forward, ceilings(ceiling), copy_bandwidth(ceiling), precision)
 
 
@@ -73,11 +76,10 @@ def least(model: str, precision: str, ceiling: pd.DataFrame) -> dict[str, Floor]
 def running(figure):
     """Draw a thousand times 0.01 added up in three formats, as exact arithmetic predicts them."""
     ax, terms = figure.subplots(), 1000
+    at = np.append(np.arange(0, terms, 4), terms - 1)
     for name, up in {"fp32": 6, "fp16": -6, "bf16": 0}.items():
-        partial = loop(name, name, terms).partial_sums()
-        at = [*range(0, terms, 4), terms - 1]
-        sums_there = [partial[i] for i in at]
-        ax.plot([i + 1 for i in at], sums_there, color=SHADES[name], linewidth=2)
+        partial = np.array(loop(name, name, terms).partial_sums(), dtype=float)
+        ax.plot(at + 1, partial[at], color=SHADES[name], linewidth=2)
         label(ax, name, (terms, partial[-1]), (5, up), va="center")
     ax.plot([0, terms], [0, 10], color=INK, linewidth=1, linestyle=(0, (4, 3)))
     ax.set(xlim=(0, terms), ylim=(0, 11), xlabel="additions of 0.01 (dashed: exact)")

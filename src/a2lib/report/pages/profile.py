@@ -68,7 +68,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     idle_least, idle_most: the shares of these in which no kernel runs
     replay: the step as a CUDA graph
     """
-    rows = rows.assign(way=[_way(row) for row in rows.itertuples()])
+    configurations = pd.MultiIndex.from_frame(rows[["precision", "attention", "compile"]])
+    rows = rows.assign(way=pd.Series(configurations.map(WAYS), rows.index).fillna("other"))
     sums = trace_sums(rows)
     if len(sums):
         types = {"context": rows["context"].dtype, "batch": rows["batch"].dtype}
@@ -77,12 +78,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     rows = rows.join(pd.DataFrame(counted))
     rows["launch_us"] = 1e3 * rows["ms_host"] / rows["launches"]
     return add_timers(rows, rows_of("benchmark"), rows_of("compile_model"))
-
-
-def _way(row) -> str:
-    """Return the name of a row's configuration in WAYS, or "other"."""
-    configuration = row.precision, row.attention, row.compile
-    return WAYS.get(configuration, "other")
 
 
 def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
@@ -153,11 +148,15 @@ def count_work(row) -> dict:
         return {}
     shape, batch, context = SIZES[row.model], int(row.batch), int(row.context)
     kernels = eager_step(shape, batch, context, row.precision)
-    matmuls = [kernel for kernel in kernels if (kernel.phase, kernel.name) == ("forward", "scores")]
+    matmuls, flops = [], 0
+    for kernel in kernels:
+        if kernel.phase == "forward" and kernel.name == "scores":
+            matmuls.append(kernel)
+            flops += kernel.count * kernel.flops
     scores = shape.num_layers * batch * shape.num_heads * context**2
     return {
         "multiply_bytes": moved_bytes(matmuls),
-        "multiply_flops": sum(kernel.count * kernel.flops for kernel in matmuls),
+        "multiply_flops": flops,
         "softmax_bytes": SOFTMAX_BYTES * scores,
         "softmax_flops": SOFTMAX_FLOPS * scores,
     }
@@ -178,11 +177,10 @@ def traced(
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     """Sort rows by configuration (the nameless last), then by model size, then by context."""
-    way_place = rows["way"].map({name: place for place, name in enumerate(WAYS.values())})
-    model_place = rows["model"].map({name: place for place, name in enumerate(SIZES)})
+    way_place = pd.Index([*WAYS.values(), "other"]).get_indexer(rows["way"])
+    model_place = pd.Index(list(SIZES)).get_indexer(rows["model"])
     # The key that decides first is the last.
-    order = np.lexsort([rows["context"], model_place, way_place.fillna(len(WAYS))])
-    return rows.iloc[order]
+    return rows.iloc[np.lexsort([rows["context"], model_place, way_place])]
 
 
 def tops(rows: pd.DataFrame) -> pd.DataFrame:
@@ -190,9 +188,10 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     ("step"): the first trace by mode that stores its top kernel's full name, as some cut names
     short ("…")."""
     cases = {"forward": "forward", "forward-backward": ["forward", "step"], "train-step": "step"}
-    plain = {"way": "fp32", "profiler": "nsys"}
-    traced = [pick(rows, **plain, mode=mode, phase=phase) for mode, phase in cases.items()]
-    traced = pd.concat(traced)
+    few = []
+    for mode, phase in cases.items():
+        few.append(pick(rows, way="fp32", profiler="nsys", mode=mode, phase=phase))
+    traced = pd.concat(few)
     traced = traced[~traced["top"].str.endswith("…")]
     return by_size(traced.drop_duplicates(["model", "context", "phase"]))
 
@@ -211,11 +210,10 @@ def ways(figure, steps: dict[str, list]):
     panel for each model; ``steps`` are the rows of the traced steps by model."""
     panels = figure.subplots(len(steps), 1)
     for ax, (model, rows) in zip(panels, steps.items(), strict=True):
-        shares = {}
-        for name, column in CLASSES.items():
-            shares[name] = [100 * getattr(row, column) / row.total for row in rows]
-        bars = pd.DataFrame(shares, [row.way for row in rows])
-        sums = [f"{digits(row.total, 3)} ms" for row in rows]
+        table = pd.DataFrame(rows).set_index("way")
+        shares = 100 * table[list(CLASSES.values())].div(table["total"], axis=0)
+        bars = shares.set_axis(list(CLASSES), axis=1)
+        sums = [f"{digits(total, 3)} ms" for total in table["total"]]
         xlabel = "share of the kernel time in a step (%)"
         stacked(ax, bars, COLOURS, text=sums, xlabel=xlabel, least=0.08, room=0.2)
         ax.set_title(model, loc="left")

@@ -6,8 +6,10 @@ from a2lib.parallel.owners import CHUNKS
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives
+from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import stacks
 from a2lib.report.style import Chart
+from a2lib.report.tables import cells
 from a2lib.shapes import SIZES
 from a2lib.theory.latency import Line, fit
 from a2lib.theory.memory.step import StepMemory
@@ -20,6 +22,7 @@ MOMENTS = {
     "after": "after the update",
 }
 OPTIMIZERS = {"plain": "replicated", "sharded": "sharded", "zero": "PyTorch's"}
+CARRIERS = {"copy_engines": "copy engines", "backend": "NCCL"}
 PARTS = {  # a column of bytes, and its name in figures and tables
     "parameter_bytes": "weights",
     "gradient_bytes": "gradients",
@@ -33,7 +36,7 @@ def memory_columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     moment of the first step. PyTorch's DDP, which keeps buckets of its own, has no count."""
     rows = rows.sort_values(["present_bytes", "tensor_bytes", "on_rank"])
     key = ["optimizer", "wrapper", "carrier", "model", "precision", "moment"]
-    fullest = rows.drop_duplicates([name for name in key if name in rows], keep="last")
+    fullest = rows.drop_duplicates(rows.columns.intersection(key), keep="last")
     return fullest.assign(counted=[_counted(row) for row in fullest.itertuples()])
 
 
@@ -63,6 +66,58 @@ def pairs(steps: pd.DataFrame) -> list[tuple]:
     same = ["model", "precision", "capture", "carrier", "run"]
     grouped = pick(steps, wrapper="bucketed").groupby(same)
     return [tuple(pair.sort_values("optimizer").itertuples()) for _, pair in grouped]
+
+
+def of_torch(steps: pd.DataFrame, optimizer: str):
+    """Return the step with PyTorch's DDP, whose optimizer is "plain" or PyTorch's "zero"."""
+    return one(steps, optimizer=optimizer, wrapper="torch_ddp")
+
+
+def _order(pair: tuple) -> tuple:
+    plain = pair[0]
+    return plain.precision, plain.model == "2.7B", plain.capture, plain.carrier
+
+
+def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return each of a2lib's steps with a replicated and with a sharded optimizer, in ms."""
+    lines = []
+    for plain, sharded in sorted(pairs(steps), key=_order):
+        launched = "CUDA graph" if plain.capture else "from Python"
+        model = f"{TITLES[plain.model]}, {plain.precision}"
+        numbers = cells((plain.ms, sharded.ms))
+        lines.append([model, launched, CARRIERS[plain.carrier], *numbers])
+    return pd.DataFrame(lines, columns=["model", "launched", "sent by", "replicated", "sharded"])
+
+
+def updates_table(steps: pd.DataFrame, estimated: dict[str, float]) -> pd.DataFrame:
+    """Return updates of the 2.0B model in bf16, launched from Python over NCCL, in ms by
+    ``estimate`` and as measured."""
+    mode = {"model": "xl25", "precision": "bf16", "capture": False, "carrier": "backend"}
+    ours = pick(steps, wrapper="bucketed", **mode)
+    by_torch = estimated["half"] + estimated["broadcasts"]
+    updates = {
+        "a2lib, replicated": (estimated["whole"], one(ours, optimizer="plain")),
+        "a2lib, sharded": (estimated["both"], one(ours, optimizer="sharded")),
+        "PyTorch, replicated": (estimated["whole"], of_torch(steps, "plain")),
+        "PyTorch, sharded": (by_torch, of_torch(steps, "zero")),
+    }
+    lines = []
+    for name, (expected, row) in updates.items():
+        lines.append([name, *cells((expected, row.ms_optimizer))])
+    return pd.DataFrame(lines, columns=["update", "by its bytes", "measured"])
+
+
+def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
+    """Return what the rank that holds more has at each moment of the first step in fp32, in GB."""
+    lines = []
+    rows = pick(memory, precision="fp32", moment=list(MOMENTS))
+    for row in rows.sort_values(["model", "optimizer"]).itertuples():
+        parts = row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes
+        sizes = pd.Series([*parts, row.present_bytes, row.counted, row.tensor_bytes])
+        words = f"{row.moment}, {OPTIMIZERS[row.optimizer]}"
+        lines.append([TITLES[row.model], words, *cells(sizes / 1e9)])
+    heads = ["model", "moment", *PARTS.values(), "total", "formula", "peak"]
+    return pd.DataFrame(lines, columns=heads)
 
 
 def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[str, float]:
@@ -110,7 +165,11 @@ def memory_bars(memory: pd.DataFrame) -> Chart:
                 "gradients, activations": rest / 1e9,
             }
             totals.append(f"{row.tensor_bytes / 1e9:.0f}")
-    shades = {part: SHADES.get(part, "#a86f00") for part in next(iter(parts.values()))}
+    shades = {
+        "weights": SHADES["weights"],
+        "moments": SHADES["moments"],
+        "gradients, activations": SHADES["gradients"],
+    }
     frame = pd.DataFrame(parts).T
     xlabel = "GB on each of two GPUs"
     return stacks(frame, shades, 2.6, columns=3, text=totals, xlabel=xlabel)

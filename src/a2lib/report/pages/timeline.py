@@ -36,13 +36,16 @@ def memory(sources: dict[str, Rows]) -> Chart:
 
     The peak is that of the source, also where lines are thinned.
     """
-    frames = {title: pd.DataFrame(list(rows)) for title, rows in sources.items()}
+    frames = {}
+    for title, rows in sources.items():
+        frames[title] = pd.DataFrame(list(rows))
     every = pd.concat(frames.values())[list(CATEGORIES)]
     highest = every.sum(axis=1).max()
     unit, scale = ("GB", 1e9) if highest >= 1e9 else ("MB", 1e6)
     names = list(every.columns[every.any()])
     visible = every.columns[every.max() > highest / 100]
     points = CORNERS // (len(names) * len(frames))
+    colours = [CATEGORIES[name] for name in names]
 
     def draw(figure):
         axes = figure.subplots(len(frames), 1, squeeze=False, sharey=True)[:, 0]
@@ -51,7 +54,6 @@ def memory(sources: dict[str, Rows]) -> Chart:
             begins = _phase_begins(frame["phase"])
             shown = _thin(totals, points, always=begins)
             areas = frame[names].to_numpy()[shown].T / scale
-            colours = [CATEGORIES[name] for name in names]
             ax.stackplot(shown, areas, colors=colours, step="post", linewidth=0)
             last = max(len(frame) - 1, 1)  # an axis needs a length
             _mark_peak(ax, totals, last, unit)

@@ -10,13 +10,13 @@ fits in memory decides.
 Where memory is short, tensors travel to CPU memory during the forward of the same and the next
 block, and back during the backward of the block before. As many bytes as the link carries in the
 time of a block's forward cost nothing, since the backward takes longer. What still does not fit is
-recomputed: the cheapest set of enough bytes, taken from the first blocks. Their backward is the
-last, when the others have freed the memory that recomputation needs.
+recomputed, by the first blocks: their backward is the last, when the others have freed the memory
+that recomputation needs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import product
 
 from a2lib.activations import FFN_PRODUCTS, PRODUCTS, BlockPlan
 from a2lib.checks import check_sizes
@@ -95,93 +95,69 @@ def choose(
     host_room: float = 0,
     link: float = 0,
     block_ms: float = 0,
-    stay: int = STAY,
 ) -> list[BlockPlan]:
     """Return a plan for each of so many equal blocks, which together keep at most ``room`` bytes on
-    the device, with the fewest milliseconds of recomputation. Where blocks offload it is not always
-    the fewest, since what they offload depends on what they recompute.
+    the device. It offloads what it may; beyond that the first blocks recompute, tensor by tensor.
 
     always: bytes of the tensors that are never recomputed
     results: the tensors that may be
     link, block_ms: a block may offload the bytes that ``link`` bytes per second carry in
         ``block_ms``, in whole tensors
     host_room: bytes that all blocks together may offload
-    stay: last blocks that offload nothing
 
     Raises ValueError where nothing fits.
     """
     check_sizes(blocks=blocks)
-    senders = max(0, blocks - stay)
+    senders = max(0, blocks - STAY)
     cap = min(link * block_ms / 1e3, host_room / senders) if senders else 0.0
-    sizes = {result.name: result.bytes for result in results}
 
-    def sendable(recomputed: frozenset[str]) -> list[int]:
-        """Return what a block may offload: nothing, its smallest large tensor, the two smallest,
-        and so on."""
-        saved = [size for name, size in sizes.items() if name not in recomputed]
-        large = sorted(size for size in (*always, *saved) if 2 * size >= max(always))
-        return [0, *(total for total in accumulate(large) if total <= cap)]
+    def saved(recomputed: set[str]) -> list[int]:
+        """Return the bytes of each tensor that a block saves."""
+        sizes = list(always)
+        for result in results:
+            if result.name not in recomputed:
+                sizes.append(result.bytes)
+        return sizes
 
-    def sent(recomputed: frozenset[str], level: int) -> int:
-        """Return what a block offloads if it may offload ``level`` tensors."""
-        amounts = sendable(recomputed)
-        return amounts[min(level, len(amounts) - 1)]
-
-    def excess(recomputed: list[frozenset[str]], level: int) -> float:
-        """Return the bytes above the room if each sender offloads up to ``level`` tensors."""
+    def offloaded(recomputed: set[str], most: int) -> int:
+        """Return what a block offloads if it may offload ``most`` tensors: its smallest large ones,
+        as many as the link carries."""
         total = 0
-        for i, names in enumerate(recomputed):
-            total += sum(always) + sum(sizes.values()) - sum(sizes[name] for name in names)
+        for size in sorted(saved(recomputed)):
+            is_large = 2 * size >= max(always)
+            if is_large and most and total + size <= cap:
+                total += size
+                most -= 1
+        return total
+
+    def excess(plans: list[set[str]], most: int) -> float:
+        """Return the bytes above the room if each sender offloads up to ``most`` tensors."""
+        total = 0
+        for i, recomputed in enumerate(plans):
+            total += sum(saved(recomputed))
             if i < senders:
-                total -= sent(names, level)
+                total -= offloaded(recomputed, most)
         return total - room
 
-    most, needed = len(sendable(frozenset())) - 1, 0.0
-    while True:
-        times = _cheapest(results, blocks, needed)
-        # The first blocks recompute a tensor: few kinds of block are few graphs to compile.
-        recomputed = []
-        for i in range(blocks):
-            recomputed.append(frozenset(name for name, count in times.items() if i < count))
-        too_much = excess(recomputed, most)
-        if too_much <= 0:
+    every = len(always) + len(results)
+    recomputed = [set() for _ in range(blocks)]
+    for names, result in product(recomputed, results):
+        if excess(recomputed, every) <= 0:
             break
-        if all(len(names) == len(results) for names in recomputed):
-            raise ValueError(
-                f"{blocks} blocks leave {room + too_much:.4g} bytes with all products computed "
-                f"again; there is room for {room:.4g}"
-            )
-        needed += too_much
-    level = 0
-    while excess(recomputed, level) > 0:
-        level += 1
+        names.add(result.name)
+    too_much = excess(recomputed, every)
+    if too_much > 0:
+        raise ValueError(
+            f"{blocks} blocks leave {room + too_much:.4g} bytes with all products computed again; "
+            f"there is room for {room:.4g}"
+        )
+    most = 0
+    while excess(recomputed, most) > 0:
+        most += 1
     plans, left = [], excess(recomputed, 0)
     for i, names in enumerate(recomputed):
-        moved = sent(names, level) if i < senders and left > 0 else 0
+        moved = offloaded(names, most) if i < senders and left > 0 else 0
         left -= moved
-        saved = tuple(result.name for result in results if result.name not in names)
-        plans.append(BlockPlan(saved, moved))
+        kept = [result.name for result in results if result.name not in names]
+        plans.append(BlockPlan(tuple(kept), moved))
     return plans
-
-
-def _cheapest(results: Sequence[Result], blocks: int, needed: float) -> dict[str, int]:
-    """Return how many blocks recompute each result: those that free ``needed`` bytes in the fewest
-    milliseconds, or all if that is not enough."""
-    alike: dict[tuple[int, float], list[str]] = {}  # results of equal size and price
-    for result in results:
-        alike.setdefault((result.bytes, result.ms), []).append(result.name)
-    best = None
-    for counts in product(*(range(blocks * len(names) + 1) for names in alike.values())):
-        freed = ms = 0
-        for count, (size, price) in zip(counts, alike, strict=True):
-            freed += count * size
-            ms += count * price
-        is_enough = freed >= needed
-        rank = (not is_enough, ms if is_enough else -freed, counts)
-        if best is None or rank < best:
-            best = rank
-    times = {}
-    for count, names in zip(best[-1], alike.values(), strict=True):
-        for i, name in enumerate(names):
-            times[name] = count // len(names) + (i < count % len(names))
-    return times

@@ -1,0 +1,105 @@
+"""Tell the code of a sweep from other code, and so a row of what is there now from an older one.
+
+code = sources(measure)             # {"measure": "5e0f6a...", "eager": "...", "mine": "..."}
+is_other(recorded, code, key)       # whether a run of which this was recorded had other code
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import re
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+
+def sources(measure: Callable) -> dict[str, str]:
+    """Return what tells the code of a sweep from other code, twelve digits by name: "measure" is
+    that function with all functions and classes of its notebook (or module) that it uses, any other
+    name an entry of a dict that it uses, as `MAKE["mine"]` is, with what that uses."""
+    used = _used(measure, measure)
+    digits = {"measure": _digits(used)}
+    for table in used:
+        if isinstance(table, dict):
+            for name, entry in table.items():
+                code = _code_of(entry)
+                if _is_own(code, measure) or _is_record(code):
+                    digits[str(name)] = _digits(_used(code, measure))
+    return digits
+
+
+def is_other(recorded: str, code: Mapping[str, str], key: Mapping[str, object]) -> bool:
+    """Return whether the row of `key` was measured by other code, of which a run has recorded this.
+
+    The code of a row is `measure` and the entries that its key names. Runs before 2026-11-30 have
+    recorded twelve digits of their whole notebook, which tell nothing of one row: that code passes
+    for the same.
+    """
+    if not recorded.startswith("{"):
+        return False
+    before = json.loads(recorded)
+    for name in ("measure", *map(str, key.values())):
+        if name in before and name in code and before[name] != code[name]:
+            return True
+    return False
+
+
+def _used(code: object, measure: Callable) -> list:
+    """Return `code` and the functions, classes and dicts beside `measure` that its text names, and
+    the text of those, each once."""
+    used = [code]
+    for thing in used:  # which grows meanwhile
+        for name in sorted(set(re.findall(r"\w+", _text(thing)))):
+            value = measure.__globals__.get(name)
+            if not isinstance(value, dict):
+                value = _code_of(value)
+                if not _is_own(value, measure):
+                    continue
+            if all(value is not other for other in used):
+                used.append(value)
+    return used
+
+
+def _code_of(thing: object) -> object:
+    """Return a function or class itself, of `MyFunction.apply` the class, of a Triton kernel its
+    function."""
+    owner = getattr(thing, "__self__", None)
+    if isinstance(owner, type):
+        return owner
+    return getattr(thing, "fn", thing)
+
+
+def _is_own(thing: object, measure: Callable) -> bool:
+    """Return whether this is a function or a class of the notebook or module of `measure`."""
+    is_code = isinstance(thing, types.FunctionType | type)
+    return is_code and thing.__module__ == measure.__module__
+
+
+def _is_record(thing: object) -> bool:
+    """Return whether this is an object of a dataclass, such as a shape or a way of a ladder, whose
+    text is the same in each process."""
+    if isinstance(thing, type) or not dataclasses.is_dataclass(thing):
+        return False
+    return " at 0x" not in repr(thing)
+
+
+def _text(thing: object) -> str:
+    """Return the source of a function, or of each method of a class: where a class of a notebook
+    stands, Python does not know. Of a record return its values."""
+    if _is_record(thing):
+        return repr(thing)
+    functions = [thing]
+    if isinstance(thing, type):
+        functions = [getattr(member, "__func__", member) for member in vars(thing).values()]
+    texts = []
+    for function in functions:
+        with suppress(OSError, TypeError):  # no function, or typed into no file
+            texts.append(textwrap.dedent(inspect.getsource(function)))
+    return "\n".join(texts)
+
+
+def _digits(used: list) -> str:
+    texts = "\n".join(sorted(map(_text, used)))
+    return hashlib.sha256(texts.encode()).hexdigest()[:12]

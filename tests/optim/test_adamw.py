@@ -249,13 +249,20 @@ def test_a_state_without_a_step_comes_back(working):
     refused(r"^a saved parameter has \['exp_avg', 'normaliser'\]", optimizer.load_state_dict, old)
     other = MasterAdamW(tensors(), working_dtype=None if working else torch.bfloat16).state_dict()
     refused("^a saved parameter has .*with the dtypes of those", optimizer.load_state_dict, other)
-    other = torch.optim.AdamW(tensors()).state_dict()
+    other = torch.optim.SGD(tensors()).state_dict()
     refused("^the state is another optimizer's", optimizer.load_state_dict, other)
+    other = torch.optim.AdamW(tensors(), maximize=True).state_dict()
+    refused("^maximize is True; allowed is False$", optimizer.load_state_dict, other)
+    masters = [master.clone() for master in optimizer.masters().values()]
+    for _ in range(2):
+        optimizer.load_state_dict(torch.optim.AdamW(tensors()).state_dict())
+    for master, wanted in zip(optimizer.masters().values(), masters, strict=True):
+        assert torch.equal(master, wanted)
 
 
 @pytest.mark.parametrize("options", [{"foreach": False}, {"fused": True}])
 @pytest.mark.parametrize("working", [None, torch.bfloat16])
-def test_its_state_goes_on_in_torchs_adamw(working, options):
+def test_its_state_goes_on_in_torchs_adamw_and_comes_back(working, options):
     ours, one_way = tensors(), tensors()
     twins = copy.deepcopy(ours)
     optimizer = MasterAdamW(ours, **NUMBERS, working_dtype=working)
@@ -275,6 +282,15 @@ def test_its_state_goes_on_in_torchs_adamw(working, options):
     peer.load_state_dict(optimizer.state_dict())
     steps(peer, one_way)
     close(one_way, twins, steps=6)
+    back = MasterAdamW(copy.deepcopy(one_way), working_dtype=working)
+    back.load_state_dict(peer.state_dict())
+    back.load_state_dict(back.state_dict())
+    weights = list(back.masters())
+    for master, wanted in zip(back.masters().values(), one_way, strict=True):
+        assert torch.equal(master, wanted)
+    steps(back, weights)
+    close(back.masters().values(), twins, steps=9)
+    assert back.param_groups[0]["betas"] == NUMBERS["betas"]
 
 
 def test_overlapping_beside_another_hook_is_refused():

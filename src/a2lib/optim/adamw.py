@@ -17,6 +17,16 @@ from a2lib.parallel.lane import Lane
 DTYPES = (torch.float32, torch.bfloat16)
 MASTER, MOMENTS, STEP = "master", ("exp_avg", "exp_avg_sq"), "step"
 KEPT = {MASTER, *MOMENTS, STEP}
+# Settings of a group that torch.optim.AdamW has beside ours.
+OF_PYTORCH = {
+    "amsgrad",
+    "capturable",
+    "decoupled_weight_decay",
+    "differentiable",
+    "foreach",
+    "fused",
+    "maximize",
+}
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -41,7 +51,7 @@ class MasterAdamW(torch.optim.Optimizer):
     - Load a model's weights before making the optimizer: a step sets each parameter to its master.
     - The model's state dict has the rounded weights; ``masters()`` and the optimizer's state dict
       have the exact ones.
-    - This class loads no state dict of torch.optim.AdamW, which has no masters.
+    - torch.optim.AdamW and this class load each other's state dict; PyTorch's has no masters.
     - A parameter without a gradient is left out of a step.
     - A step can be captured in a CUDA graph after one that was not; ``lr`` and the other numbers
       are captured as they are.
@@ -239,31 +249,58 @@ class MasterAdamW(torch.optim.Optimizer):
         return whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, over parameters of the same dtypes.
+        """Load a state of this class, over parameters of the same dtypes, or of torch.optim.AdamW.
 
-        A parameter in bfloat16 is set to its saved master, rounded. Raises ValueError, before
-        anything is changed, for the state of another optimizer, and where the saved parameters have
-        masters and these have none, or the other way round.
+        A parameter in bfloat16 is set to its saved master, rounded. PyTorch's state has no masters:
+        those that are here stay, so make this optimizer from the weights that belong to that state.
+
+        Raises ValueError, before anything is changed, for the state of another optimizer, for
+        amsgrad and maximize, and where the saved parameters have masters and these have none, or
+        the other way round.
         """
-        for group in state_dict["param_groups"]:
-            if "working_dtype" not in group:
-                raise ValueError("the state is another optimizer's; allowed is a MasterAdamW's")
+        is_pytorchs = _is_pytorchs(state_dict["param_groups"])
         names, params = parameters_of(state_dict["param_groups"]), parameters_of(self.param_groups)
         pairs = list(zip(names, params, strict=False))  # PyTorch says where they differ
         for name, p in pairs:
             saved, here = state_dict["state"].get(name, {}), self.state.get(p, {})
-            if not saved.keys() <= KEPT or (MASTER in saved) != (MASTER in here):
+            same_masters = is_pytorchs or (MASTER in saved) == (MASTER in here)
+            if not saved.keys() <= KEPT or not same_masters:
                 raise ValueError(
                     f"a saved parameter has {sorted(saved)}, the one here {sorted(here)}: load "
                     "into a model and an optimizer with the dtypes of those that were saved"
                 )
+        before = {p: state[MASTER] for p, state in self.state.items() if MASTER in state}
+        working = [group["working_dtype"] for group in self.param_groups]
         super().load_state_dict(state_dict)
+        for group, dtype in zip(self.param_groups, working, strict=True):
+            group["working_dtype"] = dtype
+            for name in OF_PYTORCH:
+                group.pop(name, None)
         for name, p in pairs:
             # Anew and in float32: PyTorch rounds to the parameters' dtype.
             for key, value in state_dict["state"].get(name, {}).items():
                 self.state[p][key] = value.to(p.device, torch.float32, copy=True)
-            if MASTER in self.state.get(p, {}):
+            if is_pytorchs:
+                # PyTorch's AdamW keeps a master that it was given, and does not update it.
+                self.state[p].pop(MASTER, None)
+                if p in before:
+                    self.state[p][MASTER] = before[p]
+            elif MASTER in self.state.get(p, {}):
                 p.data.copy_(self.state[p][MASTER])
+
+
+def _is_pytorchs(groups: list[dict[str, Any]]) -> bool:
+    """Return whether saved groups were torch.optim.AdamW's when they were saved. Raises ValueError
+    for what MasterAdamW does not do, and for the groups of any other optimizer."""
+    for group in groups:
+        for name in ("amsgrad", "maximize"):
+            if group.get(name):
+                raise ValueError(f"{name} is {group[name]}; allowed is False")
+    if all("amsgrad" in group for group in groups):
+        return True
+    if all("working_dtype" in group for group in groups):
+        return False
+    raise ValueError("the state is another optimizer's; allowed is MasterAdamW's or AdamW's")
 
 
 def _numbers(group: dict[str, Any]) -> Numbers:

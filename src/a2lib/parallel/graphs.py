@@ -117,18 +117,21 @@ class CapturedStep:
 
     def __init__(self, graph: CapturedGraph, output: object) -> None:
         self._graph, self.output = graph, output
+        self._streams: set[torch.cuda.Stream] = set()  # that replays were queued on
 
     def replay(self) -> object:
         """Queue the step on the current stream; returns ``output``. Every rank replays."""
+        import torch
+
         self._graph.replay()
+        self._streams.add(torch.cuda.current_stream())
         return self.output
 
     def release(self) -> None:
         """Drop the graph and its memory. A process group must not be destroyed before: NCCL waits
         for the graphs that hold its work."""
-        import torch
-
-        torch.cuda.synchronize()
+        for stream in self._streams:
+            stream.synchronize()
         self._graph.release()
 
     def __enter__(self) -> Self:

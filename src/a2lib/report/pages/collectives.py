@@ -134,6 +134,24 @@ def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().rename(columns={"world_size": "GPUs"})
 
 
+def beside_line(rows: pd.DataFrame, line: Line) -> pd.Series:
+    """Return published times of all-reduces over those of a line, by size and GPUs; ``rows`` are of
+    one host, and about 1 GB counts as 1 GiB."""
+    over = {}
+    for _, row in rows.iterrows():
+        sent = row["size"] * wire_share("all_reduce", int(row["world_size"]))
+        size = GIB if row["size"] > 9e8 else row["size"]
+        over[size, row["world_size"]] = row["ms"] / (1e3 * line.time_s(sent))
+    return pd.Series(over).sort_index()
+
+
+def line_table(over: pd.Series) -> pd.DataFrame:
+    """Return what ``beside_line`` returns, a line for each size."""
+    table = over.map("{:.2f}".format).unstack()
+    heads = {ranks: f"{ranks} GPUs" for ranks in table}
+    return table.rename(columns=heads, index=_mib).reset_index(names="size")
+
+
 def published(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what others published with ``ms`` and ``bus``, from the means where only they are."""
     times = rows["ms"].fillna(rows["ms_mean"])

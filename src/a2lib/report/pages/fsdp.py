@@ -9,6 +9,7 @@ from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import sharded_optimizer
 from a2lib.report.pages.benchmark import TITLES
+from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
 from a2lib.report.tables import cells
@@ -44,7 +45,8 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """Add to each step of a2lib's FSDP what its traced step says of the all-gathers.
 
     gathers: number of all-gathers
-    in_time: how many of them had ended when their unit's turn came
+    ended: how many of them had ended when their unit's turn came
+    in_time: the same, with those for which the GPU waited MARK_MS at most
     stood: ms that the GPU waited for the others
     backward_ms: when the backward ended, from the step's begin
     gather_forward, gather_backward: ms of a block's all-gather in that pass (median)
@@ -65,6 +67,7 @@ def _traced(row) -> dict[str, float]:
     block = (blocks["compute_end_ms"] - blocks["compute_start_ms"]).groupby(blocks["pass"]).median()
     return {
         "gathers": len(table),
+        "ended": (table["slack_ms"] >= 0).sum(),
         "in_time": len(table) - len(late),
         "stood": late["waited_ms"].sum(),
         "backward_ms": table.loc[table["pass"] == "backward", "compute_end_ms"].max(),
@@ -135,6 +138,13 @@ def narrow_ddp(steps: pd.DataFrame, updating: bool = False):
     return step(steps, "ddp_updating" if updating else "ddp_copies")
 
 
+def over_replicated(steps: pd.DataFrame, ddp: pd.DataFrame, model: str) -> float:
+    """Return FSDP's step over copy engines with 16-bit weights over data parallelism's step over
+    NCCL under autocast, in buckets of 1000 MiB; both launched from Python, in different runs."""
+    replicated = ddp_step(ddp, bucket_mb=1000, model=model, capture=False)
+    return python_step(steps, COPIES, model).ms / replicated.ms
+
+
 def at_peak(memory: pd.DataFrame, wrapper: str = NCCL, model: str = "xl25"):
     """Return the row of a wrapper's peak."""
     return one(memory, wrapper=wrapper, model=model, moment="peak")
@@ -153,13 +163,14 @@ def least_update_ms(ceiling: pd.DataFrame) -> float:
 
 
 def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B steps in a CUDA graph with 16-bit weights and one update at the end, in ms
-    and over one GPU's step of that kind."""
+    """Return the 2.0B steps in a CUDA graph with 16-bit weights, in ms and over the step of one GPU
+    that updates at the end, as all of them do except one."""
     narrow = narrow_ddp(steps)
     steps_shown = {
         "one GPU": narrow.ms_without,
         "FSDP, copy engines": step(steps, COPIES).ms,
         "DDP, copy engines": narrow.ms,
+        "DDP, copy engines, update per bucket": narrow_ddp(steps, updating=True).ms,
         "FSDP, NCCL": step(steps, NCCL).ms,
         "PyTorch's FSDP2": step(steps, "fsdp2").ms,
         "FSDP2, symmetric memory": step(steps, "fsdp2_symm_gather").ms,

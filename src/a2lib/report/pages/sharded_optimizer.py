@@ -152,24 +152,16 @@ def line(messages: pd.DataFrame, operation: str) -> Line:
 
 def memory_bars(memory: pd.DataFrame) -> Chart:
     """Draw what a GPU holds after the first update and at a later step's peak, replicated and
-    sharded, in GB."""
-    parts, totals = {}, []
+    sharded, in GB. What the peak holds besides weights and moments counts as activations."""
+    bars, totals = {}, []
     for when, words in {"after": "after the update", "step": "peak of a step"}.items():
         for optimizer in ("plain", "sharded"):
             row = moment(memory, optimizer, when)
-            weights, moments = row.parameter_bytes, row.optimizer_bytes
-            rest = row.tensor_bytes - weights - moments
-            parts[f"{words}, {OPTIMIZERS[optimizer]}"] = {
-                "weights": weights / 1e9,
-                "moments": moments / 1e9,
-                "gradients, activations": rest / 1e9,
-            }
+            sizes = {name: getattr(row, column) / 1e9 for column, name in PARTS.items()}
+            sizes["activations"] = row.tensor_bytes / 1e9 - sum(sizes.values())
+            bars[f"{words}, {OPTIMIZERS[optimizer]}"] = sizes
             totals.append(f"{row.tensor_bytes / 1e9:.0f}")
-    shades = {
-        "weights": SHADES["weights"],
-        "moments": SHADES["moments"],
-        "gradients, activations": SHADES["gradients"],
-    }
-    frame = pd.DataFrame(parts).T
+    shades = {**SHADES, "activations": "#808080"}
+    frame = pd.DataFrame(bars).T
     xlabel = "GB on each of two GPUs"
-    return stacks(frame, shades, 2.6, columns=3, text=totals, xlabel=xlabel)
+    return stacks(frame, shades, 2.6, columns=4, text=totals, xlabel=xlabel)

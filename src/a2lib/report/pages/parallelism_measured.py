@@ -32,6 +32,7 @@ THRESHOLDS = (
     ("tp", "forward"),
     ("tp", "backward"),
 )
+WIDTH = 11_008  # of the 8B model's layers; tensor parallelism was also measured with narrower ones
 H200 = DEVICES["H200"]
 BLUE, GREEN, ORANGE, SHADE = "#0072b2", "#00825f", "#d55e00", "#f6cfab"
 
@@ -175,15 +176,35 @@ def sending(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(right=binds == (rows["share"] > 1), above=above)
 
 
-def by_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.Series:
-    """Return, by scheme, the mean time of the passes of 2,048 tokens and more over their formula's
-    with the data sheet's C and W."""
+def over_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
+    """Return the passes of 2,048 tokens and more, at every width; ``over`` is a pass's time over
+    its formula's with the data sheet's C and W."""
     sent = sending(rows).query("tokens >= 2048")
     measured = measured_layer(rows)
     compute = sent["compute"] * measured.flops / sheet.flops
     communication = sent["communication"] * measured.bandwidth / sheet.bandwidth
-    over = sent["ms"] / np.maximum(compute, communication)
-    return over.groupby(sent["scheme"]).mean()
+    return sent.assign(over=sent["ms"] / np.maximum(compute, communication))
+
+
+def by_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.Series:
+    """Return, by scheme, the mean of ``over_sheet`` at the 8B model's width."""
+    return pick(over_sheet(rows, sheet), d_ff=WIDTH).groupby("scheme")["over"].mean()
+
+
+def by_formula(rows: pd.DataFrame) -> pd.Series:
+    """Return, by scheme, by which share the passes of 2,048 tokens and more take longer than their
+    formula says, on average at the 8B model's width."""
+    wide = pick(sending(rows).query("tokens >= 2048"), d_ff=WIDTH)
+    return wide.groupby("scheme")["above"].mean()
+
+
+def unhidden(rows: pd.DataFrame) -> pd.Series:
+    """Return, by scheme, what does not hide as a share of what those passes take longer than their
+    formula says."""
+    wide = pick(sending(rows).query("tokens >= 2048"), d_ff=WIDTH)
+    longest = wide[["ms_without", "ms_communication"]].max(axis=1)
+    lost = (wide["ms"] - longest).groupby(wide["scheme"]).sum()
+    return lost / (wide["ms"] - wide["formula"]).groupby(wide["scheme"]).sum()
 
 
 def longer(row) -> float:

@@ -212,7 +212,7 @@ class Pass:
             self._make("dk_sums", shape, torch.float32)
             self._make("dv_sums", shape, torch.float32)
             sums = ("dq_sums", "dk_sums", "dv_sums")
-        elif call.fixed_order:
+        else:
             self._make("turns", (1 + call.n_heads * padded // 64,), torch.int32)
             unused = "turns"
 
@@ -243,6 +243,8 @@ class Pass:
         else:
             self._sweep_chunks(form, sums, early)
 
+        if not in_chunks and not call.fixed_order:  # the sweep does
+            return
         n_programs = ceil_div(call.n_queries, B) * call.n_heads + of_keys
         gradients = ("dq", "dk", "dv")
         sizes = (self.scale, call.heads, call.kv_heads, call.n_heads, call.n_queries, call.n_keys)
@@ -296,14 +298,13 @@ class Pass:
         together = dispatch.backward_heads_together(call, n_heads, stay, chunk > 0)
         scales = (1.0 if chunk else self.scale, self.scale * LOG2E)
         lengths = (call.group, call.n_queries, call.n_keys)
-        sizes = (*scales, call.heads, n_heads, *lengths, together, chunk)
+        sizes = (*self._strides("dq"), *scales, call.heads, n_heads, *lengths, together, chunk)
         blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, dq_sums: (1, 64, 64), "rows": (1, 2, Bq)}
-        turns = "turns" if call.fixed_order else "rows"
         if chunk:
-            rest = (*gradients, turns)
+            rest = (*gradients, "dq", "rows")
         else:
             blocks |= {"dk": 64, "dv": 64}
-            rest = (turns,)
+            rest = ("dq", "turns")
         self._add_hopper("hopper_backward", n_programs, blocks, rest, sizes, constants, {})
 
     # What they share.

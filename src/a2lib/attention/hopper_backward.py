@@ -2,9 +2,10 @@
 
 A tile is 128 keys of a head, each of two consumers has half of them, and query blocks stream past.
 dQ gets a part from every tile, added up in fp32 by the copy engine, so that the order of additions,
-and with it the last bits, differ from run to run; but where it is ORDERED. Where tiles are few a
-program has a chunk of the queries, and all gradients are added up. Heads of keys that several query
-heads share have all of them streamed past one tile, head by head.
+and with it the last bits, differ from run to run; but where it is ORDERED. The last program that
+adds to a block of dQ finishes it, while the L2 cache has it. Where tiles are few a program has a
+chunk of the queries, and all gradients are added up. Heads of keys that several query heads share
+have all of them streamed past one tile, head by head.
 """
 
 from triton._C.libtriton import ir
@@ -31,13 +32,16 @@ from a2lib.attention.hopper_forward import (
 )
 
 KEYS = gl.constexpr(128)
+# Blocks that ``_finish_backward`` may be behind those that are loaded, less what it always is.
+BEHIND = gl.constexpr(8)
 # What the roles of a program share: tensors and sizes, places in shared memory and their barriers,
 # constants.
 Backward = record(
-    "Q DO K V DQ ROWS DK DV TURNS scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
+    "Q DO K V DQ_SUMS ROWS DK DV DQ TURNS stride_dq "
+    "scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
     "q_s do_s k_s v_s rows_s ds_s dq_s q_full q_empty do_full do_empty kv_full kv_empty "
-    "ds_full dq_full dq_empty turn_come "
-    "d BD Bq STAGES CAUSAL RAGGED CHUNKS STAY GROUPED ORDERED FIRST scores sums"
+    "ds_full dq_full dq_empty turn_come added counted sums_full "
+    "d BD Bq STAGES CAUSAL RAGGED CHUNKS STAY GROUPED ORDERED FINISHED FIRST scores sums"
 )
 
 
@@ -53,6 +57,25 @@ def _add_to_global(desc, coord, source, _semantic=None):
 # Triton 3.6 has it under no name, and the other under an older one.
 _add = getattr(tma, "async_atomic_add", None) or _add_to_global
 _meet = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@gluon.jit
+def _fence_global(number):
+    """Order what others and the copy engine do in global memory. Inline assembly wants some
+    number."""
+    gl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.u32 $0, 0;", "=r,r", [number], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+def _await_adds(LATER: gl.constexpr, number):
+    """Wait until all that this thread asked the copy engine to write has been written, but for the
+    last LATER requests, so that others can be told."""
+    gl.inline_asm_elementwise(
+        f"cp.async.bulk.wait_group {LATER}; fence.proxy.async.global; mov.u32 $0, 0;",
+        "=r,r", [number], gl.int32, False, 1,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -116,6 +139,8 @@ def _load_backward(ours):
             stage = loaded % ours.STAGES
             phase = (loaded // ours.STAGES) & 1
             q_full = ours.q_full.index(stage)
+            if ours.FINISHED:  # consumers cannot run ahead of what is not loaded
+                mbarrier.wait(ours.counted.index(loaded % BEHIND), (loaded // BEHIND & 1) ^ 1)
             mbarrier.wait(ours.q_empty.index(stage), phase ^ 1)
             mbarrier.expect(q_full, ours.Q.block_type.nbytes + ours.ROWS.block_type.nbytes)
             load_tile(ours.Q, [b, h, m, 0], q_full, ours.q_s.index(stage))
@@ -165,27 +190,84 @@ def _add_backward(ours):
         m = m0 + (n_blocks - 1 - i) * ours.Bq
         place = i % 2
         mbarrier.wait(ours.turn_come.index(place), i // 2 & 1)
-        gl.inline_asm_elementwise(
-            "fence.proxy.async.global; mov.u32 $0, 0;", "=r,r", [m], gl.int32, False, 1
-        )
+        _fence_global(m)
         for c in gl.static_range(2):
             mbarrier.wait(ours.dq_full.index(place * 2 + c), i // 2 & 1)
             row = m + c * 64 if ours.Bq == 128 else m
             column = 0 if ours.Bq == 128 else c * 64
             if n0 == 0:
-                store_tile(ours.DQ, [bh, row, column], ours.dq_s.index(place * 2 + c))
+                store_tile(ours.DQ_SUMS, [bh, row, column], ours.dq_s.index(place * 2 + c))
             else:
-                _add(ours.DQ, [bh, row, column], ours.dq_s.index(place * 2 + c))
+                _add(ours.DQ_SUMS, [bh, row, column], ours.dq_s.index(place * 2 + c))
         tma.store_wait(0)
         for c in gl.static_range(2):
             mbarrier.arrive(ours.dq_empty.index(place * 2 + c), count=1)
-        gl.inline_asm_elementwise(
-            "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;",
-            "=r,r", [m], gl.int32, False, 1,
-        )  # fmt: skip
+        _await_adds(0, m)
         _meet()
         if m < ours.Nq:
             gl.atomic_add(_turn_of(ours, bh, m), 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def _finish_backward(ours):
+    """Count the tiles that have added to each block of dQ; of the last one, finish the block."""
+    n_tiles = (ours.Nk + KEYS - 1) // KEYS
+    heads = 1
+    if ours.GROUPED:
+        heads = ours.GROUP
+    counted = 0
+    finished = 0
+    for turn in range(n_turns(n_tiles, ours.n_heads, ours.CAUSAL, ours.STAY)):
+        n0, bh_kv, m0, n_blocks = _keys_and_blocks(ours, turn)
+        for i in range(n_blocks * heads):
+            bh = bh_kv * heads + i // n_blocks
+            m = m0 + i % n_blocks * ours.Bq
+            # The next arrival: what is added then is not counted yet.
+            after = counted + 1
+            mbarrier.wait(ours.added.index(after % BEHIND), after // BEHIND & 1)
+            mbarrier.arrive(ours.counted.index(counted % BEHIND), count=1)
+            counted += 1
+            if m < ours.Nq:
+                tiles = n_tiles
+                if ours.CAUSAL:
+                    tiles = gl.minimum(n_tiles, m // KEYS + 1)
+                before = gl.atomic_add(_turn_of(ours, bh, m), 1, sem="acq_rel", scope="gpu")
+                if before == tiles - 1:
+                    _finish_block(ours, bh, m, finished & 1)
+                    finished += 1
+
+
+@gluon.jit
+def _finish_block(ours, bh, m, phase):
+    """Store scale times the sums of a block of dQ, which nobody adds to any more."""
+    _fence_global(m)
+    full = ours.sums_full.index(0)
+    mbarrier.expect(full, 2 * ours.DQ_SUMS.block_type.nbytes)
+    for c in gl.static_range(2):
+        row = m + c * 64 if ours.Bq == 128 else m
+        column = 0 if ours.Bq == 128 else c * 64
+        load_tile(ours.DQ_SUMS, [bh, row, column], full, ours.dq_s.index(2 + c))
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
+    wide: gl.constexpr = 8 if ours.Bq == 128 else 16
+    fours: gl.constexpr = gl.BlockedLayout([1, wide], [wide // 2, 64 // wide], [1, 1], [1, 0])
+    DQ = ours.DQ + (bh // ours.H).to(gl.int64) * ours.stride_dq[0]
+    DQ += (bh % ours.H).to(gl.int64) * ours.stride_dq[1]
+    mbarrier.wait(full, phase)
+    for c in gl.static_range(2):
+        tile = ours.dq_s.index(2 + c)._reinterpret(gl.float32, [64, 64], layout)
+        for piece in gl.static_range(8):
+            x = tile.slice(piece * 8, 8, 0).load(fours)
+            row = m + c * 64 + piece * 8
+            column = 0
+            if ours.Bq == 64:  # as _dq_add has them, of one warp
+                x = x.reshape([4, 8, 4, 2, 2]).permute((3, 1, 0, 2, 4)).reshape([16, 32])
+                row = m + piece // 2 * 16
+                column = c * 64 + piece % 2 * 32
+            offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+            offs_d = column + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+            keep = (offs_m < ours.Nq)[:, None] & (offs_d < ours.d)[None, :]
+            at = offs_m.to(gl.int64)[:, None] * ours.stride_dq[2] + offs_d[None, :]
+            gl.store(DQ + at, (x * ours.scale).to(DQ.dtype.element_ty), mask=keep)
 
 
 @gluon.jit
@@ -207,31 +289,36 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0):
     """Add a part of dQ, if there is some: rows before the first are no place for the copy engine.
     ORDERED: in block i, leave it to ``_add_backward``.
 
-    With blocks of 64 queries a tile's elements lie permuted, which ``kernels.finish_kernel``
-    undoes: four of a thread are together, and the fours of a warp, 16-byte stores without a bank
-    conflict. The pairs that a product leaves a thread are twice as many stores, and each conflicts
+    With blocks of 64 queries a tile's elements lie permuted, which whoever finishes it undoes:
+    four of a thread are together, and the fours of a warp, 16-byte stores without a bank conflict. The pairs that a product leaves a thread are twice as many stores, and each conflicts
     twofold in the 128-byte swizzle; and shared memory is busier than the tensor cores (by count).
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     if ours.Bq == 64:
         dq = dq.reshape([4, 2, 8, 8, 4, 2])  # warp, upper or lower, row, columns by 8, pair, which
-        dq = dq.permute((3, 0, 2, 4, 1, 5)).reshape([64, 64])
+        dq = dq.permute((0, 3, 2, 4, 1, 5)).reshape([64, 64])
     place = c
     if ours.ORDERED:
         post = gl.maximum(i - 1, 0)
         place += post % 2 * 2
         mbarrier.wait(ours.dq_empty.index(place), (post // 2 & 1) ^ 1)
     else:
+        if ours.FINISHED:
+            _await_adds(0, i)
         tma.store_wait(0)
     ours.dq_s.index(place)._reinterpret(gl.float32, [64, 64], layout).store(dq)
     fence_async_shared()
     if some:  # a branch keeps ptxas from moving products up, for which there are no registers
         if ours.ORDERED:
             mbarrier.arrive(ours.dq_full.index(place), count=1)
+        if ours.FINISHED:
+            mbarrier.arrive(ours.added.index((i - 1) % BEHIND), count=1)
+        if ours.ORDERED:
+            pass
         elif ours.Bq == 128:
-            _add(ours.DQ, [bh, m0 + c * 64, 0], ours.dq_s.index(c))
+            _add(ours.DQ_SUMS, [bh, m0 + c * 64, 0], ours.dq_s.index(c))
         else:
-            _add(ours.DQ, [bh, m0, c * 64], ours.dq_s.index(c))
+            _add(ours.DQ_SUMS, [bh, m0, c * 64], ours.dq_s.index(c))
 
 
 @gluon.jit
@@ -430,6 +517,12 @@ def _backward_tile(ours, c: gl.constexpr, turn, used):
             kv_heads = ours.H // ours.GROUP
         place = ours.dq_s.index(place)
         _store_rows(ours.DV, dv, place, bh // kv_heads, bh % kv_heads, row, ours.BD)
+        if ours.FINISHED:
+            n_tiles = (ours.Nk + KEYS - 1) // KEYS
+            if turn == n_turns(n_tiles, ours.n_heads, ours.CAUSAL, ours.STAY) - 1:
+                _await_adds(1, used)
+                _meet()
+                mbarrier.arrive(ours.added.index(used % BEHIND), count=1)
         _store_rows(ours.DK, dk * ours.scale, place, bh // kv_heads, bh % kv_heads, row, ours.BD)
     return used
 
@@ -452,7 +545,7 @@ BACKWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER", "chunk"]
 
 @gluon.jit(do_not_specialize=BACKWARD_SIZES)
 def backward_kernel(
-    Q, DO, K, V, DQ, ROWS, DK, DV, TURNS,
+    Q, DO, K, V, DQ_SUMS, ROWS, DK, DV, DQ, TURNS, stride_dq,
     scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
     d: gl.constexpr, BD: gl.constexpr, Bq: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
@@ -488,8 +581,9 @@ def backward_kernel(
     v_s = gl.allocate_shared_memory(dtype, [1, 1, 1, KEYS, BD], V.layout)
     rows_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2, Bq], ROWS.layout)
     ds_s = gl.allocate_shared_memory(dtype, [2 * HALVES, KEYS, 64], ds_layout)
-    PLACES: gl.constexpr = 4 if ORDERED else 2
-    dq_s = gl.allocate_shared_memory(gl.float32, [PLACES, 1, 64, 64], DQ.layout)
+    FINISHED: gl.constexpr = not CHUNKS and not ORDERED
+    PLACES: gl.constexpr = 2 if CHUNKS else 4
+    dq_s = gl.allocate_shared_memory(gl.float32, [PLACES, 1, 64, 64], DQ_SUMS.layout)
     q_full = barriers(STAGES, 1)
     q_empty = barriers(STAGES, 2)
     do_full = barriers(STAGES, 1)
@@ -500,6 +594,9 @@ def backward_kernel(
     dq_full = barriers(PLACES, 1)
     dq_empty = barriers(PLACES, 1)
     turn_come = barriers(2, 1)
+    added = barriers(BEHIND, 2)
+    counted = barriers(BEHIND, 1)
+    sums_full = barriers(1, 1)
     fence_async_shared()
     at = gl.program_id(0)
     if ORDERED:
@@ -507,17 +604,24 @@ def backward_kernel(
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     ours = Backward(
-        Q, DO, K, V, DQ, ROWS, DK, DV, TURNS,
+        Q, DO, K, V, DQ_SUMS, ROWS, DK, DV, DQ, TURNS, stride_dq,
         scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk, at,
         q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, q_full, q_empty, do_full, do_empty, kv_full,
-        kv_empty, ds_full, dq_full, dq_empty, turn_come,
-        d, BD, Bq, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, ORDERED, FIRST, scores, sums,
+        kv_empty, ds_full, dq_full, dq_empty, turn_come, added, counted, sums_full,
+        d, BD, Bq, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, ORDERED, FINISHED, FIRST,
+        scores, sums,
     )  # fmt: skip
     if ORDERED:
         gl.warp_specialize(
             [(_backward_rows, (ours, 0)), (_backward_rows, (ours, 1)), (_load_backward, (ours,)),
              (_add_backward, (ours,)), (_await_turns, (ours,))],
             [4, 1, 1, 1], [240, 24, 24, 24],
+        )  # fmt: skip
+    elif FINISHED:
+        gl.warp_specialize(
+            [(_backward_rows, (ours, 0)), (_backward_rows, (ours, 1)), (_load_backward, (ours,)),
+             (_finish_backward, (ours,))],
+            [4, 1, 1], [240, 24, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(

@@ -490,11 +490,11 @@ def prepare_kernel(
     tl.store(ROWS + bh * 2 * n_rows + offs_m, lse)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(ROWS + (bh * 2 + 1) * n_rows + offs_m, delta)
-    if ORDERED:
+    if not CHUNKS:
         if tl.program_id(0) == 0:
             tl.store(TURNS, 0)
         tl.store(TURNS + 1 + tl.program_id(0) * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
-    else:
+    if not ORDERED:
         n = n_rows if PERMUTED else Nq
         width: tl.constexpr = BD if PERMUTED else d
         zeros = tl.zeros([B, BD], tl.float32)

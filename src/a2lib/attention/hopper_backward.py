@@ -39,7 +39,7 @@ BEHIND = gl.constexpr(8)
 Backward = record(
     "Q DO K V DQ_SUMS ROWS DK DV DQ TURNS stride_dq "
     "scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
-    "q_s do_s k_s v_s rows_s ds_s dq_s q_full q_empty do_full do_empty kv_full kv_empty "
+    "q_s do_s k_s v_s rows_s ds_s dq_s sums_s q_full q_empty do_full do_empty kv_full kv_empty "
     "ds_full dq_full dq_empty turn_come added counted sums_full "
     "d BD Bq STAGES CAUSAL RAGGED CHUNKS STAY GROUPED ORDERED FINISHED FIRST scores sums"
 )
@@ -246,28 +246,42 @@ def _finish_block(ours, bh, m, phase):
     for c in gl.static_range(2):
         row = m + c * 64 if ours.Bq == 128 else m
         column = 0 if ours.Bq == 128 else c * 64
-        load_tile(ours.DQ_SUMS, [bh, row, column], full, ours.dq_s.index(2 + c))
+        load_tile(ours.DQ_SUMS, [bh, row, column], full, ours.sums_s.index(c))
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
-    wide: gl.constexpr = 8 if ours.Bq == 128 else 16
-    fours: gl.constexpr = gl.BlockedLayout([1, wide], [wide // 2, 64 // wide], [1, 1], [1, 0])
+    # 16 columns as _dq_add leaves them, and in order: each lane has 8 side by side, of four rows.
+    permuted: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [4, 0]],
+        [[0, 16], [1, 0], [2, 0], [0, 32], [8, 0]], [], [], [16, 64],
+    )  # fmt: skip
+    in_order: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0], [32, 0]],
+        [[1, 0], [4, 0], [16, 0], [2, 0], [0, 8]], [], [], [64, 16],
+    )  # fmt: skip
     DQ = ours.DQ + (bh // ours.H).to(gl.int64) * ours.stride_dq[0]
-    DQ += (bh % ours.H).to(gl.int64) * ours.stride_dq[1]
+    DQ += (bh % ours.H).to(gl.int64) * ours.stride_dq[1] + m.to(gl.int64) * ours.stride_dq[2]
     mbarrier.wait(full, phase)
     for c in gl.static_range(2):
-        tile = ours.dq_s.index(2 + c)._reinterpret(gl.float32, [64, 64], layout)
-        for piece in gl.static_range(8):
-            x = tile.slice(piece * 8, 8, 0).load(fours)
-            row = m + c * 64 + piece * 8
-            column = 0
-            if ours.Bq == 64:  # as _dq_add has them, of one warp
-                x = x.reshape([4, 8, 4, 2, 2]).permute((3, 1, 0, 2, 4)).reshape([16, 32])
-                row = m + piece // 2 * 16
-                column = c * 64 + piece % 2 * 32
-            offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
-            offs_d = column + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
-            keep = (offs_m < ours.Nq)[:, None] & (offs_d < ours.d)[None, :]
-            at = offs_m.to(gl.int64)[:, None] * ours.stride_dq[2] + offs_d[None, :]
-            gl.store(DQ + at, (x * ours.scale).to(DQ.dtype.element_ty), mask=keep)
+        sums = ours.sums_s.index(c)._reinterpret(gl.float32, [64, 64], layout)
+        if ours.Bq == 128:
+            for row in gl.static_range(0, 64, 8):
+                x = sums.slice(row, 8, 0).load(gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0]))
+                _store_dq(ours, DQ, x, c * 64 + row, 0, ours.Nq - m)
+        else:
+            for column in gl.static_range(0, 64, 16):
+                x = sums.slice(column, 16, 0).load(permuted).reshape([2, 4, 2, 4, 4, 2, 2])
+                x = x.permute((1, 5, 2, 3, 0, 4, 6)).reshape([64, 16])
+                x = gl.convert_layout(x, in_order)
+                _store_dq(ours, DQ, x, 0, c * 64 + column, ours.Nq - m)
+
+
+@gluon.jit
+def _store_dq(ours, DQ, x, row, column, n_rows):
+    """Store scale * x at a row and a column of a block of dQ, of which n_rows are there."""
+    offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+    offs_d = column + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    keep = (offs_m < n_rows)[:, None] & (offs_d < ours.d)[None, :]
+    at = offs_m[:, None] * ours.stride_dq[2] + offs_d[None, :]
+    gl.store(DQ + at, (x * ours.scale).to(DQ.dtype.element_ty), mask=keep)
 
 
 @gluon.jit
@@ -296,7 +310,7 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0):
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     if ours.Bq == 64:
         dq = dq.reshape([4, 2, 8, 8, 4, 2])  # warp, upper or lower, row, columns by 8, pair, which
-        dq = dq.permute((0, 3, 2, 4, 1, 5)).reshape([64, 64])
+        dq = dq.permute((3, 0, 2, 4, 1, 5)).reshape([64, 64])
     place = c
     if ours.ORDERED:
         post = gl.maximum(i - 1, 0)
@@ -582,8 +596,11 @@ def backward_kernel(
     rows_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2, Bq], ROWS.layout)
     ds_s = gl.allocate_shared_memory(dtype, [2 * HALVES, KEYS, 64], ds_layout)
     FINISHED: gl.constexpr = not CHUNKS and not ORDERED
-    PLACES: gl.constexpr = 2 if CHUNKS else 4
+    PLACES: gl.constexpr = 4 if ORDERED else 2
     dq_s = gl.allocate_shared_memory(gl.float32, [PLACES, 1, 64, 64], DQ_SUMS.layout)
+    sums_s = dq_s
+    if FINISHED:
+        sums_s = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], DQ_SUMS.layout)
     q_full = barriers(STAGES, 1)
     q_empty = barriers(STAGES, 2)
     do_full = barriers(STAGES, 1)
@@ -606,8 +623,8 @@ def backward_kernel(
     ours = Backward(
         Q, DO, K, V, DQ_SUMS, ROWS, DK, DV, DQ, TURNS, stride_dq,
         scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk, at,
-        q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, q_full, q_empty, do_full, do_empty, kv_full,
-        kv_empty, ds_full, dq_full, dq_empty, turn_come, added, counted, sums_full,
+        q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, sums_s, q_full, q_empty, do_full, do_empty,
+        kv_full, kv_empty, ds_full, dq_full, dq_empty, turn_come, added, counted, sums_full,
         d, BD, Bq, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, ORDERED, FINISHED, FIRST,
         scores, sums,
     )  # fmt: skip

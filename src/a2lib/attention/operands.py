@@ -133,10 +133,10 @@ def store_rows(ptr, x, row0, n_rows, stride, B: tl.constexpr, d: tl.constexpr, B
 @triton.jit
 def in_order(x, B: tl.constexpr):
     """x, (B, 128), each of whose tiles of 64 by 64 ``hopper_backward._dq_add`` has permuted."""
-    # Rows are: tile, warp, eight columns, row (upper bit); columns: tile, row (the rest), pair of
+    # Rows are: tile, eight columns, warp, row (upper bit); columns: tile, row (the rest), pair of
     # columns, upper or lower eight rows of the warp, which of the pair.
-    x = x.reshape(B // 64, 4, 8, 2, 2, 4, 4, 2, 2)
-    return x.permute(0, 1, 7, 3, 5, 4, 2, 6, 8).reshape(B, 128)
+    x = x.reshape(B // 64, 8, 4, 2, 2, 4, 4, 2, 2)
+    return x.permute(0, 2, 7, 3, 5, 4, 1, 6, 8).reshape(B, 128)
 
 
 @triton.jit

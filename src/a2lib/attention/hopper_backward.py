@@ -250,12 +250,12 @@ def _finish_block(ours, bh, m, phase):
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     # 16 columns as _dq_add leaves them, and in order: each lane has 8 side by side, of four rows.
     permuted: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 8], [4, 0]],
-        [[0, 16], [1, 0], [2, 0], [0, 32], [8, 0]], [], [], [16, 64],
+        [[0, 1], [0, 2], [0, 4], [0, 8]],
+        [[0, 16], [1, 0], [2, 0], [0, 32], [8, 0]], [[4, 0]], [], [16, 64],
     )  # fmt: skip
     in_order: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0], [32, 0]],
-        [[1, 0], [4, 0], [16, 0], [2, 0], [0, 8]], [], [], [64, 16],
+        [[0, 1], [0, 2], [0, 4], [8, 0]],
+        [[1, 0], [4, 0], [16, 0], [2, 0], [0, 8]], [[32, 0]], [], [64, 16],
     )  # fmt: skip
     DQ = ours.DQ + (bh // ours.H).to(gl.int64) * ours.stride_dq[0]
     DQ += (bh % ours.H).to(gl.int64) * ours.stride_dq[1] + m.to(gl.int64) * ours.stride_dq[2]
@@ -263,8 +263,8 @@ def _finish_block(ours, bh, m, phase):
     for c in gl.static_range(2):
         sums = ours.sums_s.index(c)._reinterpret(gl.float32, [64, 64], layout)
         if ours.Bq == 128:
-            for row in gl.static_range(0, 64, 8):
-                x = sums.slice(row, 8, 0).load(gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0]))
+            for row in gl.static_range(0, 64, 16):
+                x = sums.slice(row, 16, 0).load(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
                 _store_dq(ours, DQ, x, c * 64 + row, 0, ours.Nq - m)
         else:
             for column in gl.static_range(0, 64, 16):
@@ -320,15 +320,13 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0):
         if ours.FINISHED:
             _await_adds(0, i)
         tma.store_wait(0)
+        if ours.FINISHED:
+            mbarrier.arrive(ours.added.index((i - 1) % BEHIND), count=1, pred=some)
     ours.dq_s.index(place)._reinterpret(gl.float32, [64, 64], layout).store(dq)
     fence_async_shared()
     if some:  # a branch keeps ptxas from moving products up, for which there are no registers
         if ours.ORDERED:
             mbarrier.arrive(ours.dq_full.index(place), count=1)
-        if ours.FINISHED:
-            mbarrier.arrive(ours.added.index((i - 1) % BEHIND), count=1)
-        if ours.ORDERED:
-            pass
         elif ours.Bq == 128:
             _add(ours.DQ_SUMS, [bh, m0 + c * 64, 0], ours.dq_s.index(c))
         else:
@@ -638,7 +636,7 @@ def backward_kernel(
         gl.warp_specialize(
             [(_backward_rows, (ours, 0)), (_backward_rows, (ours, 1)), (_load_backward, (ours,)),
              (_finish_backward, (ours,))],
-            [4, 1, 1], [240, 24, 24],
+            [4, 1, 2], [240, 24, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(

@@ -196,8 +196,8 @@ class Pass:
 
     def _backward_sums(self, form):
         """Add dQ up in fp32 ``dq_sums``, and in chunks dK and dV too; ``rows`` has two numbers of
-        each query. In a fixed order ``turns`` says whose turn it is to add to each 64 rows of dQ,
-        and before that how many programs have begun."""
+        each query. In one sweep ``turns`` counts the tiles that have added to each 64 rows of dQ,
+        and before that, where the order is fixed, the programs that have begun."""
         call = self.call
         on_hopper = form in ("one_sweep", "hopper_chunks")
         in_chunks = form != "one_sweep"
@@ -243,7 +243,7 @@ class Pass:
         else:
             self._sweep_chunks(form, sums, early)
 
-        if not in_chunks and not call.fixed_order:  # the sweep does
+        if not in_chunks and not call.fixed_order:  # the sweep has finished dQ
             return
         n_programs = ceil_div(call.n_queries, B) * call.n_heads + of_keys
         gradients = ("dq", "dk", "dv")

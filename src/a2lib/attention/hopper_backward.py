@@ -303,9 +303,10 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0):
     """Add a part of dQ, if there is some: rows before the first are no place for the copy engine.
     ORDERED: in block i, leave it to ``_add_backward``.
 
-    With blocks of 64 queries a tile's elements lie permuted, which whoever finishes it undoes:
-    four of a thread are together, and the fours of a warp, 16-byte stores without a bank conflict. The pairs that a product leaves a thread are twice as many stores, and each conflicts
-    twofold in the 128-byte swizzle; and shared memory is busier than the tensor cores (by count).
+    With blocks of 64 queries a tile's elements lie permuted, which whoever finishes it undoes: four
+    of a thread are together, and the fours of a warp, 16-byte stores without a bank conflict. The
+    pairs that a product leaves a thread are twice as many stores, and each conflicts twofold in the
+    128-byte swizzle; and shared memory is busier than the tensor cores (by count).
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     if ours.Bq == 64:
@@ -563,23 +564,25 @@ def backward_kernel(
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
     GROUPED: gl.constexpr, ORDERED: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """DK, DV, and what adds up to dQ / scale in DQ, in one pass: one program per (128 keys, head),
-    or with STAY fewer, each of which then does several such tiles.
+    """DQ, DK and DV, in one pass: one program per (128 keys, head), or with STAY fewer, each of
+    which then does several such tiles. dQ / scale adds up in DQ_SUMS.
 
     Descriptors Q, DO: (B, H, Nq, d) in blocks of Bq rows; K, V: (B, H, Nk, d) in blocks of 128; DK,
-    DV: the same in blocks of 64; DQ: (B H, Nq, d) fp32 zeros in blocks of (64, 64), with BD 128 (B
-    H, Nq rounded up to 128, 128), each block permuted, of which what is past Nq or d is nobody's;
-    ROWS: (B H, 2, Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq is 128
+    DV: the same in blocks of 64; DQ_SUMS: (B H, Nq, d) fp32 zeros in blocks of (64, 64), with BD
+    128 (B H, Nq rounded up to 128, 128), each block permuted, of which what is past Nq or d is
+    nobody's; ROWS: (B H, 2, Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq is 128
     with BD 64, and 64 with BD 128. RAGGED: some block has keys past Nk that no mask hides.
     K, V, DK and DV have H / GROUP heads, and n_heads counts those of the batch; GROUPED if GROUP is
-    above 1. The order in which programs add to DQ is not fixed.
+    above 1. The order in which programs add to DQ_SUMS is not fixed. TURNS is int32 zeros: the
+    number of programs begun, and for each head and 64 rows of dQ, rounded up to 128, the number of
+    tiles that have added to them. The last of a block writes it to DQ, of strides stride_dq.
 
-    With ORDERED, without STAY and GROUPED, it is: that of the tiles. DQ need not be zeros. TURNS is
-    int32 zeros: the number of programs begun, and for each head and 64 rows of DQ, rounded up to
-    128, the number of tiles that have added to them. A program takes its tile by the first.
+    With ORDERED, without STAY and GROUPED, the order is that of the tiles. DQ_SUMS need not be
+    zeros, and DQ stays as it is. A program takes its tile by the number of those that have begun.
 
     With CHUNKS, without all of these, a program has chunk queries, a multiple of 128, of one of
-    n_heads query heads; and it adds to DK and DV too, contiguous fp32 zeros like K.
+    n_heads query heads; and it adds to DK and DV too, contiguous fp32 zeros like K. DQ stays as it
+    is, and TURNS is nobody's.
     """
     dtype: gl.constexpr = Q.dtype
     HALVES: gl.constexpr = Bq // 64

@@ -465,8 +465,9 @@ def prepare_kernel(
     """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
     and rowsum(dO * O); DQ: (B H, Nq, d) fp32 zeros, to which dQ is added, or PERMUTED (B H, n_rows,
     BD). n_rows is Nq rounded up to a multiple of B, or more; rows past Nq get +inf, which makes
-    their weights 0. ORDERED: TURNS becomes int32 zeros, and DQ stays as it is. CHUNKS: behind those
-    of queries come programs that make DK and DV zeros, (heads, Nk, d) fp32."""
+    their weights 0. TURNS: int32 zeros, two for each program and one. ORDERED: DQ stays as it is.
+    CHUNKS: TURNS does, and behind the programs of queries come some that make DK and DV zeros,
+    (heads, Nk, d) fp32."""
     if EARLY:
         gdc_launch_dependents()
     n_tiles = n_rows // B

@@ -18,7 +18,8 @@ taken (``forward_form``, ``backward_form``):
     ==========  ================  ======================================  ========================
 
 Around the backwards of one sweep stand kernels that prepare and finish the sums, where the sweep
-does not finish them itself (one_sweep, unless the order is fixed), and before what multiplies fp32 in terms of 16 bits one that splits it (``precision_of``).
+does not finish them itself (one_sweep, unless the order is fixed), and before what multiplies fp32
+in terms of 16 bits one that splits it (``precision_of``).
 
 ``tiles.py`` chooses how much a program of plain Triton does at a time, ``forms.py`` makes launches
 of a form, ``launches.py`` runs them. This module imports no torch.

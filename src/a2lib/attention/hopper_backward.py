@@ -570,8 +570,8 @@ def backward_kernel(
     Descriptors Q, DO: (B, H, Nq, d) in blocks of Bq rows; K, V: (B, H, Nk, d) in blocks of 128; DK,
     DV: the same in blocks of 64; DQ_SUMS: (B H, Nq, d) fp32 zeros in blocks of (64, 64), with BD
     128 (B H, Nq rounded up to 128, 128), each block permuted, of which what is past Nq or d is
-    nobody's; ROWS: (B H, 2, Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq is 128
-    with BD 64, and 64 with BD 128. RAGGED: some block has keys past Nk that no mask hides.
+    nobody's; ROWS: (B H, 2, Nq rounded up to 128) fp32, as ``kernels.prepare_kernel`` makes it. Bq
+    is 128 with BD 64, and 64 with BD 128. RAGGED: some block has keys past Nk that no mask hides.
     K, V, DK and DV have H / GROUP heads, and n_heads counts those of the batch; GROUPED if GROUP is
     above 1. The order in which programs add to DQ_SUMS is not fixed. TURNS is int32 zeros: the
     number of programs begun, and for each head and 64 rows of dQ, rounded up to 128, the number of

@@ -213,7 +213,7 @@ class Pass:
             self._make("dv_sums", shape, torch.float32)
             sums = ("dq_sums", "dk_sums", "dv_sums")
         else:
-            self._make("turns", (1 + call.n_heads * padded // 64,), torch.int32)
+            self._make("turns", (1 + call.n_heads * padded // 32,), torch.int32)
             unused = "turns"
 
         # The kernels before and after.
@@ -301,10 +301,10 @@ class Pass:
         sizes = (*self._strides("dq"), *scales, call.heads, n_heads, *lengths, together, chunk)
         blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, dq_sums: (1, 64, 64), "rows": (1, 2, Bq)}
         if chunk:
-            rest = (*gradients, "dq", "rows")
+            rest = (*gradients, "dq", "rows", "rows")
         else:
             blocks |= {"dk": 64, "dv": 64}
-            rest = ("dq", "turns")
+            rest = ("dq", "turns", dq_sums)
         self._add_hopper("hopper_backward", n_programs, blocks, rest, sizes, constants, {})
 
     # What they share.

@@ -12,6 +12,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -37,10 +38,10 @@ BEHIND = gl.constexpr(8)
 # What the roles of a program share: tensors and sizes, places in shared memory and their barriers,
 # constants.
 Backward = record(
-    "Q DO K V DQ_SUMS ROWS DK DV DQ TURNS stride_dq "
+    "Q DO K V DQ_SUMS ROWS DK DV DQ TURNS SUMS stride_dq "
     "scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
     "q_s do_s k_s v_s rows_s ds_s dq_s sums_s q_full q_empty do_full do_empty kv_full kv_empty "
-    "ds_full dq_full dq_empty turn_come added counted sums_full "
+    "ds_full dq_full dq_empty turn_come added counted "
     "d BD Bq STAGES CAUSAL RAGGED CHUNKS STAY GROUPED ORDERED FINISHED FIRST scores sums"
 )
 
@@ -73,7 +74,7 @@ def _await_adds(LATER: gl.constexpr, number):
     """Wait until all that this thread asked the copy engine to write has been written, but for the
     last LATER requests, so that others can be told."""
     gl.inline_asm_elementwise(
-        f"cp.async.bulk.wait_group {LATER}; fence.proxy.async.global; mov.u32 $0, 0;",
+        f"cp.async.bulk.wait_group {LATER}; mov.u32 $0, 0;",
         "=r,r", [number], gl.int32, False, 1,
     )  # fmt: skip
 
@@ -120,6 +121,24 @@ def _keys_and_blocks(ours, turn):
 
 
 @gluon.jit
+def _block_at(ours, n0, i, n_blocks):
+    """Return which of a tile's query blocks comes as its i-th. Where blocks are FINISHED, the
+    tile's own come last, or behind the diagonal the next: tiles of a head that run side by side
+    then differ in the blocks that they are the last to add to, or else the slowest finishes all.
+    """
+    if ours.FINISHED:
+        ACROSS: gl.constexpr = KEYS // ours.Bq
+        if ours.CAUSAL:
+            rest = n_blocks - ACROSS
+            shifted = i + gl.minimum(rest, ACROSS)
+            i = gl.where(i < ACROSS, i, gl.where(shifted < n_blocks, shifted, shifted - rest))
+        else:
+            shifted = i + (n0 // ours.Bq + ACROSS) % n_blocks
+            i = gl.where(shifted < n_blocks, shifted, shifted - n_blocks)
+    return i
+
+
+@gluon.jit
 def _load_backward(ours):
     """Blocks of queries with what belongs to them, and after the first the tile's keys and values,
     whose place the tile before leaves last."""
@@ -131,7 +150,7 @@ def _load_backward(ours):
         n0, bh_kv, m0, n_blocks = _keys_and_blocks(ours, turn)
         for i in range(n_blocks * heads):
             bh = bh_kv * heads + i // n_blocks
-            m = m0 + i % n_blocks * ours.Bq
+            m = m0 + _block_at(ours, n0, i % n_blocks, n_blocks) * ours.Bq
             if ours.ORDERED:
                 m = m0 + (n_blocks - 1 - i) * ours.Bq
             b = bh // ours.H
@@ -203,25 +222,25 @@ def _add_backward(ours):
         for c in gl.static_range(2):
             mbarrier.arrive(ours.dq_empty.index(place * 2 + c), count=1)
         _await_adds(0, m)
+        _fence_global(m)
         _meet()
         if m < ours.Nq:
             gl.atomic_add(_turn_of(ours, bh, m), 1, sem="release", scope="gpu")
 
 
 @gluon.jit
-def _finish_backward(ours):
+def _finish_backward(ours, HALF: gl.constexpr):
     """Count the tiles that have added to each block of dQ; of the last one, finish the block."""
     n_tiles = (ours.Nk + KEYS - 1) // KEYS
     heads = 1
     if ours.GROUPED:
         heads = ours.GROUP
     counted = 0
-    finished = 0
     for turn in range(n_turns(n_tiles, ours.n_heads, ours.CAUSAL, ours.STAY)):
         n0, bh_kv, m0, n_blocks = _keys_and_blocks(ours, turn)
         for i in range(n_blocks * heads):
             bh = bh_kv * heads + i // n_blocks
-            m = m0 + i % n_blocks * ours.Bq
+            m = m0 + _block_at(ours, n0, i % n_blocks, n_blocks) * ours.Bq
             # The next arrival: what is added then is not counted yet.
             after = counted + 1
             mbarrier.wait(ours.added.index(after % BEHIND), after // BEHIND & 1)
@@ -231,57 +250,86 @@ def _finish_backward(ours):
                 tiles = n_tiles
                 if ours.CAUSAL:
                     tiles = gl.minimum(n_tiles, m // KEYS + 1)
-                before = gl.atomic_add(_turn_of(ours, bh, m), 1, sem="acq_rel", scope="gpu")
+                rows = (ours.Nq + 127) // 128 * 128
+                number = ours.TURNS + 1 + HALF + (bh * rows + m) // 32
+                before = _count(number.to(gl.int64))
                 if before == tiles - 1:
-                    _finish_block(ours, bh, m, finished & 1)
-                    finished += 1
+                    _finish_block(ours, bh, m, HALF)
 
 
 @gluon.jit
-def _finish_block(ours, bh, m, phase):
-    """Store scale times the sums of a block of dQ, which nobody adds to any more."""
+def _count(number):
+    """Add 1 to the number there for the warp, and return what it was before. A result by way of
+    shared memory, as Triton has it, makes the consumers spill."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred first; .reg .b32 lane;
+        bar.warp.sync 0xffffffff;
+        elect.sync lane|first, 0xffffffff;
+        mov.u32 lane, 0;
+        @first atom.acq_rel.gpu.global.add.u32 lane, [$1], 1;
+        redux.sync.or.b32 $0, lane, 0xffffffff;
+        bar.warp.sync 0xffffffff;
+        }""",
+        "=r,l", [number], gl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _finish_block(ours, bh, m, HALF: gl.constexpr):
+    """Store scale times the sums of half a block of dQ, which nobody adds to any more."""
     _fence_global(m)
-    full = ours.sums_full.index(0)
-    mbarrier.expect(full, 2 * ours.DQ_SUMS.block_type.nbytes)
-    for c in gl.static_range(2):
-        row = m + c * 64 if ours.Bq == 128 else m
-        column = 0 if ours.Bq == 128 else c * 64
-        load_tile(ours.DQ_SUMS, [bh, row, column], full, ours.sums_s.index(c))
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
-    # 16 columns as _dq_add leaves them, and in order: each lane has 8 side by side, of four rows.
-    permuted: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 8]],
-        [[0, 16], [1, 0], [2, 0], [0, 32], [8, 0]], [[4, 0]], [], [16, 64],
-    )  # fmt: skip
-    in_order: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0]],
-        [[1, 0], [4, 0], [16, 0], [2, 0], [0, 8]], [[32, 0]], [], [64, 16],
-    )  # fmt: skip
+    at_16: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [1, 1], [1, 0])
+    at_8: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [1, 1], [1, 0])
     DQ = ours.DQ + (bh // ours.H).to(gl.int64) * ours.stride_dq[0]
-    DQ += (bh % ours.H).to(gl.int64) * ours.stride_dq[1] + m.to(gl.int64) * ours.stride_dq[2]
-    mbarrier.wait(full, phase)
-    for c in gl.static_range(2):
-        sums = ours.sums_s.index(c)._reinterpret(gl.float32, [64, 64], layout)
-        if ours.Bq == 128:
-            for row in gl.static_range(0, 64, 16):
-                x = sums.slice(row, 16, 0).load(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
-                _store_dq(ours, DQ, x, c * 64 + row, 0, ours.Nq - m)
-        else:
-            for column in gl.static_range(0, 64, 16):
-                x = sums.slice(column, 16, 0).load(permuted).reshape([2, 4, 2, 4, 4, 2, 2])
-                x = x.permute((1, 5, 2, 3, 0, 4, 6)).reshape([64, 16])
-                x = gl.convert_layout(x, in_order)
-                _store_dq(ours, DQ, x, 0, c * 64 + column, ours.Nq - m)
-
-
-@gluon.jit
-def _store_dq(ours, DQ, x, row, column, n_rows):
-    """Store scale * x at a row and a column of a block of dQ, of which n_rows are there."""
-    offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
-    offs_d = column + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
-    keep = (offs_m < n_rows)[:, None] & (offs_d < ours.d)[None, :]
-    at = offs_m[:, None] * ours.stride_dq[2] + offs_d[None, :]
-    gl.store(DQ + at, (x * ours.scale).to(DQ.dtype.element_ty), mask=keep)
+    DQ += (bh % ours.H).to(gl.int64) * ours.stride_dq[1]
+    if ours.BD == 128:
+        # Each lane has 16 sums side by side, as _dq_add leaves them: 8 of a row, 8 of row + 8.
+        DQ += (m + HALF * 32).to(gl.int64) * ours.stride_dq[2]
+        n_rows = (ours.Nq + 127) // 128 * 128
+        SUMS = ours.SUMS + (bh.to(gl.int64) * n_rows + m) * 128 + HALF * 512
+        lane = gl.arange(0, 32, gl.SliceLayout(1, at_16))
+        SUMS += lane[:, None] * 16 + gl.arange(0, 16, gl.SliceLayout(0, at_16))[None, :]
+        lane = gl.arange(0, 32, gl.SliceLayout(1, at_8))
+        row = lane // 16 * 16 + lane // 8 % 2 * 4 + lane % 4
+        column = (lane // 4 % 2 * 64)[:, None] + gl.arange(0, 8, gl.SliceLayout(0, at_8))[None, :]
+        DQ += row[:, None] * ours.stride_dq[2] + column
+        left = ours.Nq - m - HALF * 32
+        for i in range(8):
+            async_copy.async_copy_global_to_shared(ours.sums_s.index(HALF * 8 + i), SUMS + i * 1024)
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        for i in range(8):
+            x = ours.sums_s.index(HALF * 8 + i).load(at_16)
+            x = (x * ours.scale).to(DQ.dtype.element_ty)
+            upper, lower = x.reshape([32, 4, 2, 2]).permute((0, 1, 3, 2)).split()
+            upper = gl.convert_layout(upper.reshape([32, 8]), at_8)
+            lower = gl.convert_layout(lower.reshape([32, 8]), at_8)
+            keep = column + i * 8 < ours.d
+            gl.store(DQ + i * 8, upper, mask=(row < left)[:, None] & keep)
+            under = DQ + (i * 8 + 8 * ours.stride_dq[2])
+            gl.store(under, lower, mask=(row + 8 < left)[:, None] & keep)
+    else:
+        m += HALF * 64
+        DQ += m.to(gl.int64) * ours.stride_dq[2]
+        SUMS = ours.SUMS + (bh.to(gl.int64) * ours.Nq + m) * ours.d
+        lane = gl.arange(0, 32, gl.SliceLayout(1, at_8))
+        row = lane // 8
+        column = (lane % 8 * 8)[:, None] + gl.arange(0, 8, gl.SliceLayout(0, at_8))[None, :]
+        SUMS += row[:, None] * ours.d + column
+        DQ += row[:, None] * ours.stride_dq[2] + column
+        for i in range(0, 64, 4):
+            keep = (row + i < ours.Nq - m)[:, None] & (column < ours.d)
+            place = ours.sums_s.index(HALF * 16 + i // 4)
+            async_copy.async_copy_global_to_shared(place, SUMS + i * ours.d, mask=keep)
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        for i in range(0, 64, 4):
+            keep = (row + i < ours.Nq - m)[:, None] & (column < ours.d)
+            x = ours.sums_s.index(HALF * 16 + i // 4).load(at_8)
+            gl.store(
+                DQ + i * ours.stride_dq[2], (x * ours.scale).to(DQ.dtype.element_ty), mask=keep
+            )
 
 
 @gluon.jit
@@ -474,11 +522,11 @@ def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n
                 ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, True, False
             )
         for i in range(N_MASKED if N_MASKED > ours.FIRST else ours.FIRST, n_blocks):
-            m = m0 + i * ours.Bq
+            m = m0 + _block_at(ours, n0, i - 1, n_blocks) * ours.Bq + ours.Bq
             dk, dv = _backward_block(
                 ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, False, False
             )
-        last_m = m0 + (n_blocks - 1) * ours.Bq
+        last_m = m0 + _block_at(ours, n0, n_blocks - 1, n_blocks) * ours.Bq
     used += n_blocks
     last = used - 1
     mbarrier.wait(ours.ds_full.index(last & 1), (last >> 1) & 1)
@@ -558,7 +606,7 @@ BACKWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER", "chunk"]
 
 @gluon.jit(do_not_specialize=BACKWARD_SIZES)
 def backward_kernel(
-    Q, DO, K, V, DQ_SUMS, ROWS, DK, DV, DQ, TURNS, stride_dq,
+    Q, DO, K, V, DQ_SUMS, ROWS, DK, DV, DQ, TURNS, SUMS, stride_dq,
     scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
     d: gl.constexpr, BD: gl.constexpr, Bq: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
@@ -600,8 +648,11 @@ def backward_kernel(
     PLACES: gl.constexpr = 4 if ORDERED else 2
     dq_s = gl.allocate_shared_memory(gl.float32, [PLACES, 1, 64, 64], DQ_SUMS.layout)
     sums_s = dq_s
+    WIDE: gl.constexpr = 16 if BD == 128 else 8
     if FINISHED:
-        sums_s = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], DQ_SUMS.layout)
+        sums_s = gl.allocate_shared_memory(
+            gl.float32, [8192 // (32 * WIDE), 32, WIDE], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        )
     q_full = barriers(STAGES, 1)
     q_empty = barriers(STAGES, 2)
     do_full = barriers(STAGES, 1)
@@ -613,8 +664,7 @@ def backward_kernel(
     dq_empty = barriers(PLACES, 1)
     turn_come = barriers(2, 1)
     added = barriers(BEHIND, 2)
-    counted = barriers(BEHIND, 1)
-    sums_full = barriers(1, 1)
+    counted = barriers(BEHIND, 2)
     fence_async_shared()
     at = gl.program_id(0)
     if ORDERED:
@@ -622,10 +672,10 @@ def backward_kernel(
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     ours = Backward(
-        Q, DO, K, V, DQ_SUMS, ROWS, DK, DV, DQ, TURNS, stride_dq,
+        Q, DO, K, V, DQ_SUMS, ROWS, DK, DV, DQ, TURNS, SUMS, stride_dq,
         scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk, at,
         q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, sums_s, q_full, q_empty, do_full, do_empty,
-        kv_full, kv_empty, ds_full, dq_full, dq_empty, turn_come, added, counted, sums_full,
+        kv_full, kv_empty, ds_full, dq_full, dq_empty, turn_come, added, counted,
         d, BD, Bq, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, ORDERED, FINISHED, FIRST,
         scores, sums,
     )  # fmt: skip
@@ -638,8 +688,8 @@ def backward_kernel(
     elif FINISHED:
         gl.warp_specialize(
             [(_backward_rows, (ours, 0)), (_backward_rows, (ours, 1)), (_load_backward, (ours,)),
-             (_finish_backward, (ours,))],
-            [4, 1, 2], [240, 24, 24],
+             (_finish_backward, (ours, 0)), (_finish_backward, (ours, 1))],
+            [4, 1, 1, 1], [240, 24, 24, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(

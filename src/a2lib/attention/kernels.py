@@ -494,7 +494,7 @@ def prepare_kernel(
     if not CHUNKS:
         if tl.program_id(0) == 0:
             tl.store(TURNS, 0)
-        tl.store(TURNS + 1 + tl.program_id(0) * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
+        tl.store(TURNS + 1 + tl.program_id(0) * 4 + tl.arange(0, 4), tl.zeros([4], tl.int32))
     if not ORDERED:
         n = n_rows if PERMUTED else Nq
         width: tl.constexpr = BD if PERMUTED else d

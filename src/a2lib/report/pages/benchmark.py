@@ -153,7 +153,7 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
         if steps["ms"].iloc[0] > limit:
             ax.texts[0].remove()
             ax.annotate(words[0], (0.97 * limit, 0), color=PAPER, ha="right", va="center")
-            ax.plot([0.5 * limit, 0.53 * limit], [0.4, -0.4], color=PAPER, linewidth=5)
+            ax.plot([0.23 * limit, 0.2 * limit], [0.4, -0.4], color=PAPER, linewidth=5)
         ax.set_xlim(0, limit)
         ticks = ax.get_xticks()
         ticks = ticks[ticks <= 1.1 * longest]

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import torch
 
 Call = Callable[[], object]
 # One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each

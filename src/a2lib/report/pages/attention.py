@@ -130,9 +130,10 @@ def saved(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows.assign(counted=counted)
 
 
-def memory(rows: pd.DataFrame, room: float) -> Chart:
-    """Draw the peak in GB over the tokens, of eager attention and of a2lib's, and a line at the
-    ``room`` bytes that were free."""
+def memory(rows: pd.DataFrame, room: float, fails_len: int) -> Chart:
+    """Draw the peak in GB over the tokens, of eager attention and of a2lib's, a line at the
+    ``room`` bytes that were free, and a cross at what eager's tensors would have taken at the
+    length at which it ran out."""
     rows = pick(rows, implementation=list(LOOKS))
     rows = rows.assign(gb=rows["whole"].astype(float) / 1e9)
 
@@ -142,6 +143,8 @@ def memory(rows: pd.DataFrame, room: float) -> Chart:
         plots.log_values(ax)
         panels.doubling_axis(ax)
         plots.reference(ax, room / 1e9, "free on the GPU")
+        failed = shape(fails_len, causal=True).total("backward")
+        ax.plot(fails_len, failed / 1e9, marker="x", color=LOOKS["eager"].colour, markersize=8)
         ax.set(xlabel="tokens", ylabel="GB at the backward's peak")
         panels.name_ends(figure, ends, LOOKS)
 

@@ -138,7 +138,7 @@ LADDER_PARTS = {"GPU time": COLOURS[1], "waiting for Python": "#808080"}
 def ladder(figure, rows: pd.DataFrame, *models: str):
     """Draw LADDER for each model side by side: GPU time, and what launching from Python adds; at
     the end the step's time and its MFU. Beside another model, a first bar that leaves no room for
-    the others is cut."""
+    the others is cut, with a break."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
@@ -153,6 +153,7 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
         if steps["ms"].iloc[0] > limit:
             ax.texts[0].remove()
             ax.annotate(words[0], (0.97 * limit, 0), color=PAPER, ha="right", va="center")
+            ax.plot([0.23 * limit, 0.2 * limit], [0.4, -0.4], color=PAPER, linewidth=5)
         ax.set_xlim(0, limit)
         ticks = ax.get_xticks()
         ticks = ticks[ticks <= 1.1 * longest]

@@ -81,20 +81,17 @@ def _step(row) -> StepMemory:
 
 
 @chart(height=3.6)
-def frontier(figure, rows: pd.DataFrame, named: dict[str, tuple], others: tuple[str, ...]):
-    """Draw each strategy's time over its measured peak, with the times' 20th and 80th percentiles.
-
-    named: the strategies whose names stand beside their points, and where, in points.
-    others: strategies without a name, as they lie close to one that has one.
-    """
+def frontier(figure, rows: pd.DataFrame, places: dict[str, tuple]):
+    """Draw each strategy's time over its measured peak, with the times' 20th and 80th percentiles
+    and, at its place in points from there, its name."""
     ax = figure.subplots()
-    for strategy in (*named, *others):
+    for strategy, place in places.items():
         row = one(rows, strategy=strategy)
         below, above = row.ms - row.ms_p20, row.ms_p80 - row.ms
         ax.errorbar(row.whole / 1e9, row.ms, [[below], [above]], color="#0072b2", marker="o")
-        if strategy in named:
-            plots.label(ax, NAMES[strategy], (row.whole / 1e9, row.ms), named[strategy])
+        plots.label(ax, NAMES[strategy], (row.whole / 1e9, row.ms), place)
     ax.set(xlabel="GB at the peak", ylabel="ms per step")
+    ax.set_ylim(470, 645)
 
 
 def block_tensors() -> dict[str, int]:

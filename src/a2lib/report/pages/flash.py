@@ -81,6 +81,24 @@ def launched(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
     return (steady[OURS] / peers.min(axis=1)).unstack()
 
 
+def later_launches(rows: pd.DataFrame) -> pd.Series:
+    """Return the CPU's median ms to launch both passes at the paper's shapes, by implementation.
+    These rows are of a later launcher of a2lib's than those of one head."""
+    both = pick(rows, kind="paper", pass_="end_to_end")
+    return both.groupby("implementation")["ms_host"].median().astype(float)
+
+
+def with_later_launch(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return ``launched`` in bf16 as it would be if a2lib's launch took ``later_launches``."""
+    here = pick(rows, kind="one head", dtype="bf16", pass_="end_to_end", implementation=OURS)
+    here = here.assign(later=here["ms"].clip(lower=later_launches(rows)[OURS]))
+    steady, later = (
+        here.pivot(index="seq_len", columns="head_dim", values=name).astype(float)
+        for name in ("steady", "later")
+    )
+    return launched(rows, "bf16") * later / steady
+
+
 def fastest_peers(rows: pd.DataFrame, **where) -> set[str]:
     """Return the fastest peer of each shape."""
     return set(pick(rows, implementation=OURS, **where)["peer"])

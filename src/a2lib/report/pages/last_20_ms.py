@@ -13,8 +13,8 @@ from a2lib.report.units import ms, percent
 STEPS = {
     "fp32, PyTorch's AdamW": (FAST, "train-step"),
     "16-bit, a2lib's AdamW": (NARROW, "train-step"),
-    "AdamW overlapped": (NARROW, "overlapped-step"),
-    "no AdamW": (NARROW, "forward-backward"),
+    "16-bit, AdamW overlapped": (NARROW, "overlapped-step"),
+    "16-bit, no AdamW": (NARROW, "forward-backward"),
 }
 
 

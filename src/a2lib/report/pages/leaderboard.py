@@ -300,5 +300,8 @@ def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
 def times(rows: pd.DataFrame) -> Chart:
     """Draw seconds of a step by PIECES, a bar for each configuration, with its MFU."""
     frame = (rows.set_index("way")[list(PIECES)] / 1e3).rename(index=CONFIGURATIONS)
+    # A column of the rows is called attention already.
+    frame = frame.rename(columns={"FlashAttention": "attention"})
+    colours = dict(zip(frame, PIECES.values(), strict=True))
     text = (rows["ms"] / 1e3).map("{:.2f} s, ".format) + rows["mfu"].map(percent)
-    return stacks(frame, PIECES, 3.6, columns=3, text=text, least=0.15, xlabel="step, s")
+    return stacks(frame, colours, 3.6, columns=3, text=text, least=0.15, xlabel="step, s")

@@ -164,6 +164,18 @@ def threshold(layer: Layer, scheme: str, pass_: str) -> float:
     return layer.tokens / parallelism.data_slope(layer)
 
 
+def limits_are_off(rows: pd.DataFrame, sheet: Layer) -> list[float]:
+    """Return how far each measured limit is from the data sheet's, without that of tensor
+    parallelism's backward, which is far off."""
+    others = [key for key in THRESHOLDS if key != ("tp", "backward")]
+    return [abs(crossing(rows, *key) / threshold(sheet, *key) - 1) for key in others]
+
+
+def near_the_limit(rows: pd.DataFrame):
+    """Return data parallelism's backward of 2,048 tokens, in four layers of the 8B model."""
+    return one(sending(rows), scheme="dp", tokens=2048, pass_="backward", d_ff=WIDTH)
+
+
 def sending(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the passes that communicate.
 

@@ -2,6 +2,8 @@
 
 import copy
 import random
+from pathlib import Path
+from unittest.mock import patch
 
 import checking
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from a2lib.parallel import FSDP, load_sharded, save_sharded
+from a2lib.parallel.fsdp import checkpoint
 
 
 class Uneven(Tied):
@@ -208,6 +211,52 @@ def a_checkpoint_of_another_module_changes_nothing():
         fsdp, _ = one_step_later()
         reverse = AdamW(list(fsdp.parameters())[::-1])
         load_refused(fsdp, reverse, saved, "optimizer group 0 is")
+        dist.barrier()
+
+
+@check(2)
+def where_one_rank_fails_every_rank_raises():
+    """And none goes on alone, while the others wait for it."""
+    rank, _ = world()
+    fsdp, optimizer = one_step_later()
+    with shared_folder() as folder:
+        for failing in (0, 1):
+            fails = OSError("no space left") if rank == failing else None
+            kind, line = RuntimeError, f"^rank {failing} has failed: OSError: no space left$"
+            if fails:
+                kind, line = OSError, "^no space left$"
+            name = folder / f"saved {failing}"
+            with patch.object(checkpoint, "_checksum", side_effect=fails, return_value=""):
+                with raises(kind, line):
+                    save_sharded(name, fsdp, optimizer)
+            save_sharded(name, fsdp, optimizer)
+            with patch.object(
+                checkpoint, "_checked_files", wraps=checkpoint._checked_files
+            ) as files:
+                files.side_effect = fails
+                load_refused(fsdp, optimizer, name, line, kind)
+            load_sharded(name, fsdp, optimizer)
+        # Who renames, where the name is taken meanwhile.
+        with patch.object(Path, "rename", side_effect=OSError("taken")):
+            kind, line = (RuntimeError, "^rank 0 has failed: OSError: taken$")
+            if rank == 0:
+                kind, line = OSError, "^taken$"
+            with raises(kind, line):
+                save_sharded(folder / "late", fsdp, optimizer)
+        dist.barrier()
+
+
+@check(2)
+def a_folder_of_other_files_is_no_checkpoint():
+    """As an earlier version's, which has checksums too, or with nothing in them."""
+    fsdp = FSDP(Tied())
+    with shared_folder() as folder:
+        if world()[0] == 0:
+            (folder / "__0_0.distcp").write_text("")
+        for sums in (b"1234  __0_0.distcp\n", b""):
+            write_once(folder / "SHA256SUMS", sums)
+            with raises(ValueError, "has no rank-.*pt: it is not of this version's save_sharded$"):
+                load_sharded(folder, fsdp)
         dist.barrier()
 
 

@@ -15,7 +15,9 @@ What every rank has whole, such as a norm's weight or a count of steps, is in ea
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,8 @@ from a2lib.parallel.group import everyone
 CHECKSUMS, UNFINISHED = "SHA256SUMS", ".part"
 FILES = "rank-*.pt"
 
+T = TypeVar("T")
+
 
 @torch.no_grad()
 def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | None = None) -> None:
@@ -45,21 +49,29 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     The optimizer is one of torch.optim, over ``fsdp.parameters()`` or some of them.
 
     Raises FileExistsError where the folder exists, OSError where it cannot be made, and ValueError
-    for an optimizer whose state cannot be divided by rows.
+    for an optimizer whose state cannot be divided by rows. Where one rank fails every rank raises:
+    the others RuntimeError, which says what it was.
     """
-    content = {"shapes": _shapes(fsdp), "model": _tensors(fsdp), "groups": []}
-    if optimizer is not None:
-        content["groups"] = _groups(fsdp, optimizer)
-        content["state"] = _state(fsdp, optimizer)
     folder = Path(folder)
     part = folder.with_name(folder.name + UNFINISHED)
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
-    part.mkdir(parents=True, exist_ok=True)
-    file = part / f"rank-{fsdp.rank}.pt"
-    torch.save(content, file)
-    sums = dict(everyone((file.name, _checksum(file)), fsdp.group))
-    if fsdp.rank == 0:
+
+    def write() -> tuple[str, str]:
+        content = {"shapes": _shapes(fsdp), "model": _tensors(fsdp), "groups": []}
+        if optimizer is not None:
+            content["groups"] = _groups(fsdp, optimizer)
+            content["state"] = _state(fsdp, optimizer)
+        if folder.exists():
+            raise FileExistsError(f"{folder} exists; a checkpoint is written to a new folder")
+        part.mkdir(parents=True, exist_ok=True)
+        file = part / f"rank-{fsdp.rank}.pt"
+        torch.save(content, file)
+        return file.name, _checksum(file)
+
+    sums = dict(everyone(_on_every_rank(write, fsdp.group), fsdp.group))
+
+    def finish() -> None:
+        if fsdp.rank != 0:
+            return
         for left in part.glob(FILES):  # of a save by more ranks that was killed
             if left.name not in sums:
                 left.unlink()
@@ -67,7 +79,8 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
             for name, checksum in sums.items():
                 lines.write(f"{checksum}  {name}\n")
         part.rename(folder)
-    dist.barrier(fsdp.group)
+
+    _on_every_rank(finish, fsdp.group)
 
 
 @torch.no_grad()
@@ -79,20 +92,26 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
 
     Raises FileNotFoundError where there is no checkpoint. Raises ValueError where a file is not
     what was written, where the module has other names or shapes, and where the checkpoint has no
-    optimizer or that of other groups.
+    optimizer or that of other groups. Where one rank fails every rank raises, as in a save.
     """
     folder = Path(folder)
-    files = []
-    for path in _checked_files(folder):
-        files.append(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
+
+    def read() -> list[dict]:
+        files = []
+        for path in _checked_files(folder):
+            files.append(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
+        _check_same(folder, files[0]["shapes"], _shapes(fsdp))
+        if optimizer is not None:
+            groups = _described(files[0]["groups"])
+            _check_same(folder, groups, _described(_groups(fsdp, optimizer)))
+        return files
+
+    files = _on_every_rank(read, fsdp.group)
     first = files[0]
-    _check_same(folder, first["shapes"], _shapes(fsdp))
     rows_of = {}
     for p in fsdp._sharded:
         rows_of[p.names[0]] = p
     if optimizer is not None:
-        here = _groups(fsdp, optimizer)
-        _check_same(folder, _described(first["groups"]), _described(here))
         state: dict[str, dict] = {}
         for name, values in first["state"].items():
             state[name] = {}
@@ -102,6 +121,24 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         optimizer.load_state_dict({"state": state, "param_groups": first["groups"]})
     for name, x in _tensors(fsdp).items():
         x.copy_(_own(rows_of.get(name), files, "model", name))
+
+
+def _on_every_rank(work: Callable[[], T], group: dist.ProcessGroup | None) -> T:
+    """Return what ``work`` returns, once every rank has done it; collective. Where some fail each
+    of them raises its error, and the others raise RuntimeError with that of the first: a rank that
+    went on alone would send its next message to those that wait here."""
+    problem, result, said = None, None, ""
+    try:
+        result = work()
+    except Exception as error:
+        problem, said = error, f"{type(error).__name__}: {error}"
+    of_ranks = everyone(said, group)
+    if problem is not None:
+        raise problem
+    for rank, said in enumerate(of_ranks):
+        if said:
+            raise RuntimeError(f"rank {rank} has failed: {said}")
+    return result
 
 
 # The folder.
@@ -121,6 +158,8 @@ def _checked_files(folder: Path) -> list[Path]:
         checksum, _, name = line.partition("  ")
         checksums[name] = checksum
     there = {path.name for path in folder.glob(FILES)}
+    if not there:
+        raise ValueError(f"{folder} has no {FILES}: it is not of this version's save_sharded")
     wrong = checksums.keys() ^ there
     for name in there - wrong:
         if _checksum(folder / name) != checksums[name]:

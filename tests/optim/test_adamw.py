@@ -249,8 +249,9 @@ def test_a_state_without_a_step_comes_back(working):
     refused(r"^a saved parameter has \['exp_avg', 'normaliser'\]", optimizer.load_state_dict, old)
     other = MasterAdamW(tensors(), working_dtype=None if working else torch.bfloat16).state_dict()
     refused("^a saved parameter has .*with the dtypes of those", optimizer.load_state_dict, other)
-    other = torch.optim.SGD(tensors()).state_dict()
-    refused("^the state is another optimizer's", optimizer.load_state_dict, other)
+    for cls in (torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam):
+        other = cls(tensors()).state_dict()
+        refused("^the state is another optimizer's", optimizer.load_state_dict, other)
     other = torch.optim.AdamW(tensors(), maximize=True).state_dict()
     refused("^maximize is True; allowed is False$", optimizer.load_state_dict, other)
     masters = [master.clone() for master in optimizer.masters().values()]

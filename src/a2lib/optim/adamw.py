@@ -296,7 +296,8 @@ def _is_pytorchs(groups: list[dict[str, Any]]) -> bool:
         for name in ("amsgrad", "maximize"):
             if group.get(name):
                 raise ValueError(f"{name} is {group[name]}; allowed is False")
-    if all("amsgrad" in group for group in groups):
+    # torch.optim.Adam has the same names, and decays its gradients in place of its weights.
+    if all(group.get("decoupled_weight_decay", "amsgrad" in group) for group in groups):
         return True
     if all("working_dtype" in group for group in groups):
         return False

@@ -38,6 +38,10 @@ class Mine:
     def apply(cls, x):
         return cls.forward(x)
 
+    @property
+    def double(self):
+        return 2 * self.forward(1)
+
 
 def plain(x):
     return x
@@ -94,6 +98,7 @@ def changed(*pieces):
         (("return x\n", "return +x\n"), {"plain"}),
         (("x + 1", "x + 2"), {"lambda"}),
         (("cls.forward(x)", "cls.forward(+x)"), {"class"}),
+        (("2 * self", "4 * self"), {"class"}),
         (("return x * FACTOR", "return FACTOR * x"), {"class"}),
         (("Size(64)", "Size(65)"), {"record"}),
         (("float(x)", "1.0 * x"), {"measure"}),

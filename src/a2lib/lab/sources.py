@@ -92,12 +92,19 @@ def _text(thing: object) -> str:
         return repr(thing)
     functions = [thing]
     if isinstance(thing, type):
-        functions = [getattr(member, "__func__", member) for member in vars(thing).values()]
+        functions = list(map(_function_of, vars(thing).values()))
     texts = []
     for function in functions:
         with suppress(OSError, TypeError):  # no function, or typed into no file
             texts.append(textwrap.dedent(inspect.getsource(function)))
     return "\n".join(texts)
+
+
+def _function_of(member: object) -> object:
+    """Return the function of a method, static or of the class, and of a property."""
+    for name in ("__func__", "fget"):
+        member = getattr(member, name, member)
+    return member
 
 
 def _digits(used: list) -> str:

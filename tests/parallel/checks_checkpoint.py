@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import checking
+import numpy as np
 import torch
 import torch.distributed as dist
 from checking import Tied, alone, check, groups_of, raises, same, seeded, shared_folder, world
@@ -243,6 +244,30 @@ def where_one_rank_fails_every_rank_raises():
                 kind, line = OSError, "^taken$"
             with raises(kind, line):
                 save_sharded(folder / "late", fsdp, optimizer)
+        dist.barrier()
+
+
+@check(2)
+def settings_are_loaded_as_they_were():
+    """A number of NumPy's as a number, a tensor to where it is; what is neither is not saved."""
+    fsdp, optimizer = one_step_later()
+    [group] = optimizer.param_groups
+    group["lr"], group["eps"] = torch.tensor(0.25), np.float64(0.5)
+    with shared_folder() as folder:
+        save_sharded(folder / "saved", fsdp, optimizer)
+        # A device that is not that of the file, where there is no GPU.
+        group["lr"] = torch.empty((), device="meta")
+        load_sharded(folder / "saved", fsdp, optimizer)
+        [group] = optimizer.param_groups
+        assert group["lr"].is_meta and type(group["eps"]) is float and group["eps"] == 0.5
+        group["lr"] = torch.tensor(0.0)
+        load_sharded(folder / "saved", fsdp, optimizer)
+        [group] = optimizer.param_groups
+        assert group["lr"] == 0.25
+        group["schedule"] = Path("other")
+        with raises(ValueError, "^the optimizer has a setting .* that load_sharded would not read"):
+            save_sharded(folder / "other", fsdp, optimizer)
+        assert names_in(folder) == {"saved", "other.part"}
         dist.barrier()
 
 

@@ -15,10 +15,12 @@ What every rank has whole, such as a norm's weight or a count of steps, is in ea
 
 import hashlib
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -65,6 +67,13 @@ def save_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
         part.mkdir(parents=True, exist_ok=True)
         file = part / f"rank-{fsdp.rank}.pt"
         torch.save(content, file)
+        try:
+            _loaded(file)
+        except pickle.UnpicklingError:
+            raise ValueError(
+                "the optimizer has a setting or a state that load_sharded would not read; allowed "
+                "are numbers, text, tensors, and lists and dicts of them"
+            ) from None
         return file.name, _checksum(file)
 
     sums = dict(everyone(_on_every_rank(write, fsdp.group), fsdp.group))
@@ -99,7 +108,7 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
     def read() -> list[dict]:
         files = []
         for path in _checked_files(folder):
-            files.append(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
+            files.append(_loaded(path))
         _check_same(folder, files[0]["shapes"], _shapes(fsdp))
         if optimizer is not None:
             groups = _described(files[0]["groups"])
@@ -117,6 +126,11 @@ def load_sharded(folder: str | os.PathLike, fsdp: FSDP, optimizer: Optimizer | N
             state[name] = {}
             for key in values:
                 state[name][key] = _own(rows_of.get(name), files, "state", name, key)
+        for saved, here in zip(first["groups"], optimizer.param_groups, strict=True):
+            for key, value in saved.items():
+                if isinstance(value, Tensor) and isinstance(here[key], Tensor):
+                    # PyTorch moves the state alone; a captured step reads this one too.
+                    saved[key] = value.to(here[key].device, copy=True)
         # A saved state may call parameters anything: they count in the order of the groups.
         optimizer.load_state_dict({"state": state, "param_groups": first["groups"]})
     for name, x in _tensors(fsdp).items():
@@ -147,6 +161,11 @@ def _on_every_rank(work: Callable[[], T], group: dist.ProcessGroup | None) -> T:
 def _checksum(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _loaded(path: Path) -> dict:
+    """Return what a file has; its tensors are read when they are looked at."""
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
 def _checked_files(folder: Path) -> list[Path]:
@@ -212,8 +231,11 @@ def _groups(fsdp: FSDP, optimizer: Optimizer) -> list[dict]:
     if not by_master.keys() >= set(parameters_of(optimizer.param_groups)):
         raise ValueError("the optimizer has parameters that the FSDP has not; it is of another one")
     for group in optimizer.param_groups:
-        names = [by_master[master].names[0] for master in group["params"]]
-        groups.append({**group, "params": names})
+        kept = {}
+        for key, value in group.items():
+            kept[key] = value.item() if isinstance(value, np.generic) else value
+        kept["params"] = [by_master[master].names[0] for master in group["params"]]
+        groups.append(kept)
     return groups
 
 

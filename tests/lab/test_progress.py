@@ -60,6 +60,7 @@ def test_what_failed_is_named_and_says_nothing_of_the_time_left(at):
     bar = progress.Progress(6, "flash")
     assert bar._line() == "flash: 0/6 rows, 0:00"
     bar.advance(2, "oom")
+    bar.advance(0, "error")
     assert bar._line() == "flash: 2/6 rows, 2 oom, 0:00"
     at(30)
     bar.advance()

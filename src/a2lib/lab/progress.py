@@ -36,7 +36,7 @@ class Progress:
     def advance(self, steps: int = 1, status: str = "ok") -> None:
         """Count `steps` more as done; with another `status` than "ok" they failed."""
         self.done += steps
-        if status != "ok":
+        if steps and status != "ok":
             self._failed[status] += steps
         self.show()
 

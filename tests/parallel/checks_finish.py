@@ -177,6 +177,11 @@ def a_finish_is_missed_however_the_gradients_came():
             optimizer.step()
         with wrapper.no_sync():
             optimizer.step()
+        loss(wrapper).backward()
+        with raises(RuntimeError, STILL_OWN), wrapper.no_sync():
+            optimizer.step()
+        wrapper.finish_gradient_synchronization()
+        take_step(optimizer)
 
 
 def replace_a_weight(module):

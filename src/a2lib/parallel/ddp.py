@@ -62,6 +62,7 @@ class _Step:
 
     forwards: int = 0  # of the wrapper, whose backward is to be averaged
     accumulated: bool = False  # a backward has added to a gradient
+    is_due: bool = False  # one outside of no_sync, and so its mean may be on its way
     waits_for: list[int] = field(default_factory=list)  # gradients that each bucket has not yet
     next: int = 0  # the bucket to send
     arrived: dict[int, None] = field(default_factory=dict)  # parameters, in order
@@ -111,7 +112,8 @@ class _Replica(nn.Module):
         """Accumulate gradients without averaging them, in the backwards within this context.
 
         The next backward outside averages the sum. So does the finish, without another backward. An
-        optimizer's step within it goes by this rank's own gradients. May be nested.
+        optimizer's step within it goes by this rank's own gradients; it raises RuntimeError where a
+        backward outside has begun to average them. May be nested.
         """
         before, self._synchronizing = self._synchronizing, False
         try:
@@ -149,7 +151,9 @@ class _Replica(nn.Module):
 
     def unfinished(self) -> Sequence[Tensor]:
         """Return the parameters, while some have gradients that wait for the finish."""
-        return self._trained if self._step.accumulated and self._synchronizing else ()
+        step = self._step
+        waits = step.accumulated if self._synchronizing else step.is_due
+        return self._trained if waits else ()
 
     def meet(self, optimizer: Optimizer) -> None:
         """Do nothing: an optimizer over these parameters has all of them whole."""
@@ -168,6 +172,7 @@ class _Replica(nn.Module):
 
     def _gradient_is_there(self, i: int) -> None:
         self._step.accumulated = True
+        self._step.is_due |= self._synchronizing
 
     def _average(self) -> str:
         """Make each ``.grad`` the mean, all of them present; in the same order on every rank.
@@ -423,6 +428,7 @@ class BucketedDDP(_Replica):
         now.accumulated = True
         if not self._synchronizing:
             return
+        now.is_due = True
         if i in now.arrived:
             raise RuntimeError(
                 f"{self._names[i]} got a second gradient before finish_gradient_synchronization: "

@@ -252,6 +252,8 @@ def test_a_state_without_a_step_comes_back(working):
     for cls in (torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam):
         other = cls(tensors()).state_dict()
         refused("^the state is another optimizer's", optimizer.load_state_dict, other)
+    other = torch.optim.AdamW(tensors(), lr=torch.tensor(0.1)).state_dict()
+    refused(r"^lr is tensor\(0.1000\); allowed are numbers", optimizer.load_state_dict, other)
     other = torch.optim.AdamW(tensors(), maximize=True).state_dict()
     refused("^maximize is True; allowed is False$", optimizer.load_state_dict, other)
     masters = [master.clone() for master in optimizer.masters().values()]
@@ -325,3 +327,10 @@ def test_what_cannot_be_is_refused_in_one_line():
     table(torch.tensor([1])).sum().backward()
     words, optimizer = "does not take sparse gradients", MasterAdamW(table.parameters())
     refused(words, optimizer.step, error=RuntimeError)
+
+
+def test_a_group_without_parameters_is_updated_by_nothing():
+    optimizer = MasterAdamW([{"params": []}])
+    with optimizer.overlapping():
+        pass
+    optimizer.step()

@@ -167,14 +167,14 @@ class MasterAdamW(torch.optim.Optimizer):
             try:
                 yield
             finally:
-                self._lane.wait(self._last)
+                Lane.wait(self._last)
                 self._last = None
 
     def _make_lane(self, params: Iterable[Tensor]) -> None:
         devices = {p.device for p in params}
         if len(devices) > 1:
             raise ValueError("parameters are on several devices; allowed is one")
-        if self._lane is None:
+        if self._lane is None and devices:
             # Behind the backward's own kernels where both wait: those are what all else waits for.
             self._lane = Lane(devices.pop(), priority=0)
 
@@ -255,10 +255,12 @@ class MasterAdamW(torch.optim.Optimizer):
         those that are here stay, so make this optimizer from the weights that belong to that state.
 
         Raises ValueError, before anything is changed, for the state of another optimizer, for
-        amsgrad and maximize, and where the saved parameters have masters and these have none, or
-        the other way round.
+        amsgrad, maximize and numbers that the class refuses, and where the saved parameters have
+        masters and these have none, or the other way round.
         """
         is_pytorchs = _is_pytorchs(state_dict["param_groups"])
+        for group in state_dict["param_groups"]:
+            _check_numbers(group)
         names, params = parameters_of(state_dict["param_groups"]), parameters_of(self.param_groups)
         pairs = list(zip(names, params, strict=False))  # PyTorch says where they differ
         for name, p in pairs:
@@ -320,8 +322,8 @@ def _zeros(p: Tensor) -> dict[str, Tensor]:
     return state
 
 
-def _check(group: dict[str, Any]) -> None:
-    """Raise ValueError for a group that this class does not take."""
+def _check_numbers(group: dict[str, Any]) -> None:
+    """Raise ValueError for numbers out of range, and for a tensor in their place."""
     for name in ("lr", "eps", "weight_decay"):
         value = group[name]
         if isinstance(value, Tensor) or not value >= 0:
@@ -329,6 +331,11 @@ def _check(group: dict[str, Any]) -> None:
     betas = group["betas"]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas are {betas!r}; allowed are two numbers from 0 to below 1")
+
+
+def _check(group: dict[str, Any]) -> None:
+    """Raise ValueError for a group that this class does not take."""
+    _check_numbers(group)
     working = group["working_dtype"]
     if working not in (None, torch.bfloat16):
         raise ValueError(f"working_dtype is {working}; allowed are torch.bfloat16 and None")

@@ -21,7 +21,7 @@ def forward(figure, mesh: Mesh):
     ax.fill_between(tokens, compute, gathers, where=gathers > compute, color=EXPOSED, linewidth=0)
     for values, colour in ((compute, COMPUTES), (gathers, GATHERS), (sums, SUMS)):
         ax.plot(tokens, values, color=colour, linewidth=1.8)
-    reference(ax, mesh.least_tokens(), f"{mesh.least_tokens():.0f} tokens", vertical=True)
+    reference(ax, mesh.least_tokens(), f"{mesh.least_tokens():.1f} tokens", vertical=True)
     label(ax, "computation", (500, 3.8), (-6, 6), color=COMPUTES, ha="right")
     label(ax, "FSDP's all-gathers", (640, gathers[-1]), (-2, -14), color=GATHERS, ha="right")
     label(ax, "tensor parallelism", (640, sums[-1]), (-2, 8), color=SUMS, ha="right")

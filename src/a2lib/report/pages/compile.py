@@ -119,9 +119,18 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     predicted, saved = 100 * table["predicted"], 100 * table["saved"]
     ax.plot(predicted, places, "|", color=COLOURS[4], markersize=15, markeredgewidth=2)
     ax.plot(saved, places, "o", color=COLOURS[0], markersize=7)
+    # In the last row, far from all others, the words would read as a legend.
+    label(ax, "measured", (saved[0], 0), (0, -14), color=COLOURS[0], ha="center", va="center")
+    label(ax, "predicted", (predicted[0], 0), (7, 0), va="center")
     lane = len(table) - 1
-    label(ax, "measured", (saved[lane], lane), (-62, 0), color=COLOURS[0], va="center")
-    label(ax, "predicted", (predicted[lane], lane), (7, 0), va="center")
+    label(
+        ax,
+        percent(table["saved"][lane]),
+        (saved[lane], lane),
+        (-34, 0),
+        color=COLOURS[0],
+        va="center",
+    )
     names = table["model"].map(TITLES) + ", " + table["precision"]
     name_lanes(ax, places, names + "\nmatmuls: " + table["share"].map(percent))
     ax.invert_yaxis()

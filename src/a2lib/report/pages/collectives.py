@@ -113,13 +113,15 @@ def _mib(size: int) -> str:
 
 
 def operations_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return ms of each collective back to back between two GPUs, by size."""
+    """Return ms of each collective back to back between two GPUs, by size, and its line."""
     table = []
     for operation, name in NAMES.items():
         few = pick(between_two_gpus(rows, operation), size=HANDOUT[1:]).sort_values("size")
         rate = few["bus_queued"].iloc[-1]
-        table.append([name, *cells(few["ms_queued"]), digits(rate, 3)])
-    heads = ["collective", *map(_mib, HANDOUT[1:]), "GB/s"]
+        line = fit(*queued(rows, operation))
+        fitted_line = digits(1e6 * line.overhead_s), digits(line.bandwidth / 1e9, 3)
+        table.append([name, *cells(few["ms_queued"]), digits(rate, 3), *fitted_line])
+    heads = ["collective", *map(_mib, HANDOUT[1:]), "GB/s", "o, µs", "w, GB/s"]
     return pd.DataFrame(table, columns=heads)
 
 

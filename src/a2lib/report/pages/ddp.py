@@ -220,7 +220,7 @@ def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
         formula = 1e3 * overhead_s(size, sent, line)
         numbers = cells((formula, row.exposed, row.alone))
         lines.append([bucket_mb, sent, *numbers, digits(row.paid)])
-    heads = ["MiB", "sent", "formula", "measured", "alone", "share"]
+    heads = ["MiB", "sent", "formula, at most", "measured", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 

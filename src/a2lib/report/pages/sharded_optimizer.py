@@ -116,7 +116,7 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
         sizes = pd.Series([*parts, row.present_bytes, row.counted, row.tensor_bytes])
         words = f"{row.moment}, {OPTIMIZERS[row.optimizer]}"
         lines.append([TITLES[row.model], words, *cells(sizes / 1e9)])
-    heads = ["model", "moment", *PARTS.values(), "total", "formula", "peak"]
+    heads = ["model", "moment", *PARTS.values(), "total", "formula and rest", "peak"]
     return pd.DataFrame(lines, columns=heads)
 
 

@@ -88,10 +88,10 @@ def later_launches(rows: pd.DataFrame) -> pd.Series:
     return both.groupby("implementation")["ms_host"].median().astype(float)
 
 
-def with_later_launch(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return ``launched`` in bf16 as it would be if a2lib's launch took ``later_launches``."""
+def with_launch(rows: pd.DataFrame, launch_ms: float) -> pd.DataFrame:
+    """Return ``launched`` in bf16 as it would be if a2lib's launch took so many ms."""
     here = pick(rows, kind="one head", dtype="bf16", pass_="end_to_end", implementation=OURS)
-    here = here.assign(later=here["ms"].clip(lower=later_launches(rows)[OURS]))
+    here = here.assign(later=here["ms"].clip(lower=launch_ms))
     steady, later = (
         here.pivot(index="seq_len", columns="head_dim", values=name).astype(float)
         for name in ("steady", "later")

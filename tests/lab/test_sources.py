@@ -47,6 +47,10 @@ def plain(x):
     return x
 
 
+def times(factor):
+    return lambda x: x * factor
+
+
 FACTOR = 3
 MAKE = {
     "plain": plain,
@@ -56,6 +60,7 @@ MAKE = {
     ),
     "class": Mine.apply,
     "record": Size(64),
+    "made": times(3),
 }
 
 
@@ -88,7 +93,7 @@ def cells(old="", new=""):
 
 def changed(*pieces):
     before, after = sources(cells()["measure"]), sources(cells(*pieces)["measure"])
-    assert before.keys() == after.keys() == {"measure", "plain", "lambda", "class", "record"}
+    assert before.keys() == after.keys() == {"measure", *PARTS, "record", "made"}
     return {name for name in before if before[name] != after[name]}
 
 
@@ -104,7 +109,10 @@ def changed(*pieces):
         (("float(x)", "1.0 * x"), {"measure"}),
         (('"n": 1', '"n": 2'), {"measure"}),
         (("return 1\n", "return 2\n"), set()),
-        (("FACTOR = 3", "FACTOR = 4"), set()),
+        (("FACTOR = 3", "FACTOR = 4"), {"class"}),
+        (("times(3)", "times(4)"), {"made"}),
+        (("math.sqrt", "math.exp"), {"library"}),
+        (("math.sqrt", "plain"), {"library"}),
     ],
 )
 def test_a_change_is_told_by_the_name_of_what_uses_it(pieces, names):
@@ -134,6 +142,10 @@ def test_a_sweep_says_how_many_rows_are_by_other_code(measured):
     assert measured("x + 1", "x + 2")[0] == said
     said = "toy: 4 rows are stored already by other code; remeasure=True measures them again"
     assert measured("float(x)", "1.0 * x")[0] == said
+    said = (
+        "toy: 4 rows are stored already, 1 of them by other code; remeasure=True measures it again"
+    )
+    assert measured("math.sqrt", "lambda x: 2 * x")[0] == said
     said, table = measured("x + 1", "x + 2", remeasure=True)
     assert "stored already" not in said and len(read_runs(table.data)) == 2
     assert measured("x + 1", "x + 2")[0] == "toy: 4 rows are stored already"

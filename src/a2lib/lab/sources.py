@@ -11,22 +11,25 @@ import json
 import re
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 
 def sources(measure: Callable) -> dict[str, str]:
     """Return what tells the code of a sweep from other code, twelve digits by name: "measure" is
     that function with all functions and classes of its notebook (or module) that it uses, any other
-    name an entry of a dict that it uses, as `MAKE["mine"]` is, with what that uses."""
+    name an entry of a dict that it uses, as `MAKE["mine"]` is, with what that uses. An entry from a
+    library counts by its name."""
     used = _used(measure, measure)
-    digits = {"measure": _digits(used)}
+    digits = {"measure": _digits(map(_text, used))}
     for table in used:
         if isinstance(table, dict):
             for name, entry in table.items():
                 code = _code_of(entry)
                 if _is_own(code, measure) or _is_record(code):
-                    digits[str(name)] = _digits(_used(code, measure))
+                    digits[str(name)] = _digits(_texts_of_entry(code, measure))
+                elif callable(code):
+                    digits[str(name)] = _digits([_name_of(code)])
     return digits
 
 
@@ -41,7 +44,7 @@ def is_other(recorded: str, code: Mapping[str, str], key: Mapping[str, object]) 
         return False
     before = json.loads(recorded)
     for name in ("measure", *map(str, key.values())):
-        if name in before and name in code and before[name] != code[name]:
+        if before.get(name) != code.get(name):
             return True
     return False
 
@@ -60,6 +63,38 @@ def _used(code: object, measure: Callable) -> list:
             if all(value is not other for other in used):
                 used.append(value)
     return used
+
+
+def _texts_of_entry(code: object, measure: Callable) -> list[str]:
+    """Return the text of an entry and of what it uses, and the values that these read: constants of
+    the notebook, and what a function has from the one that made it."""
+    texts = []
+    for thing in _used(code, measure):
+        text = _text(thing)
+        texts.append(text)
+        for name in sorted(set(re.findall(r"\w+", text))):
+            value = measure.__globals__.get(name)
+            if isinstance(value, bool | int | float | str):
+                texts.append(f"{name} = {value!r}")
+        for cell in getattr(thing, "__closure__", None) or ():
+            with suppress(ValueError):  # a variable that is not set yet
+                texts.append(_text_of_value(cell.cell_contents))
+    return texts
+
+
+def _text_of_value(value: object) -> str:
+    """Return what is the same in each process."""
+    if callable(value):
+        return _text(value) or _name_of(value)
+    text = repr(value)
+    return type(value).__name__ if " at 0x" in text else text
+
+
+def _name_of(thing: object) -> str:
+    """Return the name by which a library has a function, a class or an object of one."""
+    if not hasattr(thing, "__qualname__"):
+        thing = type(thing)
+    return f"{thing.__module__}.{thing.__qualname__}"
 
 
 def _code_of(thing: object) -> object:
@@ -107,6 +142,5 @@ def _function_of(member: object) -> object:
     return member
 
 
-def _digits(used: list) -> str:
-    texts = "\n".join(sorted(map(_text, used)))
-    return hashlib.sha256(texts.encode()).hexdigest()[:12]
+def _digits(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:12]

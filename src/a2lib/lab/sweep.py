@@ -121,7 +121,8 @@ def sweep(
                 "every row measured so far is stored; to go on, run this cell again or start the"
                 " same command again"
             ) from None
-    print(f"{table.section.name}: {total - left} rows measured\n  run     {run_id}")
+    rows = "1 row" if total - left == 1 else f"{total - left} rows"
+    print(f"{table.section.name}: {rows} measured\n  run     {run_id}")
     if left:
         print(f"Time limit reached: {left} rows are left. To go on, run the same command again:")
         print(f"  {run.command}")

@@ -104,7 +104,7 @@ def updates_table(steps: pd.DataFrame, estimated: dict[str, float]) -> pd.DataFr
     lines = []
     for name, (expected, row) in updates.items():
         lines.append([name, *cells((expected, row.ms_optimizer))])
-    return pd.DataFrame(lines, columns=["update", "by its bytes", "measured"])
+    return pd.DataFrame(lines, columns=["update", "estimate", "measured"])
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

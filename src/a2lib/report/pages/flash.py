@@ -38,8 +38,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     none) and more columns.
 
     called: the time of a call behind a flush of the L2 cache, which hides part of its launch, ms
-    steady: the time of a call in a loop launched from Python: the longer of the GPU's time and the
-        CPU's to launch it, ms
+    steady: a call launched from Python: the longer of the GPU's time and the CPU's to launch it,
+        ms; no loop was timed
     kind: "one head", "board" (the leaderboard shape) or "paper" (FlashAttention-3's shapes)
     tflops: the rate by the papers' count, TFLOP/s
     peer, best: the fastest attention of PyTorch at the same shape, and its ms
@@ -73,12 +73,18 @@ def against(rows: pd.DataFrame, **where) -> pd.Series:
 
 
 def launched(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    """Return a2lib's time over that of the fastest peer, both launched from Python in a loop
-    (``steady``), both passes of one head: lengths by head sizes."""
+    """Return a2lib's time over that of the fastest peer, both launched from Python: lengths by head
+    sizes (``launched_beside``)."""
+    return launched_beside(rows, dtype).max(axis=1).unstack()
+
+
+def launched_beside(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """Return a2lib's time over each peer's, launched from Python (``steady``), both passes of one
+    head: lengths and head sizes by peers. The fastest peer's is the largest of a line."""
     here = pick(rows, kind="one head", dtype=dtype, pass_="end_to_end")
     steady = here.pivot(index=["seq_len", "head_dim"], columns="implementation", values="steady")
-    peers = steady.drop(columns=[OURS, PART, FA4], errors="ignore")
-    return (steady[OURS] / peers.min(axis=1)).unstack()
+    peers = steady.astype(float).drop(columns=[OURS, PART, FA4], errors="ignore")
+    return peers.rdiv(steady[OURS].astype(float), axis=0)
 
 
 def later_launches(rows: pd.DataFrame) -> pd.Series:

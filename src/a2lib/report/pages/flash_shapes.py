@@ -62,10 +62,11 @@ def paper_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
     return _by_mask(against(rows, kind="paper", pass_=pass_))
 
 
-def fa4_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
-    """Return a2lib's time over FlashAttention-4's at the paper's shapes, as ``paper_ratios``."""
+def fa4_ratios(rows: pd.DataFrame, pass_: str, time: str = "ms") -> pd.Series:
+    """Return a2lib's time over FlashAttention-4's at the paper's shapes, as ``paper_ratios``: of
+    the GPU, or launched from Python (``steady``)."""
     times = pick(rows, kind="paper", pass_=pass_).pivot(
-        index=SHAPE, columns="implementation", values="ms"
+        index=SHAPE, columns="implementation", values=time
     )
     return _by_mask((times[OURS] / times[FA4]).astype(float).dropna())
 

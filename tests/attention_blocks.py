@@ -116,7 +116,7 @@ class Block(nn.Module):
 
 
 def pair(form, attention, dtype, device="cpu", **sizes):
-    """The block, and the same weights in float64 around the definition."""
+    """Return the block, and the same weights in float64 around the definition."""
     torch.manual_seed(0)
     block = Block(form, attention, **sizes).to(device, dtype)
     truth = Block(form, reference, **sizes).to(device, torch.float64)

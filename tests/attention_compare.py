@@ -23,7 +23,7 @@ def with_gradients(attention, q, k, v, do, is_causal):
 
 
 def in_float64(q, k, v, do, is_causal, scale=None):
-    """The same of the reference on the same values in float64."""
+    """Return the same of the reference on the same values in float64."""
     reference = functools.partial(attention_reference, scale=scale)
     return with_gradients(reference, q.double(), k.double(), v.double(), do.double(), is_causal)
 
@@ -63,7 +63,7 @@ def assert_near(results, truth, allowed, what=""):
 
 
 def scaled(scale):
-    """The library's attention with this scale, as `with_gradients` calls one."""
+    """Return the library's attention with this scale, as `with_gradients` calls one."""
 
     def attention(q, k, v, is_causal):
         return flash_attention(q, k, v, is_causal=is_causal, scale=scale)

@@ -46,7 +46,7 @@ def use_tile(monkeypatch, key, tile):
 
 
 def call(dtype="bf16", heads=16, n=1024, d=64, causal=True, **more):
-    """A call of self-attention, of one sequence unless said."""
+    """Return a call of self-attention, of one sequence unless said."""
     sizes = {"batch": 1, "heads": heads, "kv_heads": heads, "n_queries": n, "n_keys": n}
     return dispatch.Call(dtype, **{**sizes, "head_dim": d, "causal": causal, **more})
 

@@ -14,7 +14,7 @@ WRITTEN = sorted(
 
 
 def measured(section, device=H200):
-    """The rows of a section on one device."""
+    """Return the rows of a section on one device."""
     return _read(ROOT / "data" / "measured" / section / f"{device}.csv")
 
 

@@ -11,7 +11,7 @@ BLANK = dict.fromkeys(("ms", "ms_p20", "ms_p80", "n"), "")
 
 
 def flash(implementation="eager", seq_len=128, ms=1.0, pass_="forward", **columns):
-    """A row of the section flash: of one head in bf16, unless ``columns`` say otherwise."""
+    """Return a row of the section flash: of one head in bf16, unless ``columns`` say otherwise."""
     return {
         "implementation": implementation, "dtype": "bf16", "batch": 1, "heads": 1,
         "seq_len": seq_len, "head_dim": 64, "causal": "true", "pass": pass_, "n": 50,

@@ -17,7 +17,7 @@ NOTHING = dict.fromkeys(
 
 
 def training(batch=4, context=4, shape=TINY, **more):
-    """A training at the whole of the peak."""
+    """Return a training at the whole of the peak."""
     return Training(shape, batch, context, efficiency=1.0, **more)
 
 

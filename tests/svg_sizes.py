@@ -24,7 +24,7 @@ def parts_of(colour: str) -> list[float]:
 
 
 def on_a_dark_page(colour: str) -> str:
-    """A colour #rrggbb after the filter of custom.css: invert(0.93) hue-rotate(180deg)."""
+    """Return a colour #rrggbb after the filter of custom.css: invert(0.93) hue-rotate(180deg)."""
     r, g, b = [0.93 - 0.86 * part for part in parts_of(colour)]
     turned = (
         -0.574 * r + 1.43 * g + 0.144 * b,

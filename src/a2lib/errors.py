@@ -30,7 +30,7 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
 
 
 def none_of(allowed: Iterable[str], name: str) -> str:
-    """A ``name`` that is none of ``allowed``, and the words for it."""
+    """Return a ``name`` that is none of ``allowed``, and the words for it."""
     meant = closest(name, allowed)
     hint = f" (did you mean {meant}?)" if meant else ""
     return f"{name}{hint}; allowed are {', '.join(allowed)}"

@@ -54,8 +54,8 @@ click.Command.main = main
 
 
 def positionals(command: click.Command, args: list[str]) -> list[str]:
-    """The notebook and the output of a papermill command line; [] where papermill has to speak: the
-    line asks for information, or is wrong."""
+    """Return the notebook and the output of a papermill command line; [] where papermill has to
+    speak: the line asks for information, or is wrong."""
     try:
         values, beyond, _ = command.make_parser(click.Context(command)).parse_args(list(args))
     except click.UsageError:

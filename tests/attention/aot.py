@@ -100,8 +100,8 @@ def loose_arrivals(ptx):
 
 
 def pass_of(d, causal, ragged, heads=1, dtype=torch.bfloat16, **options):
-    """A pass over so many heads of 512 queries, so that some are past the keys, of a pair of tiles
-    or more."""
+    """Return a pass over so many heads of 512 queries, so that some are past the keys, of a pair
+    of tiles or more."""
     q = torch.empty(1, heads, 512, d, dtype=dtype, device="meta")
     k = q.new_empty(1, 1, 256 + ragged, d)
     tensors = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
@@ -126,7 +126,7 @@ def chosen_forms(d, causal):
 
 
 def table_work(kernel, family, BD, causal, tile):
-    """The step of a kernel of the table with this tile."""
+    """Return the step of a kernel of the table with this tile."""
     dispatch.in_two_terms = lambda _: family == "fp16x3"
     dispatch.keys_per_chunk = lambda _: 128
     tiles.TILES[kernel, family, BD] = [tiles.Row(kernel, family, (BD,), tile)]

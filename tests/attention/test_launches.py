@@ -20,7 +20,7 @@ def log(monkeypatch):
 
 @pytest.fixture
 def long_way(monkeypatch):
-    """The passes that were worked out."""
+    """Return the passes that were worked out."""
     passes = []
 
     class Watched(launches.Pass):

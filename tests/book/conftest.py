@@ -93,7 +93,7 @@ def open_page(book, browser):
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory):
-    """The book, built once in a run of the tests, whichever worker asks. Do not change it.
+    """Return the book, built once in a run of the tests, whichever worker asks. Do not change it.
 
     Its data are the committed ones, and tiny invented rows of a CPU, as `make book` leaves them.
     """

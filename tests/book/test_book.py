@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @functools.cache
 def soup(page):
-    """A page of the book, parsed once: a dozen tests read every page. Do not change it."""
+    """Return a page of the book, parsed once: a dozen tests read every page. Do not change it."""
     return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
 
 
@@ -150,7 +150,7 @@ CLASSES = {"math", "headerlink", "a2-source", "sd-dropdown"}  # hidden too
 
 
 def shown(tag, hidden=frozenset(HIDDEN)):
-    """The elements and texts that show before anything is unfolded, in order."""
+    """Yield the elements and texts that show before anything is unfolded, in order."""
     for child in tag.children:
         if type(child) is NavigableString:
             yield child

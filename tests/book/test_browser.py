@@ -203,7 +203,7 @@ def test_the_side_bar_of_a_desk_is_readable_and_names_its_toggles(open_page):
 
 
 def hexed(colour):
-    """A browser's rgb(a) text as #rrggbb, what shows through counted as nothing."""
+    """Return a browser's rgb(a) text as #rrggbb, what shows through counted as nothing."""
     return "#" + "".join(f"{int(part):02x}" for part in re.findall(r"[\d.]+", colour)[:3])
 
 

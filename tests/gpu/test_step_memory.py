@@ -15,7 +15,7 @@ SHAPE = Shape(d_model=1024, d_ff=2048, num_layers=2, num_heads=16, vocab_size=20
 
 @pytest.fixture
 def cells(tmp_path, monkeypatch):
-    """The names of notebooks/memory.ipynb, whose tables store below tmp_path."""
+    """Return the names of notebooks/memory.ipynb, whose tables store below tmp_path."""
     monkeypatch.setenv("A2LIB_DATA", str(tmp_path))
 
     def load(**parameters):

@@ -24,7 +24,7 @@ REORDERED = 2e-3
 
 
 def run(n=5, **options):
-    """The times of n steps; of a captured one the replays from the third on."""
+    """Return the times of n steps; of a captured one the replays from the third on."""
     torch._dynamo.reset()
     memory.clear("cuda")
     config = StepConfig(model=SHAPE, context=128, batch=2, **options)

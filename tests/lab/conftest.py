@@ -12,7 +12,7 @@ RUN = "20260102T030405Z-cpu-000000"
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """A data folder that knows the run of make_row."""
+    """Return a data folder that knows the run of make_row."""
     path = tmp_path / "data" / "measured" / "runs.csv"
     path.parent.mkdir(parents=True)
     known = {"run": RUN, "started": "2026-01-02T03:04:05Z", "device": "cpu", "n_devices": "1"}
@@ -28,7 +28,7 @@ def store(data) -> Table:
 
 @pytest.fixture
 def make_row():
-    """A valid row of the flash section; columns given by name replace its own."""
+    """Return a valid row of the flash section; columns given by name replace its own."""
     key = {"implementation": "a2lib", "dtype": "bf16", "batch": 1, "heads": 16, "seq_len": 128}
     key |= {"head_dim": 64, "causal": True, "pass": "forward"}
     result = {"status": "ok", "ms": 1.5, "ms_p20": 1.25, "ms_p80": 1.75, "n": 10, "run": RUN}

@@ -21,7 +21,7 @@ for path in sorted(MEASURED.glob("bulk/*/*/*.csv")):
 
 @pytest.fixture
 def data(tmp_path):
-    """A data folder that has this one's runs."""
+    """Return a data folder that has this one's runs."""
     (tmp_path / "measured").mkdir()
     shutil.copy(MEASURED / "runs.csv", tmp_path / "measured")
     return tmp_path

@@ -28,7 +28,7 @@ def new(tmp_path):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A git checkout in place of this one, with one commit; returns it and a git command."""
+    """Return a git checkout in place of this one, with one commit; returns it and a git command."""
     root = tmp_path / "checkout"
     (root / "data").mkdir(parents=True)
 

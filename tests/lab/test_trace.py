@@ -36,7 +36,7 @@ WANT = [
 
 
 def played_profiler():
-    """What torch.profiler's events are of the kernels of traced_by_hand.py."""
+    """Return what torch.profiler's events are of the kernels of traced_by_hand.py."""
     events = []
 
     def event(name, start, length, device=DeviceType.CPU, **others):

@@ -18,7 +18,7 @@ def gradients_of(model):
 
 @pytest.fixture
 def make_model():
-    """A tiny model with seed 0; options by name replace its own."""
+    """Return a tiny model with seed 0; options by name replace its own."""
     return lambda **options: TransformerLM(**{**TINY, "seed": 0, **options})
 
 

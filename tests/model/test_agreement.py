@@ -49,7 +49,7 @@ def part_of(weights, prefix):
 
 
 def block_of(w, x, num_heads, theta):
-    """The residual stream x (T, D) after a block."""
+    """Return the residual stream x (T, D) after a block."""
     normed = rms_norm(x, w["ln1"])
     q = (normed @ w["attn.q_proj"].T).chunk(num_heads, -1)
     k = (normed @ w["attn.k_proj"].T).chunk(num_heads, -1)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 
 @pytest.fixture
 def gpu_cells(monkeypatch):
-    """The cells as they are where there is a GPU."""
+    """Return the cells as they are where there is a GPU."""
     monkeypatch.setattr("a2lib.lab.device_kind", lambda: "cuda")
     return load_cells("attention", sweep="all")
 

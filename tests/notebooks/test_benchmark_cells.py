@@ -14,7 +14,7 @@ def cells(tmp_path, monkeypatch):
 
 
 def columns(table, row):
-    """The columns of a row that the table has, beside what a sweep adds."""
+    """Return the columns of a row that the table has, beside what a sweep adds."""
     assert set(row) <= set(table.columns), set(row) - set(table.columns)
     return {column for column, value in row.items() if value is not None}
 

@@ -50,7 +50,7 @@ def test_every_rank_has_an_equal_part():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """The cells, of whose two ranks only one is there, and is asked as if it were all."""
+    """Return the cells, of whose two ranks only one is there, and is asked as if it were all."""
     cells = load_cells("collectives")
     monkeypatch.setitem(cells.namespace, "everyone", lambda value: [value])
     return cells

@@ -241,7 +241,7 @@ def test_a_ladder_of_a_cpu(cells, replace, right):
 
 
 def protocol_task(notebook, name):
-    """The first task of a protocol of the leaderboard, at a small size."""
+    """Return the first task of a protocol of the leaderboard, at a small size."""
     keys = notebook.protocol_tasks(name)[0]
     return [{**key, "heads": 1, "seq_len": 64, "head_dim": 16} for key in keys]
 

@@ -66,8 +66,8 @@ def test_a_notebook_names_chapters_as_the_sidebar_does():
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    """The notebook run from its own folder, as JupyterLab does, where it measured, and what the
-    terminal showed: a line like the README's, with no output path, in a copy of the repository,
+    """Return the notebook run from its own folder, as JupyterLab does, where it measured, and what
+    the terminal showed: a line like the README's, with no output path, in a copy of the repository,
     which spares the reader's own runs."""
     copy = tmp_path_factory.mktemp("repository")
     ignored = shutil.ignore_patterns("*.pyc.*", "*.egg-info")  # another process may be writing one

@@ -123,7 +123,7 @@ TINY = Shape(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=128)
 
 
 def trained(steps=6, **options):
-    """The losses and the last weights, exact, of a tiny model's steps."""
+    """Return the losses and the last weights, exact, of a tiny model's steps."""
     step = TrainingStep(StepConfig(model=TINY, context=16, batch=2, **options), "cpu")
     for group in step.optimizer.param_groups:
         group["lr"] = 1e-2

@@ -350,8 +350,8 @@ def backward_of_each(wrapper, reference, losses, group=None):
 
 
 def moved(module, by):
-    """A copy with weights and buffers larger by so much: by the rank, each has its own until the
-    broadcast."""
+    """Return a copy with weights and buffers larger by so much: by the rank, each has its own
+    until the broadcast."""
     module = copy.deepcopy(module)
     with torch.no_grad():
         for x in (*module.parameters(), *module.buffers()):
@@ -360,7 +360,7 @@ def moved(module, by):
 
 
 def exact(module):
-    """The module with weights of which every sum of gradients is exact, in any order."""
+    """Return the module with weights of which every sum of gradients is exact, in any order."""
     with torch.no_grad():
         for p in module.parameters():
             p.copy_(torch.randint(-2, 3, p.shape) / 4)
@@ -439,7 +439,7 @@ class PlainMean:
 
 
 def copied(make, *args, **options):
-    """A wrapper that sends by copy engines."""
+    """Return a wrapper that sends by copy engines."""
     with copies_on_the_cpu():
         wrapper = make(*args, communication="copy_engines", **options)
     assert wrapper.communication == "copy_engines" and wrapper.why_backend is None

@@ -11,7 +11,7 @@ from a2lib.report.pages.flash import SHAPE
 
 @pytest.fixture
 def complete(tmp_path):
-    """A data folder with a few rows of the published device."""
+    """Return a data folder with a few rows of the published device."""
     oom = flash(seq_len=65536, **BLANK) | {"status": "oom", "note": "out of memory"}
     refused = flash("sdpa_cudnn", dtype="fp32", **BLANK) | {"status": "unsupported"}
     rows = [flash(), flash("a2lib", 256, causal="false"), oom, refused]

@@ -28,7 +28,7 @@ WIDTH, LETTER = 360, 12
 
 
 def read(name):
-    """The root of a drawing, its tags without their namespace."""
+    """Return the root of a drawing, its tags without their namespace."""
     root = ElementTree.fromstring(FILES[name].read_text(encoding="utf-8"))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]

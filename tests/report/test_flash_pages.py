@@ -67,7 +67,7 @@ def test_columns_are_of_the_gpus_time():
 
 @pytest.fixture(scope="module")
 def measured():
-    """The notebook's names where there is a GPU."""
+    """Return the notebook's names where there is a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lab, "device_kind", lambda: "cuda")
         return load_cells("flash", sweep="ladder")

@@ -45,8 +45,8 @@ def text_of(name):
 
 @functools.cache
 def pages_of(name):
-    """The objects with a page's claims, after its cells and expressions have run; a claim that
-    fails waits for its own test."""
+    """Return the objects with a page's claims, after its cells and expressions have run; a claim
+    that fails waits for its own test."""
     names = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("A2LIB_DATA", raising=False)
@@ -193,7 +193,7 @@ def test_rows_that_a_page_derives_nothing_from_are_shown(name, monkeypatch):
 
 
 def prose(body):
-    """A page's text without cells, fences of code, expressions, code and formulas."""
+    """Return a page's text without cells, fences of code, expressions, code and formulas."""
     body = CELL.sub("", body)
     body = re.sub(r"^(`{3,})\{eval[^\n]*\n(?:.*\n)*?\1$", "", body, flags=re.M)
     body = re.sub(r"^(`{3,})\{.*\n((?:.*\n)*?)\1$", r"\2", body, flags=re.M)  # a drawing's words
@@ -206,7 +206,7 @@ def prose(body):
 
 
 def captions(text):
-    """The captions and descriptions of a page's figures, without their expressions."""
+    """Return the captions and descriptions of a page's figures, without their expressions."""
     lines = []
     for cell in CELL.finditer(text):
         options = OPTIONS.match(cell[2])

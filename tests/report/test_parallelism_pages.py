@@ -136,7 +136,7 @@ def test_a_step_over_the_rule_has_a2libs_parts_for_pytorch_too(rows):
 
 
 def on_a_clock(scheme, is_backward, compute, sent):
-    """The tasks of a pass over four layers, run event by event."""
+    """Return the tasks of a pass over four layers, run event by event."""
     if scheme == "tp":
         weights = compute / 2 if is_backward else 0
         return schedules.tensor(4, compute - weights, sent, parts=2, weights_s=weights)

@@ -16,7 +16,7 @@ LINES = {*style.COLOURS, style.DIM, "#808080"}
 
 @pytest.fixture(scope="module")
 def texts():
-    """The SVG text of a figure of each kind, of the committed rows or of none."""
+    """Return the SVG text of a figure of each kind, of the committed rows or of none."""
     rows = data.load("flash")
     rows = flash.columns(rows[~rows["local"]].reset_index(drop=True), None)
     one = pick(rows, kind="one head", dtype="bf16", head_dim=64)

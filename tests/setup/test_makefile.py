@@ -31,7 +31,7 @@ STAND_INS = {
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository of two notebooks and a book of one page, installed and never built."""
+    """Return a repository of two notebooks and a book of one page, installed and never built."""
     tmp_path = tmp_path / "it's a2lib #1 [of] 100% mine"
     tmp_path.mkdir()
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -63,7 +63,7 @@ def age(repository):
 
 
 def make(repository, *args, ends=0, env=None, **streams):
-    """What make prints, which ends with this exit code."""
+    """Return what make prints, which ends with this exit code."""
     (repository / "calls").unlink(missing_ok=True)
     kept = {"PATH": f"{repository / 'no-gpu'}:{os.environ['PATH']}"}
     for name, value in os.environ.items():
@@ -78,7 +78,7 @@ def make(repository, *args, ends=0, env=None, **streams):
 
 
 def calls(repository):
-    """What the stand-ins were called with, in order, one line each."""
+    """Return what the stand-ins were called with, in order, one line each."""
     path = repository / "calls"
     return path.read_text().splitlines() if path.exists() else []
 

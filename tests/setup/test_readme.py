@@ -16,7 +16,7 @@ WRITTEN = dict(SLOT.findall(RESULTS))
 
 
 def ms(section, value="ms", **key):
-    """A value of the one row of the published GPU that has these cells."""
+    """Return a value of the one row of the published GPU that has these cells."""
     found = []
     for row in committed.measured(section):
         for name, cell in key.items():

@@ -28,8 +28,8 @@ def all_reduced(tensors):
 
 
 def alternately_reduced(tensors):
-    """The same of the handout's other ring: a device passes on the tensor that it received last,
-    its own first, and adds what comes in."""
+    """Return the same of the handout's other ring: a device passes on the tensor that it received
+    last, its own first, and adds what comes in."""
     n = len(tensors)
     sums, passed = tensors.copy(), tensors
     for _ in range(n - 1):

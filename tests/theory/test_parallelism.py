@@ -40,7 +40,7 @@ def test_one_axis_is_the_handouts_and_its_limit_where_both_take_as_long(way, pas
 
 
 def layer(a, b):
-    """A layer with these slopes: tokens a and a d_ff of b at C = W."""
+    """Return a layer with these slopes: tokens a and a d_ff of b at C = W."""
     found = Layer(*map(Fraction, (a, 7, Fraction(2 * b) / 3, 5, 5)))
     assert parallelism.data_slope(found) * 2 == 2 * a
     assert parallelism.tensor_slope(found) == Fraction(b)

@@ -35,7 +35,7 @@ def _add_rows(ptr, x, row0, n_rows, B: tl.constexpr, d: tl.constexpr, BD: tl.con
 
 @triton.jit
 def _turned(x, PRECISION: tl.constexpr):
-    """The transpose of an operand."""
+    """Return the transpose of an operand."""
     if PRECISION == "bf16x6":
         return tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2])
     else:
@@ -44,15 +44,15 @@ def _turned(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def _key_numbers(n0, Nk, Bk: tl.constexpr):
-    """The keys of a tile. One past Nk is later than every query: its weight may be infinite, and dQ
-    would have it."""
+    """Return the keys of a tile. One past Nk is later than every query: its weight may be
+    infinite, and dQ would have it."""
     offs_n = n0 + tl.arange(0, Bk)
     return tl.where(offs_n < Nk, offs_n, 2**31 - 1)
 
 
 @triton.jit
 def _without_hidden(pt, m0, offs_n, Nk, Bq: tl.constexpr, CAUSAL: tl.constexpr):
-    """The transposed weights of a tile, 0 where a query does not see the key."""
+    """Return the transposed weights of a tile, 0 where a query does not see the key."""
     if CAUSAL:
         # Constants on one side: registers are short.
         pt = tl.where((offs_n - m0)[:, None] <= tl.arange(0, Bq)[None, :], pt, 0.0)
@@ -65,7 +65,7 @@ def _without_hidden(pt, m0, offs_n, Nk, Bq: tl.constexpr, CAUSAL: tl.constexpr):
 def _tile_and_queries(
     item, Nq, Nk, chunk, Bq: tl.constexpr, Bk: tl.constexpr, CAUSAL: tl.constexpr
 ):
-    """A program's key tile, and the ends of its queries.
+    """Return a program's key tile, and the ends of its queries.
 
     With a causal mask the chunks that see the whole tile come first, and those on the diagonal,
     which are shorter, last.
@@ -194,7 +194,7 @@ def backward_chunks_kernel(
 
 @triton.jit
 def _weights(k, q, scale, lse, m0, offs_n, Nk, Bq: tl.constexpr, CAUSAL: tl.constexpr):
-    """The weights of a tile, transposed; scale has the units."""
+    """Return the weights of a tile, transposed; scale has the units."""
     pt = tl.math.exp2((terms.dot(k, q, True) * scale - lse[None, :]) * LOG2E)
     return _without_hidden(pt, m0, offs_n, Nk, Bq, CAUSAL)
 

@@ -98,7 +98,7 @@ def tile_and_head(
 
 @gluon.jit
 def as_matrix(tile, ROWS: gl.constexpr, BD: gl.constexpr):
-    """A (1, 1, ROWS, BD) tile of shared memory as (ROWS, BD)."""
+    """Return a (1, 1, ROWS, BD) tile of shared memory as (ROWS, BD)."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BD], tile.dtype)
     return tile._reinterpret(tile.dtype, [ROWS, BD], layout)
 

@@ -50,7 +50,7 @@ def _exp(s, shift, scale, PRECISION: tl.constexpr):
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads_total, LONGEST_FIRST: tl.constexpr, REVERSE: tl.constexpr):
-    """The pid-th program's tile and flat (batch, head) index.
+    """Return the pid-th program's tile and flat (batch, head) index.
 
     With a causal mask tiles differ in work: the longest of every head start first, so that no
     long tile is left alone at the end. Otherwise neighbours share a head and its cached keys.

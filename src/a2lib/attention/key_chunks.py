@@ -18,8 +18,8 @@ from a2lib.attention.operands import float32, load_rows, store_rows
 
 @triton.jit
 def _tile_and_chunk(item, n_tiles, n_chunks, tiles_per_chunk):
-    """The pair of a head's program: the whole chunks first, then those on the diagonal, of which a
-    tile has one each, the longest first."""
+    """Return the pair of a head's program: the whole chunks first, then those on the diagonal, of
+    which a tile has one each, the longest first."""
     chunk = 0
     for c in range(1, n_chunks):
         # Before chunk c: all pairs of a chunk and a tile behind its diagonal.

@@ -70,7 +70,7 @@ def operand(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def in_float32(x, PRECISION: tl.constexpr):
-    """The inverse of ``operand``, in fp32."""
+    """Return the inverse of ``operand``, in fp32."""
     if PRECISION == "bf16x6":
         return x[2].to(tl.float32) + x[1].to(tl.float32) + x[0].to(tl.float32)
     else:

@@ -30,7 +30,7 @@ def dot(a, b, TURNED: tl.constexpr = False):
 
 @triton.jit
 def split(x):
-    """The terms of x."""
+    """Return the terms of x."""
     high = x.to(tl.float16)
     return high, ((x - high.to(tl.float32)) * 2**11).to(tl.float16)
 
@@ -58,7 +58,7 @@ def _power_of_2(e):
 
 @triton.jit
 def operand(x):
-    """The terms of x, and their unit."""
+    """Return the terms of x, and their unit."""
     e = _exponent_of(x)
     return split(x * _power_of_2(-e)), _power_of_2(e)
 

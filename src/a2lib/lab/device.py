@@ -42,7 +42,7 @@ def gpu_count() -> int:
 
 
 def device_slug() -> str:
-    """The current CUDA device as a file name, "nvidia-h200" for one; "cpu" without CUDA."""
+    """Return the current CUDA device as a file name, "nvidia-h200" for one; "cpu" without CUDA."""
     if device_kind() == "cpu":
         return "cpu"
     import torch
@@ -71,19 +71,19 @@ class Sensors:
             self._nvml, self._handle = _open_nvml()
 
     def sm_mhz(self) -> int | None:
-        """The present clock of the multiprocessors in MHz."""
+        """Return the present clock of the multiprocessors in MHz."""
         return self._read("ClockInfo", 1)  # NVML_CLOCK_SM
 
     def power_w(self) -> float | None:
-        """The power in watts, which the driver averages over about a second."""
+        """Return the power in watts, which the driver averages over about a second."""
         return self._read_thousandths("PowerUsage")
 
     def energy_j(self) -> float | None:
-        """The energy in joules since the driver was loaded."""
+        """Return the energy in joules since the driver was loaded."""
         return self._read_thousandths("TotalEnergyConsumption")
 
     def power_limit_w(self) -> float | None:
-        """The power in watts that the driver keeps the device to."""
+        """Return the power in watts that the driver keeps the device to."""
         return self._read_thousandths("EnforcedPowerLimit")
 
     def capped(self) -> bool | None:
@@ -127,7 +127,7 @@ class Watch:
         self._thread.join()
 
     def power_w(self) -> float | None:
-        """The median of the readings, None where there are none."""
+        """Return the median of the readings, None where there are none."""
         return statistics.median(self._watts) if self._watts else None
 
     def capped_percent(self) -> float | None:

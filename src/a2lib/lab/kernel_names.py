@@ -84,13 +84,13 @@ LENGTH = 128  # enough for cuBLAS's, whose end tells a product from one that is 
 
 
 def plain(name: str) -> str:
-    """A kernel's name without return type and the commonest namespaces, the same from both
+    """Return a kernel's name without return type and the commonest namespaces, the same from both
     profilers."""
     return _NOISE.sub("", name)
 
 
 def shorten(name: str, length: int = LENGTH) -> str:
-    """A kernel's ``plain`` name for a table, without its arguments, cut to ``length``."""
+    """Return a kernel's ``plain`` name for a table, without its arguments, cut to ``length``."""
     name = plain(name)
     name = re.sub(r"\([^()]*\)( const)?( \[clone.*\])?$", "", name) or name
     return name if len(name) <= length else name[: length - 1] + "…"

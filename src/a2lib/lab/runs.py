@@ -69,7 +69,7 @@ def read_runs(data: Path | None = None) -> list[Row]:
 
 
 def runs_table(data: Path | None) -> CsvFile:
-    """The table behind runs.csv in ``data`` (default ``paths.data_dir()``)."""
+    """Return the table behind runs.csv in ``data`` (default ``paths.data_dir()``)."""
     return CsvFile(measured(data) / "runs.csv", COLUMNS, ("run",))
 
 

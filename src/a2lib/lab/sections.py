@@ -41,7 +41,7 @@ class Section:
 
 
 def section_of(name: str, key: str, values: str, **others: object) -> Section:
-    """A section as the file has it, columns as words with spaces between them."""
+    """Return a section as the file has it, columns as words with spaces between them."""
     return Section(name, tuple(key.split()), tuple(values.split()), **others)
 
 

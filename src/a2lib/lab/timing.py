@@ -102,7 +102,7 @@ class Clock:
             self._sensors = Sensors()
 
     def samples(self, fn: Callable[[], object], n: int) -> list[float]:
-        """The milliseconds of each of ``n`` calls, all of them finished on return."""
+        """Return the milliseconds of each of ``n`` calls, all of them finished on return."""
         # Made before, since what the host does between two marks may be in the time.
         marks = [(Mark(self._device, now=False), Mark(self._device, now=False)) for _ in range(n)]
         for start, end in marks:
@@ -181,11 +181,11 @@ class Timing:
         )
 
     def row(self, section: Section) -> dict[str, object]:
-        """The fields that ``section`` has a column for."""
+        """Return the fields that ``section`` has a column for."""
         return section.columns_of(dataclasses.asdict(self))
 
     def named(self, name: str) -> dict[str, float]:
-        """The median and its quantiles as columns of another name than ``ms``."""
+        """Return the median and its quantiles as columns of another name than ``ms``."""
         return {name: self.ms, f"{name}_p20": self.ms_p20, f"{name}_p80": self.ms_p80}
 
 
@@ -364,8 +364,8 @@ class RankTimes:
         return Timing.from_samples(slowest)
 
     def row(self, section: Section) -> dict[str, object]:
-        """The columns that ``section`` has: the slowest rank's times, the host's, and of what the
-        ranks took by themselves, of their medians, the least, the median and the most."""
+        """Return the columns that ``section`` has: the slowest rank's times, the host's, and of
+        what the ranks took by themselves, of their medians, the least, the median and the most."""
         medians = list(map(statistics.median, self.by_rank))
         columns = {
             **self.slowest.row(section),

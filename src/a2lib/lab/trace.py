@@ -84,7 +84,7 @@ class Kernel:
 
     @functools.cached_property
     def kind(self) -> str:
-        """The kind of work, one of `kernel_names.KINDS`."""
+        """Return the kind of work, one of `kernel_names.KINDS`."""
         return kind_of(self.name)
 
     @property
@@ -93,8 +93,8 @@ class Kernel:
 
     @property
     def part(self) -> str:
-        """The innermost range without the block's number: "layers.3.attn.q_proj" -> "attn.q_proj";
-        a block itself is "block"."""
+        """Return the innermost range without the block's number: "layers.3.attn.q_proj" ->
+        "attn.q_proj"; a block itself is "block"."""
         if not self.path:
             return ""
         innermost = self._program_path[-1]
@@ -118,7 +118,7 @@ class Kernel:
 
     @property
     def step(self) -> str:
-        """The range around the step, "step 0" say; "" for none."""
+        """Return the range around the step, "step 0" say; "" for none."""
         for name in self.path:
             if STEP_OF.fullmatch(name):
                 return name
@@ -126,7 +126,7 @@ class Kernel:
 
     @property
     def _program_path(self) -> Sequence[str]:
-        """The path less the ranges of libraries, unless there are no others."""
+        """Return the path less the ranges of libraries, unless there are no others."""
         of_program = [name for name in self.path if not OF_LIBRARIES.match(name)]
         return of_program or self.path
 

@@ -40,7 +40,7 @@ class Estimate:
 
     @property
     def step_s(self) -> float:
-        """The step's seconds if half of what can hide does."""
+        """Return the step's seconds if half of what can hide does."""
         return self.time.seconds()
 
 

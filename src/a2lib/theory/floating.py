@@ -28,7 +28,7 @@ class Format:
 
     @property
     def largest(self) -> float:
-        """The largest finite number."""
+        """Return the largest finite number."""
         return (2 - 2.0 ** (1 - self.precision)) * 2.0**self.emax
 
     def spacing(self, x: float) -> float:
@@ -72,12 +72,12 @@ class Loop:
 
     @property
     def exact(self) -> float:
-        """The sum without any rounding."""
+        """Return the sum without any rounding."""
         return float(self.terms * Decimal(self.step))
 
     @property
     def held(self) -> float:
-        """The addend as it is added, rounded to its format."""
+        """Return the addend as it is added, rounded to its format."""
         return FORMATS[self.addend].round(float(self.step))
 
     def partial_sums(self) -> tuple[float, ...]:

@@ -144,7 +144,7 @@ class Case:
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """The different stages; where there are three, the second stands for all between."""
+        """Return the different stages; where there are three, the second stands for all between."""
         p = self.layout.pipeline
         first, middle, last = stage_blocks(self.shape.num_layers, p)
         stages = [self._stage(0, first)]

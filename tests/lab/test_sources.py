@@ -52,6 +52,7 @@ def times(factor):
 
 
 FACTOR = 3
+x = 1
 MAKE = {
     "plain": plain,
     "library": math.sqrt,
@@ -110,6 +111,7 @@ def changed(*pieces):
         (('"n": 1', '"n": 2'), {"measure"}),
         (("return 1\n", "return 2\n"), set()),
         (("FACTOR = 3", "FACTOR = 4"), {"class"}),
+        (("x = 1", "x = 2"), set()),
         (("times(3)", "times(4)"), {"made"}),
         (("math.sqrt", "math.exp"), {"library"}),
         (("math.sqrt", "plain"), {"library"}),

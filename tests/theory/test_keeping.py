@@ -1,4 +1,4 @@
-"""What blocks keep, send and compute again, by hand."""
+"""Count by hand what blocks keep, send and compute again."""
 
 import math
 

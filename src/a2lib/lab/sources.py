@@ -70,9 +70,8 @@ def _texts_of_entry(code: object, measure: Callable) -> list[str]:
     the notebook, and what a function has from the one that made it."""
     texts = []
     for thing in _used(code, measure):
-        text = _text(thing)
-        texts.append(text)
-        for name in sorted(set(re.findall(r"\w+", text))):
+        texts.append(_text(thing))
+        for name in sorted(_read_names(thing)):
             value = measure.__globals__.get(name)
             if isinstance(value, bool | int | float | str):
                 texts.append(f"{name} = {value!r}")
@@ -80,6 +79,24 @@ def _texts_of_entry(code: object, measure: Callable) -> list[str]:
             with suppress(ValueError):  # a variable that is not set yet
                 texts.append(_text_of_value(cell.cell_contents))
     return texts
+
+
+def _read_names(thing: object) -> set[str]:
+    """Return the names beside its own variables that a function, or a class's methods, read: an
+    argument may be called as a parameter of the notebook is."""
+    functions = [thing]
+    if isinstance(thing, type):
+        functions = list(map(_function_of, vars(thing).values()))
+    codes, names = [], set()
+    for function in functions:
+        if isinstance(function, types.FunctionType):
+            codes.append(function.__code__)
+    for code in codes:  # which grows by the functions within
+        names.update(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                codes.append(constant)
+    return names
 
 
 def _text_of_value(value: object) -> str:

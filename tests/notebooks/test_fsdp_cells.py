@@ -51,7 +51,7 @@ def test_the_sweeps_ask_for_every_published_row(gpus):
     gpus(2)
     cells = load_cells("fsdp", sweep="all")
     asked, of_memory = identities(cells.table, cells.tasks), cells.memory_table
-    for name in ("peers", "symm_mem", "fair"):
+    for name in ("peers", "symm_mem"):
         timed = load_cells("fsdp", sweep=name)
         asked |= identities(cells.table, timed.tasks)
         assert not timed.memory_tasks

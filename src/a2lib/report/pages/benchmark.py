@@ -174,14 +174,14 @@ def firsts(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return excess.rename("excess").reset_index()
 
 
-def processes(steps, model: str, phase: str = "wall") -> list[np.ndarray]:
+def processes(steps, model: str) -> list[np.ndarray]:
     """Return every step (ms) of each fresh process of a model, warm-up included."""
-    mine = pick(steps, model=model, context=512, phase=phase, status="ok")
+    mine = pick(steps, model=model, context=512, phase="wall", status="ok")
     ordered = mine.sort_values("step_number").groupby("warmup")["ms"]
     return [times.to_numpy(float) for _, times in ordered]
 
 
-def samples(steps, model: str, warmup: int, phase: str = "wall") -> pd.Series:
+def samples(steps, model: str, warmup: int) -> pd.Series:
     """Return the ten times (ms) whose mean is taken after so many steps of warm-up."""
-    mine = pick(steps, model=model, context=512, phase=phase, status="ok", warmup=warmup)
+    mine = pick(steps, model=model, context=512, phase="wall", status="ok", warmup=warmup)
     return mine.sort_values("step_number")["ms"][mine["step_number"].astype(int) >= warmup]

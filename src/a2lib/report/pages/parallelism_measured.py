@@ -124,8 +124,8 @@ def crossing(rows: pd.DataFrame, scheme: str, pass_: str) -> float:
 
 
 def about(value: float) -> Number:
-    """Write an interpolated batch or width to the nearest 50, or below 1,000 to the nearest 10."""
-    step = 50 if value >= 1000 else 10
+    """Write an interpolated batch or width to the nearest 50, or below 2,000 to the nearest 10."""
+    step = 50 if value >= 2000 else 10
     return count(step * round(value / step))
 
 

@@ -204,7 +204,7 @@ def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
         row = step(rows, bucket_mb=bucket_mb)
         formula = 1e3 * overhead_s(size, buckets_sent(bucket_mb), line)
         lines.append([bucket_mb, *cells((formula, row.exposed, row.alone)), digits(row.paid)])
-    heads = ["MiB", "formula, at most", "measured", "alone", "share"]
+    heads = ["MiB", "formula", "added", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 

@@ -113,15 +113,15 @@ def _mib(size: int) -> str:
 
 
 def operations_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each collective back to back between two GPUs: ms and bus bandwidth of 1 GiB, and the
-    line fitted to all sizes."""
+    """Return each collective back to back between two GPUs: bus bandwidth of 1 GiB, and the line
+    fitted to all sizes."""
     table = []
     for operation, name in NAMES.items():
         row = one(between_two_gpus(rows, operation), size=GIB)
         line = fit(*queued(rows, operation))
         fitted_line = digits(1e6 * line.overhead_s), digits(line.bandwidth / 1e9, 3)
-        table.append([name, *cells((row.ms_queued,)), digits(row.bus_queued, 3), *fitted_line])
-    return pd.DataFrame(table, columns=["collective", "ms", "GB/s", "o, µs", "w, GB/s"])
+        table.append([name, digits(row.bus_queued, 3), *fitted_line])
+    return pd.DataFrame(table, columns=["collective", "1 GiB, GB/s", "o, µs", "w, GB/s"])
 
 
 def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:

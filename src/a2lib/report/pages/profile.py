@@ -112,9 +112,7 @@ def forward_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     others = kernels[kernels["kind"] != "matmul"]
     sums = pd.DataFrame(index=kernels.groupby(CASE).size().index)
     for name, ranges in BETWEEN.items():
-        between = others[others["part"].isin(ranges)].groupby(CASE)
-        sums[name] = between["ms"].sum()
-        sums[f"{name}_kernels"] = between["calls"].sum()
+        sums[name] = others[others["part"].isin(ranges)].groupby(CASE)["ms"].sum()
 
     def ms_in(part: str, of: pd.DataFrame) -> pd.Series:
         return of[of["part"] == INSIDE + part].groupby(CASE)["ms"].sum()

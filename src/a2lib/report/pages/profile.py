@@ -194,14 +194,6 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     return by_size(traced.drop_duplicates(["model", "context", "phase"]))
 
 
-def fp32_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernel time of matmuls and of the rest, and the matmuls' share, of the traced fp32
-    training steps: a line for each model and context, columns by phase."""
-    few = pick(rows, mode="train-step", way="fp32", profiler="nsys")
-    values = ["matmul", "rest", "share"]
-    return few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
-
-
 @chart(height=4.4)
 def ways(figure, steps: dict[str, list]):
     """Draw the share of each class in the kernel time of steps, with the sum at each bar's end, a

@@ -178,10 +178,10 @@ def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
             "one GPU, autocast": python_step(steps, COPIES, model).ms_without,
         }
     table = pd.DataFrame({"step": [*graph[MODELS[0]]]})
-    for launch, times in (("", graph), (", Python", python)):
+    for launch, times in (("graph", graph), ("Python", python)):
         for model in MODELS:
             column = [times[model].get(name, float("nan")) for name in table["step"]]
-            table[TITLES[model] + launch] = cells(column)
+            table[f"{TITLES[model]}, {launch}"] = cells(column)
     return table
 
 

@@ -21,6 +21,16 @@ from a2lib.theory.transformer import parameter_count
 MARK_MS = 0.01  # a wait of this length is the two events' own time
 MODELS = ("xl25", "2.7B")
 COPIES, NCCL = "fsdp_copies", "fsdp"  # a2lib's FSDP, by what carries its messages
+STEPS = {  # a line of the table of steps: a row's wrapper, and which of its columns
+    "one GPU": ("ddp_copies", "ms_without"),
+    "one GPU, update overlapped": ("ddp_updating", "ms_without"),
+    "FSDP, copy engines": (COPIES, "ms"),
+    "DDP, copy engines": ("ddp_copies", "ms"),
+    "DDP, copy engines, update per bucket": ("ddp_updating", "ms"),
+    "FSDP, NCCL": (NCCL, "ms"),
+    "PyTorch's FSDP2": ("fsdp2", "ms"),
+    "one GPU, autocast": (COPIES, "ms_without"),
+}
 MOMENTS = {
     "init": "after init",
     "before": "before update",
@@ -158,30 +168,12 @@ def least_update_ms(ceiling: pd.DataFrame, model: str = "xl25") -> float:
 
 def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the ms of each step: a column for each model and launch."""
-    graph, python = {}, {}
-    for model in MODELS:
-        at_the_end, per_bucket = narrow_ddp(steps, False, model), narrow_ddp(steps, True, model)
-        graph[model] = {
-            "one GPU": at_the_end.ms_without,
-            "one GPU, update overlapped": per_bucket.ms_without,
-            "FSDP, copy engines": step(steps, COPIES, model).ms,
-            "DDP, copy engines": at_the_end.ms,
-            "DDP, copy engines, update per bucket": per_bucket.ms,
-            "FSDP, NCCL": step(steps, NCCL, model).ms,
-            "PyTorch's FSDP2": step(steps, "fsdp2", model).ms,
-            "one GPU, autocast": step(steps, COPIES, model).ms_without,
-        }
-        python[model] = {
-            "FSDP, copy engines": python_step(steps, COPIES, model).ms,
-            "FSDP, NCCL": python_step(steps, NCCL, model).ms,
-            "PyTorch's FSDP2": python_step(steps, "fsdp2", model).ms,
-            "one GPU, autocast": python_step(steps, COPIES, model).ms_without,
-        }
-    table = pd.DataFrame({"step": [*graph[MODELS[0]]]})
-    for launch, times in (("graph", graph), ("Python", python)):
+    table = pd.DataFrame({"step": [*STEPS]})
+    for capture, launch in ((True, "graph"), (False, "Python")):
         for model in MODELS:
-            column = [times[model].get(name, float("nan")) for name in table["step"]]
-            table[f"{TITLES[model]}, {launch}"] = cells(column)
+            rows = pick(steps, model=model, capture=capture).set_index("wrapper")
+            times = [rows[column].get(wrapper) for wrapper, column in STEPS.values()]
+            table[f"{TITLES[model]}, {launch}"] = cells(times)
     return table
 
 

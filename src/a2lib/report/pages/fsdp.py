@@ -190,7 +190,7 @@ def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
         "whole step": (one_gpu, copies.ms, nccl.ms),
     }
     lines = [[name, *cells(times)] for name, times in parts.items()]
-    return pd.DataFrame(lines, columns=["part", "one GPU", "copy engines", "NCCL"])
+    return pd.DataFrame(lines, columns=["part", "one GPU", "FSDP, copy engines", "FSDP, NCCL"])
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

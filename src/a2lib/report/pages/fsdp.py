@@ -13,7 +13,6 @@ from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
 from a2lib.report.tables import cells
-from a2lib.report.units import digits
 from a2lib.shapes import SIZES
 from a2lib.theory import fsdp as theory
 from a2lib.theory.sharding import UPDATE_BYTES
@@ -22,6 +21,16 @@ from a2lib.theory.transformer import parameter_count
 MARK_MS = 0.01  # a wait of this length is the two events' own time
 MODELS = ("xl25", "2.7B")
 COPIES, NCCL = "fsdp_copies", "fsdp"  # a2lib's FSDP, by what carries its messages
+STEPS = {  # a line of the table of steps: a row's wrapper, and which of its columns
+    "one GPU": ("ddp_copies", "ms_without"),
+    "one GPU, update overlapped": ("ddp_updating", "ms_without"),
+    "FSDP, copy engines": (COPIES, "ms"),
+    "DDP, copy engines": ("ddp_copies", "ms"),
+    "DDP, copy engines, update per bucket": ("ddp_updating", "ms"),
+    "FSDP, NCCL": (NCCL, "ms"),
+    "PyTorch's FSDP2": ("fsdp2", "ms"),
+    "one GPU, autocast": (COPIES, "ms_without"),
+}
 MOMENTS = {
     "init": "after init",
     "before": "before update",
@@ -45,11 +54,9 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """Add to each step of a2lib's FSDP what its traced step says of the all-gathers.
 
     gathers: number of all-gathers
-    ended: how many of them had ended when their unit's turn came
-    in_time: the same, with those for which the GPU waited MARK_MS at most
-    stood: ms that the GPU waited for the others
+    in_time: how many had ended when their unit's turn came, or made the GPU wait MARK_MS at most
     backward_ms: when the backward ended, from the step's begin
-    gather_forward, gather_backward: ms of a block's all-gather in that pass (median)
+    gather_forward: ms of a block's all-gather in the forward (median)
     block_forward, block_backward: ms that a block computes in that pass (median)
 
     They are blank for a step that was not traced.
@@ -67,12 +74,9 @@ def _traced(row) -> dict[str, float]:
     block = (blocks["compute_end_ms"] - blocks["compute_start_ms"]).groupby(blocks["pass"]).median()
     return {
         "gathers": len(table),
-        "ended": (table["slack_ms"] >= 0).sum(),
         "in_time": len(table) - len(late),
-        "stood": late["waited_ms"].sum(),
         "backward_ms": table.loc[table["pass"] == "backward", "compute_end_ms"].max(),
         "gather_forward": gather["forward"],
-        "gather_backward": gather["backward"],
         "block_forward": block["forward"],
         "block_backward": block["backward"],
     }
@@ -132,10 +136,10 @@ def python_step(steps: pd.DataFrame, wrapper: str, model: str = "xl25"):
     return step(steps, wrapper, model, capture=False)
 
 
-def narrow_ddp(steps: pd.DataFrame, updating: bool = False):
-    """Return the row of data parallelism over copy engines with 16-bit weights and gradients (2.0B
-    model, CUDA graph); its ``ms_without`` is one GPU that trains alike."""
-    return step(steps, "ddp_updating" if updating else "ddp_copies")
+def narrow_ddp(steps: pd.DataFrame, updating: bool = False, model: str = "xl25"):
+    """Return the row of data parallelism over copy engines with 16-bit weights and gradients (CUDA
+    graph); its ``ms_without`` is one GPU that trains alike."""
+    return step(steps, "ddp_updating" if updating else "ddp_copies", model)
 
 
 def over_replicated(steps: pd.DataFrame, ddp: pd.DataFrame, model: str) -> float:
@@ -156,41 +160,21 @@ def state_bytes(memory: pd.DataFrame, wrapper: str) -> float:
     return row.parameter_bytes + row.gradient_bytes + row.optimizer_bytes
 
 
-def least_update_ms(ceiling: pd.DataFrame) -> float:
-    """Return the ms that an AdamW update of all weights of the 2.0B model takes at least, by its
-    bytes at the bandwidth of a copy."""
-    return UPDATE_BYTES * parameter_count(SIZES["xl25"]) / copy_bandwidth(ceiling) / 1e9
+def least_update_ms(ceiling: pd.DataFrame, model: str = "xl25") -> float:
+    """Return the ms that an AdamW update of all weights takes at least, by its bytes at the
+    bandwidth of a copy."""
+    return UPDATE_BYTES * parameter_count(SIZES[model]) / copy_bandwidth(ceiling) / 1e9
 
 
 def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B steps in a CUDA graph with 16-bit weights, in ms and over the step of one GPU
-    that updates at the end, as all of them do except one."""
-    narrow = narrow_ddp(steps)
-    steps_shown = {
-        "one GPU": narrow.ms_without,
-        "FSDP, copy engines": step(steps, COPIES).ms,
-        "DDP, copy engines": narrow.ms,
-        "DDP, copy engines, update per bucket": narrow_ddp(steps, updating=True).ms,
-        "FSDP, NCCL": step(steps, NCCL).ms,
-        "PyTorch's FSDP2": step(steps, "fsdp2").ms,
-        "FSDP2, symmetric memory": step(steps, "fsdp2_symm_gather").ms,
-    }
-    lines = []
-    for name, ms in steps_shown.items():
-        lines.append([name, *cells((ms,)), digits(ms / narrow.ms_without, 3)])
-    return pd.DataFrame(lines, columns=["step", "ms", "over one GPU's"])
-
-
-def python_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return a2lib's steps beside one GPU's of the same run: a line for each model and launch."""
-    lines = []
-    for capture, launched in ((True, "CUDA graph"), (False, "from Python")):
+    """Return the ms of each step: a column for each model and launch."""
+    table = pd.DataFrame({"step": [*STEPS]})
+    for capture, launch in ((True, "graph"), (False, "Python")):
         for model in MODELS:
-            engines, nccl = step(steps, COPIES, model, capture), step(steps, NCCL, model, capture)
-            numbers = cells((engines.ms_without, engines.ms, nccl.ms))
-            lines.append([launched, TITLES[model], *numbers])
-    heads = ["launched", "model", "one GPU", "FSDP, copy engines", "FSDP, NCCL"]
-    return pd.DataFrame(lines, columns=heads)
+            rows = pick(steps, model=model, capture=capture).set_index("wrapper")
+            times = [rows[column].get(wrapper) for wrapper, column in STEPS.values()]
+            table[f"{TITLES[model]}, {launch}"] = cells(times)
+    return table
 
 
 def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
@@ -206,17 +190,7 @@ def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
         "whole step": (one_gpu, copies.ms, nccl.ms),
     }
     lines = [[name, *cells(times)] for name, times in parts.items()]
-    return pd.DataFrame(lines, columns=["part", "one GPU", "copy engines", "NCCL"])
-
-
-def blocks_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return how long a block of the 2.0B step computes and its all-gather takes, by pass."""
-    lines = []
-    for wrapper, name in ((COPIES, "copy engines"), (NCCL, "NCCL")):
-        row = step(steps, wrapper)
-        lines.append([f"forward, {name}", *cells((row.gather_forward, row.block_forward))])
-        lines.append([f"backward, {name}", *cells((row.gather_backward, row.block_backward))])
-    return pd.DataFrame(lines, columns=["pass and transport", "all-gather", "block"])
+    return pd.DataFrame(lines, columns=["part", "one GPU", "FSDP, copy engines", "FSDP, NCCL"])
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

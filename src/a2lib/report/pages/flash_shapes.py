@@ -93,10 +93,3 @@ def _column_name(column: tuple) -> str:
     """Return "64c" for causal heads of 64, "64" for heads of 64 without a mask."""
     head_dim, causal = column
     return f"{head_dim}c" if causal else str(head_dim)
-
-
-def beside_fa4(rows: pd.DataFrame, passes: list[str], **shape) -> float:
-    """Return a2lib's time over FlashAttention-4's at one shape, the sum of ``passes``."""
-    here = pick(rows, pass_=passes, implementation=[OURS, FA4], **shape)
-    total = here.groupby("implementation")["ms"].sum().astype(float)
-    return total[OURS] / total[FA4]

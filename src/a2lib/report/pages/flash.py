@@ -127,7 +127,6 @@ def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Return what hardware counters said of each call's main kernel, which moves most bytes.
 
     tensor, exp: percent of the cycles in which tensor cores and exponential units are busy
-    issue: percent of the instruction slots that are used
     """
     key = ["implementation", *SHAPE]
     done = rows[rows["status"] == "ok"].sort_values("launch")
@@ -138,7 +137,6 @@ def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return main.assign(
         tensor=main["tensor_percent"].astype(float),
         exp=main["exp_percent"].astype(float),
-        issue=main["issue_percent"].astype(float),
     )
 
 

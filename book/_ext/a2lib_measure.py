@@ -7,7 +7,8 @@
 
 shows, in a fold, the source of the code cells of notebooks/flash.ipynb that have a tag in `cells`
 (by default the tag `measure`). Where `functions` is given, only cells that define one of them are
-shown. The fold links the executed notebook, and the notebook as a file. A notebook, tag or
+shown; with `only` in place of `functions`, these functions alone, without the rest of their cells.
+The fold links the executed notebook, and the notebook as a file. A notebook, tag or
 function that does not exist ends the build.
 """
 
@@ -23,7 +24,7 @@ from sphinx.util.docutils import SphinxDirective
 
 FOLD = """\
 ``````````{{dropdown}} How this was measured
-These cells of `notebooks/{name}.ipynb` define what is measured, and how.
+This code of `notebooks/{name}.ipynb` defines what is measured, and how.
 The {{doc}}`lab record </notebooks/{name}>` shows the whole notebook as it ran;
 {{download}}`as a file </notebooks/{name}.ipynb>` it runs where a2lib is installed.
 
@@ -41,15 +42,18 @@ class MeasureError(SphinxError):
 
 class Measure(SphinxDirective):
     required_arguments = 1
-    option_spec = {"cells": directives.unchanged, "functions": directives.unchanged}
+    option_spec = dict.fromkeys(("cells", "functions", "only"), directives.unchanged)
 
     def run(self) -> list:
         name = self.arguments[0]
         path = Path(self.env.srcdir) / "notebooks" / f"{name}.ipynb"
         tags = self.options.get("cells", "measure").split()
         functions = self.options.get("functions", "").split()
+        only = self.options.get("only", "").split()
         try:
-            sources = select_cells(path, tags, functions)
+            sources = select_cells(path, tags, functions or only)
+            if only:
+                sources = select_functions(sources, only)
         except MeasureError as error:
             raise MeasureError(f"{self.env.docname}.md: {error}") from None
         self.env.note_dependency(str(path))
@@ -74,6 +78,16 @@ def select_cells(path: Path, tags: list[str], functions: list[str]) -> list[str]
     defined = {source: defined_functions(source) for source in sources}
     require("cell that defines", functions, set().union(*defined.values()), path.name)
     return [source for source in sources if defined[source] & set(functions)]
+
+
+def select_functions(sources: list[str], functions: list[str]) -> list[str]:
+    """Return the sources of these functions, in the order in which the cells define them."""
+    found = []
+    for source in sources:
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef) and node.name in functions:
+                found.append(ast.get_source_segment(source, node))
+    return found
 
 
 def require(kind: str, names: list[str], present, where: str) -> None:

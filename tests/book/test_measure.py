@@ -14,7 +14,7 @@ CELLS = [
     new_markdown_cell("def measure", metadata={"tags": ["measure"]}),
     new_code_cell("def measure(keys):\n    yield '```'", metadata={"tags": ["measure"]}),
     new_code_cell("print(measure)"),
-    new_code_cell("def measure_ladder(keys):\n    pass", metadata={"tags": ["measure"]}),
+    new_code_cell("N = 2\n\n\ndef measure_ladder(keys):\n    pass", metadata={"tags": ["measure"]}),
 ]
 CASES, MEASURE, LADDER = CELLS[0].source, CELLS[2].source, CELLS[4].source
 
@@ -68,5 +68,6 @@ def test_options_choose_cells(build):
     for options, sources in (
         (":cells: cases measure", [CASES, MEASURE, LADDER]),
         (":functions: measure_ladder", [LADDER]),
+        (":only: measure_ladder", [LADDER.removeprefix("N = 2\n\n\n")]),
     ):
         assert code_blocks(build(f"```{{measure}} flash\n{options}\n```")[1]) == sources

@@ -36,19 +36,17 @@ CASE = ["model", "context", "batch", "mode", *WAY, "warmup"]
 PHASES = ("forward", "backward", "optimizer")
 
 
-def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
+def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     """Add to each row what counting and other rows of the same step say.
 
     mfu: of a whole step: FLOPs over its time and the bf16 peak of the data sheet
     ms_gpu: the same step in a CUDA graph
-    floor: the least time of the step's kernels, ms
     """
     rows = rows.copy()
     whole = rows["phase"] == "wall"
     rows["mfu"] = model_flops_utilization(rows, rows["ms"]).where(whole)
     replayed = rows[rows["capture"] & whole].set_index(CASE)["ms"].rename("ms_gpu")
     rows = rows.join(replayed, on=CASE)
-    rows["floor"] = _floors(rows, rows_of("ceiling"))
     return rows.sort_values(["model", "context"], key=by_title)
 
 
@@ -87,20 +85,6 @@ def least(
     kernels_of = fused_step if fused else eager_step
     kernels = kernels_of(SIZES[model], batch, context, precision)
     return floors(kernels, ceilings(ceiling), copy_bandwidth(ceiling), precision)
-
-
-def _floors(rows: pd.DataFrame, ceiling: pd.DataFrame) -> pd.Series:
-    rows = rows.assign(fused=rows["compile"] == "blocks")
-    whole = (rows["mode"] == "train-step") & (rows["phase"] == "wall") & rows["model"].isin(SIZES)
-    rows = rows[whole & (rows["fused"] | (rows["precision"] == "fp32"))]
-    times, floor_of = [], {}  # rows of one case differ in how they were launched
-    for row in rows.itertuples():
-        case = row.model, row.precision, int(row.context), int(row.batch), row.fused
-        if case not in floor_of:
-            parts = least(ceiling, *case)
-            floor_of[case] = parts["total"].ms if parts else np.nan
-        times.append(floor_of[case])
-    return pd.Series(times, rows.index, dtype=float)
 
 
 def step(
@@ -174,14 +158,14 @@ def firsts(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return excess.rename("excess").reset_index()
 
 
-def processes(steps, model: str, phase: str = "wall") -> list[np.ndarray]:
+def processes(steps, model: str) -> list[np.ndarray]:
     """Return every step (ms) of each fresh process of a model, warm-up included."""
-    mine = pick(steps, model=model, context=512, phase=phase, status="ok")
+    mine = pick(steps, model=model, context=512, phase="wall", status="ok")
     ordered = mine.sort_values("step_number").groupby("warmup")["ms"]
     return [times.to_numpy(float) for _, times in ordered]
 
 
-def samples(steps, model: str, warmup: int, phase: str = "wall") -> pd.Series:
+def samples(steps, model: str, warmup: int) -> pd.Series:
     """Return the ten times (ms) whose mean is taken after so many steps of warm-up."""
-    mine = pick(steps, model=model, context=512, phase=phase, status="ok", warmup=warmup)
+    mine = pick(steps, model=model, context=512, phase="wall", status="ok", warmup=warmup)
     return mine.sort_values("step_number")["ms"][mine["step_number"].astype(int) >= warmup]

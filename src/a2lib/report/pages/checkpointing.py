@@ -34,14 +34,11 @@ EAGER = {"layers": 32, "precision": "tf32"}  # with eager attention
 # What a block saves for its backward, by the ends of the names of theory.memory.saved.
 TENSORS = {
     "block's input": ("x0",),
-    "normalized inputs": ("root", "normal"),
     "Q, K, V": ("q", "k", "v0"),
     "attention's output": ("o", "lse"),
     "FFN's input": ("y0",),
     "FFN's gate and value": ("gate", "value"),
-    "SiLU and product": ("silu", "product"),
-    "bf16 copies of inputs": ("x",),
-    "bf16 copies of weights": ("16",),
+    "all else": ("root", "normal", "silu", "product", "x", "16"),
 }
 
 SETTINGS = {

@@ -104,7 +104,7 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
     backend = few["backend"].map({"nccl": "NCCL", "gloo": "gloo"})
     few = few.assign(ranks=backend + ", " + few["world_size"].astype(str) + " ranks")
     table = few.pivot(index="ranks", columns="size", values="ms").rename(columns=_mib)
-    table["GB/s at the largest"] = few[few["size"] == GIB].set_index("ranks")["bus"]
+    table["GB/s"] = few[few["size"] == GIB].set_index("ranks")["bus"]
     return table.apply(cells).reset_index()
 
 
@@ -113,16 +113,15 @@ def _mib(size: int) -> str:
 
 
 def operations_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return ms of each collective back to back between two GPUs, by size, and its line."""
+    """Return each collective back to back between two GPUs: bus bandwidth of 1 GiB, and the line
+    fitted to all sizes."""
     table = []
     for operation, name in NAMES.items():
-        few = pick(between_two_gpus(rows, operation), size=HANDOUT[1:]).sort_values("size")
-        rate = few["bus_queued"].iloc[-1]
+        row = one(between_two_gpus(rows, operation), size=GIB)
         line = fit(*queued(rows, operation))
         fitted_line = digits(1e6 * line.overhead_s), digits(line.bandwidth / 1e9, 3)
-        table.append([name, *cells(few["ms_queued"]), digits(rate, 3), *fitted_line])
-    heads = ["collective", *map(_mib, HANDOUT[1:]), "GB/s", "o, µs", "w, GB/s"]
-    return pd.DataFrame(table, columns=heads)
+        table.append([name, digits(row.bus_queued, 3), *fitted_line])
+    return pd.DataFrame(table, columns=["collective", "1 GiB, GB/s", "o, µs", "w, GB/s"])
 
 
 def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:

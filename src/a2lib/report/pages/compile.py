@@ -18,6 +18,7 @@ from a2lib.theory.step_floor import compiled_step, eager_step
 MODELS = ("small", "medium", "large", "xl25", "2.7B")
 HEAD_SIZES = (16, 32, 64, 128)
 BATCH, TOKENS = 4, 512  # of the models' training steps
+NUMBER_BYTES = {"fp32": 4, "bf16": 2}
 STEP = {"mode": "train-step", "context": TOKENS, "phase": "wall"}
 # The steps whose kernels were traced and whose compiled form keeps the GPU busy.
 TRACED = tuple((model, "fp32") for model in MODELS) + (("2.7B", "bf16"),)
@@ -26,33 +27,24 @@ TRACED = tuple((model, "fp32") for model in MODELS) + (("2.7B", "bf16"),)
 def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add to each row of attention:
 
-    gpu: the GPU time, ms: a replay's, or that of a call from Python where it is shorter
-    gain: eager's GPU time divided by this row's, of the same case
-    floor: the least time of its kernels, ms; none with a dimension of heads, where Inductor may
-        put in PyTorch's attention
+    gain: eager's GPU time divided by this row's, of the same case, both of CUDA-graph replays
+    floor: the least time of its kernels, ms; only without a mask and without heads
     expected: eager's floor divided by this row's
     """
     rates, bandwidth = ceilings(rows_of("ceiling")), copy_bandwidth(rows_of("ceiling"))
     key = ["written", "dtype", "batch", "head_dim", "seq_len", "pass"]
     rows = rows.copy()
-    least = []
-    for cells in rows[["implementation", *key]].itertuples(index=False, name=None):
-        least.append(_least_ms(*cells, rates, bandwidth))
-    rows["floor"] = least
-    rows["gpu"] = rows[["ms_graph", "ms"]].astype(float).min(axis=1)
-    eager = rows[rows["implementation"] == "eager"].set_index(key)[["gpu", "floor"]]
+    rows["floor"] = float("nan")
+    for place, row in rows[rows["written"] == "plain"].iterrows():
+        sizes = row["batch"], row["seq_len"], row["head_dim"], NUMBER_BYTES[row["dtype"]]
+        kernels = attention_kernels(row["implementation"], False, row["pass"], *map(int, sizes))
+        least = floor(kernels, rates[row["dtype"]] * 1e12, bandwidth * 1e12)
+        rows.loc[place, "floor"] = least["total"].ms
+    eager = rows[rows["implementation"] == "eager"].set_index(key)[["ms_graph", "floor"]]
     base = rows[key].join(eager, on=key)
-    rows["gain"] = base["gpu"] / rows["gpu"]
+    rows["gain"] = base["ms_graph"] / rows["ms_graph"]
     rows["expected"] = base["floor"] / rows["floor"]
     return rows
-
-
-def _least_ms(implementation, written, dtype, batch, d, n, pass_, rates, bandwidth) -> float:
-    if written == "heads":
-        return float("nan")
-    sizes = int(batch), int(n), int(d), {"fp32": 4, "bf16": 2}[dtype]
-    launched = attention_kernels(implementation, written == "causal", pass_, *sizes)
-    return floor(launched, rates[dtype] * 1e12, bandwidth * 1e12)["total"].ms
 
 
 def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
@@ -68,11 +60,6 @@ def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
 def step(rows: pd.DataFrame, model: str, precision: str = "fp32", compiled: str = "blocks"):
     """Return the row of a whole training step, launched from Python."""
     return one(rows, model=model, precision=precision, compile=compiled, **STEP)
-
-
-def eager_in_graph(rows: pd.DataFrame, model: str, precision: str) -> float:
-    """Return the time of an eager training step replayed from a CUDA graph, ms."""
-    return benchmark.step(rows, model, {**PLAIN, "precision": precision}, capture=True).ms
 
 
 def bytes_left(model: str, precision: str) -> float:
@@ -96,7 +83,8 @@ def predictions(rows: pd.DataFrame, replayed: pd.DataFrame, traces: pd.DataFrame
     for model, precision in TRACED:
         share = traced(traces, model, precision).share  # the eager way is called as its precision
         left = bytes_left(model, precision)
-        eager_ms = eager_in_graph(replayed, model, precision)
+        eager = {**PLAIN, "precision": precision}
+        eager_ms = benchmark.step(replayed, model, eager, capture=True).ms
         compiled = step(rows, model, precision)
         line = {
             "model": model,
@@ -137,13 +125,16 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     ax.set(xlim=(0, 48), xlabel="% of the eager step's GPU time that is saved")
 
 
-def recognized(rows: pd.DataFrame, pass_: str, implementation: str = "compile"):
-    """Return the row of the one attention that Inductor replaces: bf16, with a head dimension."""
-    case = {"written": "heads", "dtype": "bf16", "seq_len": 16384, "pass_": pass_}
+def recognized(rows: pd.DataFrame, implementation: str = "compile"):
+    """Return the forward of the one attention that Inductor replaces: bf16, with a head
+    dimension."""
+    case = {"written": "heads", "dtype": "bf16", "seq_len": 16384, "pass_": "forward"}
     return one(rows, implementation=implementation, **case)
 
 
-def at_length(rows: pd.DataFrame, tokens: int, head_dim: int, pass_: str):
-    """Return a row of compiled attention in fp32 without a mask."""
-    case = {"written": "plain", "dtype": "fp32", "implementation": "compile"}
+def at_length(
+    rows: pd.DataFrame, tokens: int, head_dim: int, pass_: str, implementation: str = "compile"
+):
+    """Return a row of attention in fp32 without a mask."""
+    case = {"written": "plain", "dtype": "fp32", "implementation": implementation}
     return one(rows, seq_len=tokens, head_dim=head_dim, pass_=pass_, **case)

@@ -23,15 +23,6 @@ from a2lib.theory.transformer import parameter_count
 MB = 1 << 20
 SENT, UPDATE, MATMUL, ATTENTION = "communication", "optimizer", "matmul", "attention"
 CONFIGURATION = ["wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "precision"]
-SMS_LEFT = {  # the ending of a wrapper's name, and what NCCL and the matmuls are told
-    "": "default",
-    "_max_ctas_8": "at most 8 thread blocks",
-    "_max_ctas_16": "at most 16",
-    "_cublaslt": "at most 16, matmuls by cuBLASLt",
-    "_carveout_16": "the same, 16 SMs kept free",
-    "_few_ctas": "policy *few*",
-    "_zero_cta": "policy *zero*",
-}
 COPIES = {"carrier": "copy_engines"}
 NARROW = {"precision": "bf16_weights", "sent_dtype": "bf16"}  # gradients are sent as they are
 TRACED = ["overlapped", "low", "high", "block_us", "usual_us", "tail_us"]
@@ -144,19 +135,14 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
     for place, durations in beside.items():
         usual_us = median(block[place]["duration_us"] for block in alone)
         factors.append(mean(durations) / usual_us)
+    update = min(traces.of_kind(traced, UPDATE), key=_start_us)
     return {
         "low": min(factors),
         "high": max(factors),
         "block_us": mean(map(length_us, blocks(traced))),
         "usual_us": mean(map(length_us, blocks(usual))),
-        "tail_us": _update_us(traced) - traces.end_us(backward(traced)[-1]),
+        "tail_us": update["start_us"] - traces.end_us(backward(traced)[-1]),
     }
-
-
-def _update_us(rows: list[dict]) -> float:
-    """Return when the update of a trace begins."""
-    first = min(traces.of_kind(rows, UPDATE), key=_start_us)
-    return first["start_us"]
 
 
 def _start_us(kernel: dict) -> float:
@@ -216,33 +202,10 @@ def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for bucket_mb in sizes_mb:
         row = step(rows, bucket_mb=bucket_mb)
-        sent = buckets_sent(bucket_mb)
-        formula = 1e3 * overhead_s(size, sent, line)
-        numbers = cells((formula, row.exposed, row.alone))
-        lines.append([bucket_mb, sent, *numbers, digits(row.paid)])
-    heads = ["MiB", "sent", "formula, at most", "measured", "alone", "share"]
+        formula = 1e3 * overhead_s(size, buckets_sent(bucket_mb), line)
+        lines.append([bucket_mb, *cells((formula, row.exposed, row.alone)), digits(row.paid)])
+    heads = ["MiB", "formula", "added", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
-
-
-def with_sms_left(rows: pd.DataFrame, fsdp: pd.DataFrame, ending: str = "") -> list:
-    """Return the 2.0B steps over NCCL in a CUDA graph of a2lib's data parallelism, PyTorch's DDP,
-    a2lib's FSDP and FSDP2; ``ending`` is that of the wrappers' names in SMS_LEFT."""
-    return [
-        step(rows, f"bucketed{ending}", 100),
-        step(rows, f"torch_ddp{ending}", 25),
-        one(fsdp, wrapper=f"fsdp{ending}", model="xl25", capture=True),
-        one(fsdp, wrapper=f"fsdp2{ending}", model="xl25", capture=True),
-    ]
-
-
-def sms_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B step over NCCL in ms, in buckets of 100 MiB: a line for each way to leave SMs
-    to the matmuls."""
-    lines = []
-    for ending, words in SMS_LEFT.items():
-        row = step(rows, f"bucketed{ending}", 100)
-        lines.append([words, *cells((row.base, row.ms, row.exposed))])
-    return pd.DataFrame(lines, columns=["NCCL's setting", "one GPU", "two GPUs", "added"])
 
 
 def others_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -269,9 +232,8 @@ def updates_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return steps launched from Python, and what communication adds to them, in ms: a line per
-    schedule."""
-    schedules_asked = {
+    """Return steps launched from Python in ms, a line per schedule that the handout asks for."""
+    schedules = {
         "after, per parameter": ("naive", 0),
         "after, one all-reduce": ("flat", 0),
         "during, per parameter": ("overlapped", 0),
@@ -280,18 +242,13 @@ def handout_table(rows: pd.DataFrame) -> pd.DataFrame:
         "during, 100 MiB": ("bucketed", 100),
         "during, 1000 MiB": ("bucketed", 1000),
     }
-    table = pd.DataFrame({"sent": list(schedules_asked)})
-    settings = (("xl25", "fp32"), ("2.7B", "fp32"), ("xl25", "bf16"))
-    for number, (model, precision) in enumerate(settings):
-        setting = {"model": model, "precision": precision, "capture": False}
-        whole, exposed = [], []
-        for wrapper, bucket_mb in schedules_asked.values():
-            row = step(rows, wrapper, bucket_mb, **setting)
-            whole.append(row.ms)
-            exposed.append(row.exposed)
-        table[f"{TITLES[model]}, {precision}"] = cells(whole)
-        # A frame's names differ: spaces, which the page does not show.
-        table["exposed" + number * " "] = cells(exposed)
+    table = pd.DataFrame({"sent": list(schedules)})
+    for model, precision in (("xl25", "fp32"), ("2.7B", "fp32"), ("xl25", "bf16")):
+        times = []
+        for wrapper, bucket_mb in schedules.values():
+            setting = {"model": model, "precision": precision, "capture": False}
+            times.append(step(rows, wrapper, bucket_mb, **setting).ms)
+        table[f"{TITLES[model]}, {precision}"] = cells(times)
     return table
 
 

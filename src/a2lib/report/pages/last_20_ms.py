@@ -39,12 +39,6 @@ def captured(rows: pd.DataFrame, model: str, way: dict, mode: str = "train-step"
     return benchmark.step(rows, model, way, capture=True, mode=mode)
 
 
-def saved_by_overlap(rows: pd.DataFrame, model: str, way: dict) -> float:
-    """Return what overlapping AdamW takes off ten steps in a CUDA graph, as a share of the step."""
-    after = captured(rows, model, way).ms
-    return 1 - captured(rows, model, way, "overlapped-step").ms / after
-
-
 def steps(rows: pd.DataFrame, model: str) -> Chart:
     """Draw the sustained step of a model in each of STEPS, with its MFU."""
     shown = pick(rows, model=model, step=list(STEPS)).set_index("step").loc[list(STEPS)]

@@ -36,6 +36,7 @@ BESIDE = {"fp8_ffn": "FP8 FFN", "bf16_states": "bf16 states"}
 CONFIGURATIONS = {**LADDER, **BESIDE}
 STATE_BYTES = {"bf16_states": 6}  # of a parameter: weight and moments; fp32 where not named
 NO_PREDICTION = ("recomputed", "own_fsdp", "own_copies")  # of what a configuration gains
+SAME_PEAK = ("fused_head", "own_fsdp", "own_attention")  # as the configuration before
 PIECES = {
     "matmuls": "#0072b2",
     "FlashAttention": "#d55e00",
@@ -215,15 +216,14 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return run, step, gain, prediction, MFU and HFU of each configuration."""
+    """Return run, step, gain and predicted gain of each configuration."""
+    predicted = rows["predicted"].mask(rows["way"].isin(NO_PREDICTION))
     columns = {
         "configuration": rows["way"].map(CONFIGURATIONS),
         "run": rows["run"].map(run_letters(rows)),
         "step": rows["ms"].map(count),
-        "gained": cells(rows["gained"]),
-        "predicted": cells(rows["predicted"].mask(rows["way"].isin(NO_PREDICTION))),
-        "MFU": rows["mfu"].map(percent),
-        "HFU": rows["hfu"].map(percent),
+        "gained": rows["gained"].map(count, na_action="ignore"),
+        "predicted": predicted.map(count, na_action="ignore"),
     }
     return pd.DataFrame(columns)
 
@@ -238,33 +238,8 @@ def run_days(rows: pd.DataFrame) -> str:
     """Return the day of each of the rows' runs by its letter: "A: 2026-11-27, B: 2026-11-29"."""
     days = []
     for run, letter in run_letters(rows).items():
-        days.append(f"{letter}: {run_start(run):%Y-%m-%d}")
+        days.append(f"{letter}: {pd.Timestamp(run.partition('-')[0]):%Y-%m-%d}")
     return ", ".join(days)
-
-
-def run_start(run: str) -> pd.Timestamp:
-    """Return when a run began, from its name."""
-    return pd.Timestamp(run.partition("-")[0])
-
-
-def side_by_side(rows: pd.DataFrame, ways: list[str]) -> pd.DataFrame:
-    """Return ms of the kernels and of the step of a few configurations, and when their run began, a
-    column for each."""
-    rows = rows.set_index("way").loc[ways]
-    values = {
-        "blocks' matmuls": rows["in blocks"],
-        "of these in FP8": rows["in FP8"].replace(0, float("nan")),
-        "attention": rows["in FlashAttention"],
-        "elementwise, casts": rows["in elementwise"],
-        "all that compute": rows["computing"],
-        "step": rows["ms"],
-        "step less kernels": rows["ms"] - rows["computing"],
-    }
-    lines = []
-    for name, line in values.items():
-        lines.append([name, *line.map(count, na_action="ignore").fillna("·")])
-    lines.append(["run of", *rows["run"].map(run_start).dt.strftime("%b %d %H:%M")])
-    return pd.DataFrame(lines, columns=["kernels", *rows.index.map(CONFIGURATIONS)])
 
 
 def loss_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -284,13 +259,14 @@ def _with_one_decimal(share: float) -> str:
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return peak, count, and where each configuration's tensors are, in GB."""
+    """Return peak, count, and what is offloaded and recomputed, of each configuration that changes
+    the peak, and of the last."""
+    rows = rows[~rows["way"].isin(SAME_PEAK)]
     above = rows["counted"] / rows["allocated_bytes"] - 1
     columns = {
         "configuration": rows["way"].map(CONFIGURATIONS),
         "peak": cells(rows["allocated_bytes"] / 1e9),
         "error": above.map(_with_one_decimal),
-        "saved": cells(rows["kept_bytes"] / 1e9),
         "offloaded": cells(rows["host_bytes"] / 1e9),
         "recomputed": rows["products_again"].map(count, na_action="ignore").fillna("all"),
     }

@@ -176,14 +176,9 @@ def at(
     )
 
 
-def done(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the whole second steps that did not run out of memory."""
-    return pick(rows, phase="step", step_number=1, status="ok")
-
-
-def trained(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return those of ``done`` that are training steps."""
-    return pick(done(rows), mode="train-step")
+def finished(rows: pd.DataFrame, mode: str = "train-step") -> pd.DataFrame:
+    """Return the whole second steps, by default training steps, that did not run out of memory."""
+    return pick(rows, phase="step", step_number=1, status="ok", mode=mode)
 
 
 def block(rows: pd.DataFrame, context: int = 2048, precision="fp32", attention="eager"):
@@ -203,7 +198,7 @@ def two_terms(context: int) -> int:
 def bf16_over_fp32(rows: pd.DataFrame, mode: str = "train-step") -> pd.Series:
     """Return the peak in bf16 divided by that in fp32 with eager attention, by model and context,
     where both fit."""
-    few = pick(done(rows), mode=mode, attention="eager")
+    few = pick(finished(rows, mode), attention="eager")
     wide = few.pivot_table("tensor_bytes", ["model", "context"], "precision").dropna()
     return wide["bf16"] / wide["fp32"]
 

@@ -23,7 +23,7 @@ from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
 
 NAMES = {"dp": "data parallel", "fsdp": "FSDP", "tp": "tensor parallel"}
-PREDICTED = ["W", "compute", "communication", "formula", "predicted", "hidden"]
+PREDICTED = ["W", "compute", "communication", "formula", "hidden"]
 # Schemes and passes that communicate, so that each has a threshold.
 THRESHOLDS = (
     ("dp", "backward"),
@@ -44,7 +44,6 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     W: the measured bandwidth, bytes per second
     compute, communication: ms of each, as predicted
     formula: the longer of the two
-    predicted: ms of the pass, if everything overlaps that has something to overlap with
     hidden: the share of the shorter of computation and communication that ran beside the longer
     """
     rows = rows.assign(share=rows["ms_communication"] / rows["ms_without"])
@@ -99,34 +98,8 @@ def _predict(row, layer: Layer) -> dict[str, float]:
         "compute": compute,
         "communication": communication,
         "formula": max(compute, communication),
-        "predicted": _schedule_ms(row, cost),
         "hidden": (compute_alone + communication_alone - row["ms"]) / shorter,
     }
-
-
-def _schedule_ms(row, cost: Cost) -> float:
-    """Return the ms of a row's pass if all overlaps that has something to overlap with.
-
-    The longer part of every layer is never idle, and what has nothing to hide behind comes on top:
-    the first layer's or the last one's share of the shorter part. tests/schedules.py runs the same
-    passes event by event.
-    """
-    layers = int(row["layers"])
-    is_backward = row["pass"] == "backward"
-    compute, data, sums = cost.compute_s, cost.data_s, cost.tensor_s
-    if row["scheme"] == "tp" and is_backward:
-        # Two half-batches. Half of a layer's matmuls give gradients of weights, which no sum waits
-        # for: the last half-batch's sum has those to hide behind, the first one's nothing.
-        compute_bound = layers * compute + max(0, sums / 2 - compute / 4)
-        seconds = max(compute_bound, layers * sums + compute / 4)
-    elif row["scheme"] == "tp":
-        seconds = layers * max(compute, sums) + min(compute, sums) / 2
-    elif row["scheme"] == "fsdp" and is_backward and data > compute:
-        # The second layer is gathered beside the first one's matmuls.
-        seconds = layers * data + max(0, 2 * compute - data)
-    else:
-        seconds = layers * max(compute, data) + min(compute, data)
-    return 1e3 * seconds
 
 
 def swept(rows: pd.DataFrame, scheme: str, pass_: str) -> pd.DataFrame:
@@ -151,8 +124,8 @@ def crossing(rows: pd.DataFrame, scheme: str, pass_: str) -> float:
 
 
 def about(value: float) -> Number:
-    """Write an interpolated batch or width to the nearest 50, or below 1,000 to the nearest 10."""
-    step = 50 if value >= 1000 else 10
+    """Write an interpolated batch or width to the nearest 50, or below 2,000 to the nearest 10."""
+    step = 50 if value >= 2000 else 10
     return count(step * round(value / step))
 
 
@@ -240,9 +213,17 @@ def end_to_end(rows: pd.DataFrame) -> pd.DataFrame:
     return nccl.pivot(index="tokens", columns=["implementation", "scheme"], values="over")
 
 
-def could_hide(row) -> float:
-    """Return the share of the shorter part that the schedule of the pass lets hide."""
-    return (row.compute + row.communication - row.predicted) / min(row.compute, row.communication)
+def holds_from(over: pd.Series) -> int:
+    """Return the smallest batch from which on a step takes at most 8 percent more or less than the
+    rule says. Raises LookupError where no batch does."""
+    found = None
+    for tokens, ratio in over.sort_index(ascending=False).items():
+        if not abs(ratio - 1) < 0.08:
+            break
+        found = int(tokens)
+    if found is None:
+        raise LookupError("the rule holds at no batch")
+    return found
 
 
 def sent_rate(row) -> float:

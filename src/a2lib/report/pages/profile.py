@@ -112,9 +112,7 @@ def forward_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     others = kernels[kernels["kind"] != "matmul"]
     sums = pd.DataFrame(index=kernels.groupby(CASE).size().index)
     for name, ranges in BETWEEN.items():
-        between = others[others["part"].isin(ranges)].groupby(CASE)
-        sums[name] = between["ms"].sum()
-        sums[f"{name}_kernels"] = between["calls"].sum()
+        sums[name] = others[others["part"].isin(ranges)].groupby(CASE)["ms"].sum()
 
     def ms_in(part: str, of: pd.DataFrame) -> pd.Series:
         return of[of["part"] == INSIDE + part].groupby(CASE)["ms"].sum()
@@ -194,14 +192,6 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     traced = pd.concat(few)
     traced = traced[~traced["top"].str.endswith("…")]
     return by_size(traced.drop_duplicates(["model", "context", "phase"]))
-
-
-def fp32_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernel time of matmuls and of the rest, and the matmuls' share, of the traced fp32
-    training steps: a line for each model and context, columns by phase."""
-    few = pick(rows, mode="train-step", way="fp32", profiler="nsys")
-    values = ["matmul", "rest", "share"]
-    return few.pivot(index=["model", "context"], columns="phase", values=values).astype(float)
 
 
 @chart(height=4.4)

@@ -16,11 +16,7 @@ from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.sharding import UPDATE_BYTES, held_bytes
 from a2lib.theory.transformer import parameter_count
 
-MOMENTS = {
-    "init": "model made",
-    "before": "before the update",
-    "after": "after the update",
-}
+MOMENTS = ("init", "before", "after")  # the model made; before the update; after it
 OPTIMIZERS = {"plain": "replicated", "sharded": "sharded", "zero": "PyTorch's"}
 CARRIERS = {"copy_engines": "copy engines", "backend": "NCCL"}
 PARTS = {  # a column of bytes, and its name in figures and tables
@@ -112,12 +108,10 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
     lines = []
     rows = pick(memory, precision="fp32", moment=list(MOMENTS))
     for row in rows.sort_values(["model", "optimizer"]).itertuples():
-        parts = row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes
-        sizes = pd.Series([*parts, row.present_bytes, row.counted, row.tensor_bytes])
-        words = f"{row.moment}, {OPTIMIZERS[row.optimizer]}"
-        lines.append([TITLES[row.model], words, *cells(sizes / 1e9)])
-    heads = ["model", "moment", *PARTS.values(), "total", "formula and rest", "peak"]
-    return pd.DataFrame(lines, columns=heads)
+        sizes = [getattr(row, column) for column in PARTS]
+        words = f"{TITLES[row.model]}, {row.moment}, {OPTIMIZERS[row.optimizer]}"
+        lines.append([words, *cells(pd.Series([*sizes, row.tensor_bytes]) / 1e9)])
+    return pd.DataFrame(lines, columns=["moment", *PARTS.values(), "peak"])
 
 
 def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[str, float]:

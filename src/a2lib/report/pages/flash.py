@@ -30,6 +30,7 @@ OWN = ("forward", "backward")
 LENGTHS = tuple(2**n for n in range(7, 17))
 HEAD_DIMS = (16, 32, 64, 128)
 SHAPE = ["dtype", "batch", "heads", "seq_len", "head_dim", "causal", "pass"]
+LAUNCHER_SINCE = "20261129"  # a run's name begins with its time
 BOARD = {"batch": 1, "heads": 16, "n_queries": 16384, "n_keys": 16384, "head_dim": 64}
 
 
@@ -37,14 +38,13 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Return the rows with ``ms`` the GPU time (of a CUDA-graph replay; of the call where there is
     none) and more columns.
 
-    called: the time of a call behind a flush of the L2 cache, which hides part of its launch, ms
     steady: a call launched from Python: the longer of the GPU's time and the CPU's to launch it,
         ms; no loop was timed
     kind: "one head", "board" (the leaderboard shape) or "paper" (FlashAttention-3's shapes)
     tflops: the rate by the papers' count, TFLOP/s
     peer, best: the fastest attention of PyTorch at the same shape, and its ms
     """
-    derived = by_graph(rows).assign(called=rows["ms"])
+    derived = by_graph(rows)
     derived["steady"] = derived[["ms", "ms_host"]].astype(float).max(axis=1, skipna=False)
     derived["kind"] = "board"
     derived.loc[rows["heads"] * rows["head_dim"] == 2048, "kind"] = "paper"
@@ -72,6 +72,12 @@ def against(rows: pd.DataFrame, **where) -> pd.Series:
     return (a2lib["ms"] / a2lib["best"]).astype(float)
 
 
+def by_todays_launcher(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of runs in which a2lib launched its kernels as it does today. Rows of another
+    launcher tell of the GPU's time alone."""
+    return rows[rows["run"] >= LAUNCHER_SINCE]
+
+
 def launched(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
     """Return a2lib's time over that of the fastest peer, both launched from Python: lengths by head
     sizes (``launched_beside``)."""
@@ -79,30 +85,14 @@ def launched(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
 
 
 def launched_beside(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    """Return a2lib's time over each peer's, launched from Python (``steady``), both passes of one
-    head: lengths and head sizes by peers. The fastest peer's is the largest of a line."""
-    here = pick(rows, kind="one head", dtype=dtype, pass_="end_to_end")
+    """Return a2lib's time over each peer's, launched from Python (``steady``) by today's launcher,
+    both passes of one head: lengths and head sizes by peers. The fastest peer's is the largest of a
+    line."""
+    one_head = {"kind": "one head", "dtype": dtype, "pass_": "end_to_end"}
+    here = pick(by_todays_launcher(rows), **one_head)
     steady = here.pivot(index=["seq_len", "head_dim"], columns="implementation", values="steady")
     peers = steady.astype(float).drop(columns=[OURS, PART, FA4], errors="ignore")
     return peers.rdiv(steady[OURS].astype(float), axis=0)
-
-
-def later_launches(rows: pd.DataFrame) -> pd.Series:
-    """Return the CPU's median ms to launch both passes at the paper's shapes, by implementation.
-    These rows are of a later launcher of a2lib's than those of one head."""
-    both = pick(rows, kind="paper", pass_="end_to_end")
-    return both.groupby("implementation")["ms_host"].median().astype(float)
-
-
-def with_launch(rows: pd.DataFrame, launch_ms: float) -> pd.DataFrame:
-    """Return ``launched`` in bf16 as it would be if a2lib's launch took so many ms."""
-    here = pick(rows, kind="one head", dtype="bf16", pass_="end_to_end", implementation=OURS)
-    here = here.assign(later=here["ms"].clip(lower=launch_ms))
-    steady, later = (
-        here.pivot(index="seq_len", columns="head_dim", values=name).astype(float)
-        for name in ("steady", "later")
-    )
-    return launched(rows, "bf16") * later / steady
 
 
 def fastest_peers(rows: pd.DataFrame, **where) -> set[str]:
@@ -137,7 +127,6 @@ def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Return what hardware counters said of each call's main kernel, which moves most bytes.
 
     tensor, exp: percent of the cycles in which tensor cores and exponential units are busy
-    issue: percent of the instruction slots that are used
     """
     key = ["implementation", *SHAPE]
     done = rows[rows["status"] == "ok"].sort_values("launch")
@@ -148,7 +137,6 @@ def calls(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return main.assign(
         tensor=main["tensor_percent"].astype(float),
         exp=main["exp_percent"].astype(float),
-        issue=main["issue_percent"].astype(float),
     )
 
 

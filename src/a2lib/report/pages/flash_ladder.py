@@ -62,14 +62,14 @@ def newest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["run"] == rows["run"].max()]
 
 
-def gain(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") -> float:
-    """Return what a step gains at a shape, in the last run."""
-    return float(one(newest(rows), kind=kind, rung=rung, pass_=pass_).gain)
+def gain(rows: pd.DataFrame, kind: str, rung: str) -> float:
+    """Return what a step gains in both passes at a shape, in the last run."""
+    return float(one(newest(rows), kind=kind, rung=rung, pass_="end_to_end").gain)
 
 
-def ms(rows: pd.DataFrame, kind: str, rung: str, pass_: str = "end_to_end") -> float:
-    """Return the GPU time of a step, or of a peer, in the last run."""
-    return float(one(newest(rows), kind=kind, rung=rung, pass_=pass_).ms)
+def ms(rows: pd.DataFrame, kind: str, rung: str) -> float:
+    """Return the GPU time of both passes by a step, or by a peer, in the last run."""
+    return float(one(newest(rows), kind=kind, rung=rung, pass_="end_to_end").ms)
 
 
 def spread(rows: pd.DataFrame) -> float:

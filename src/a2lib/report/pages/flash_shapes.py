@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
-from a2lib.report.pages.flash import FA4, PASSES, SHAPE, against, launched
+from a2lib.report.pages.flash import FA4, HEAD_DIMS, LENGTHS, PASSES, SHAPE, against, launched
 from a2lib.report.style import chart
 from a2lib.report.units import count
 
@@ -26,13 +26,14 @@ def slower(rows: pd.DataFrame, dtype: str, pass_: str) -> set:
 @chart(height=3.9)
 def maps(figure, rows: pd.DataFrame, dtype: str):
     """Draw a2lib's time over the fastest peer's with one head, in percent: the forward and both
-    passes in a CUDA graph, and both passes launched from Python."""
+    passes in a CUDA graph, and both passes launched from Python, where that is measured."""
+    from_python = launched(rows, dtype).reindex(index=LENGTHS, columns=HEAD_DIMS)
     _draw_maps(
         figure,
         {
             "forward": ratios(rows, dtype, "forward"),
             "both passes": ratios(rows, dtype),
-            "both, from Python": launched(rows, dtype),
+            "both, from Python": from_python,
         },
     )
 
@@ -92,10 +93,3 @@ def _column_name(column: tuple) -> str:
     """Return "64c" for causal heads of 64, "64" for heads of 64 without a mask."""
     head_dim, causal = column
     return f"{head_dim}c" if causal else str(head_dim)
-
-
-def beside_fa4(rows: pd.DataFrame, passes: list[str], **shape) -> float:
-    """Return a2lib's time over FlashAttention-4's at one shape, the sum of ``passes``."""
-    here = pick(rows, pass_=passes, implementation=[OURS, FA4], **shape)
-    total = here.groupby("implementation")["ms"].sum().astype(float)
-    return total[OURS] / total[FA4]

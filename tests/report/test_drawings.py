@@ -150,3 +150,17 @@ def test_a_ring_passes_on_what_it_received_the_round_before():
         device, step = divmod(place, 4)
         assert chunk == (device - step) % 4
     assert (len(rows), len(seen)) == (8, 16)
+
+
+def test_a_backward_begins_with_the_last_layer_and_sends_after_it_computes():
+    forward, backward = text("parallelism-fsdp").split("backward")
+    assert re.findall(r"C(\d)", forward) == re.findall(r"C(\d)", backward)[::-1]
+    assert re.findall(r"S(\d)", backward) == ["4", "3", "2", "1"]
+
+    forward, backward = text("parallelism-tensor").split("backward")
+    orders = []
+    for drawn in (forward, backward):
+        computed, sent = (re.findall(letter + r"(\d[ab])", drawn) for letter in "CR")
+        assert computed == sent
+        orders.append(computed)
+    assert orders == [["1a", "1b", "2a", "2b"], ["2a", "2b", "1a", "1b"]]

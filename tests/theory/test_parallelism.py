@@ -1,6 +1,7 @@
 """One layer on N devices: formulas against the handout's, against real products, and by search."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -90,6 +91,35 @@ def test_no_mesh_of_whole_devices_is_larger_and_compute_bound(a, b, shared):
     sizes = [f * t for f in range(1, 45) for t in range(1, 45) if fits(f, t)]
     found = parallelism.largest_mesh(one, shared)
     assert fits(*found) and math.prod(found) == max(sizes)
+
+
+def test_a_mesh_of_nodes_has_links_of_its_own_for_each_axis():
+    example, network = parallelism.EXAMPLE, parallelism.EXAMPLE.bandwidth / 9
+
+    def hides(n_fsdp, n_tp):
+        mesh = parallelism.fully_sharded_tensor_parallel
+        within = mesh(example, n_fsdp, n_tp)["forward"]
+        between = mesh(replace(example, bandwidth=network), n_fsdp, n_tp)["forward"]
+        return max(between.data_s, within.tensor_s) <= within.compute_s
+
+    nodes, n_tp = parallelism.largest_mesh_of_nodes(example, network)
+    assert n_tp == 8 and hides(nodes, 8) and not hides(nodes + 1, 8) and not hides(nodes, 9)
+    assert parallelism.largest_mesh_of_nodes(example, network, node=2) == (nodes, 2)
+    # narrow layers fill no node
+    narrow = replace(example, d_ff=example.d_ff // 2)
+    assert parallelism.largest_mesh_of_nodes(narrow, network) == (nodes, 4)
+
+
+@pytest.mark.parametrize("over_nvlink", [2, 9, 90])
+def test_fsdp_over_nodes_sends_an_eighth_of_its_ring_by_each_card(over_nvlink):
+    example = parallelism.EXAMPLE
+    network = example.bandwidth / over_nvlink
+    limit = math.floor(parallelism.fsdp_limit_over_nodes(example, network))
+    for n, is_hidden in ((limit, True), (limit + 1, False)):
+        cost = parallelism.fully_sharded(example, n)["forward"]
+        sent = cost.data_s * example.bandwidth  # by each device to the next of its ring
+        seconds = max(sent / example.bandwidth, sent / 8 / network)
+        assert (seconds <= cost.compute_s) == is_hidden
 
 
 def test_operations_are_those_of_a_real_ffn_and_its_gradients():

@@ -14,7 +14,7 @@ The formulas are arithmetic alone, so that they take sympy's symbols as well as 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from a2lib.checks import check_name
 from a2lib.shapes import SIZES
@@ -167,6 +167,23 @@ def largest_mesh(layer: Layer, shared: bool) -> tuple[int, int]:
         if n_fsdp * n_tp > math.prod(best):
             best = n_fsdp, n_tp
     return best
+
+
+def largest_mesh_of_nodes(layer: Layer, network: float, node: int = 8) -> tuple[int, int]:
+    """Return N_FSDP and N_TP of the largest compute-bound forward with FSDP between nodes and
+    tensor parallelism within them, in whole nodes and devices.
+
+    Each device sends ``network`` bytes per second to other nodes, beside the layer's bandwidth to
+    the ``node`` devices of its own.
+    """
+    nodes = math.floor(data_limit(replace(layer, bandwidth=network)))
+    return nodes, min(node, math.floor(tensor_limit(layer)))
+
+
+def fsdp_limit_over_nodes(layer: Layer, network: float, node: int = 8):
+    """Return the largest N of FSDP alone over nodes: its rings pass through all ``node`` devices of
+    each, so that a shard leaves a node by as many links at once."""
+    return min(data_limit(layer), data_limit(replace(layer, bandwidth=node * network)))
 
 
 # The example of the command and of the book: the FFN of the 8B model and the tokens of one step

@@ -153,11 +153,11 @@ def test_a_ring_passes_on_what_it_received_the_round_before():
 
 
 def test_a_backward_begins_with_the_last_layer_and_sends_after_it_computes():
-    forward, backward = text("parallelism-fsdp").split("backward")
+    forward, backward = text("parallelism-fsdp").split("\nbackward\n")
     assert re.findall(r"C(\d)", forward) == re.findall(r"C(\d)", backward)[::-1]
     assert re.findall(r"S(\d)", backward) == ["4", "3", "2", "1"]
 
-    forward, backward = text("parallelism-tensor").split("backward")
+    forward, backward = text("parallelism-tensor").split("\nbackward\n")
     orders = []
     for drawn in (forward, backward):
         computed, sent = (re.findall(letter + r"(\d[ab])", drawn) for letter in "CR")

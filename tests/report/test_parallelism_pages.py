@@ -179,3 +179,38 @@ def test_thresholds_by_scheme(rows):
     assert found["tp", "backward"] == pytest.approx((1000 / 3, 1000 / 3))
     with pytest.raises(LookupError):
         page.crossing(rows[rows["tokens"] < 2000], "dp", "backward")
+
+
+def test_near_a_threshold_is_within_a_factor_of_two_of_the_sheets(rows):
+    layer = page.measured_layer(rows)
+    near = page.near_a_threshold(rows, layer)
+    found = set(zip(near["scheme"], near["pass"], near["d_ff"], near["tokens"], strict=True))
+    # 500 and 2,000 tokens are half and twice the threshold, 1,000 columns 1.5 and 3 times theirs
+    by_batch = set()
+    for scheme, pass_ in page.THRESHOLDS[:3]:
+        by_batch |= {(scheme, pass_, 1000, 500), (scheme, pass_, 1000, 2000)}
+    by_width = {("tp", "forward", 1000, 1000), ("tp", "backward", 250, 1000)}
+    assert found == by_batch | by_width and near["sheet_right"].all()
+    # a sheet with a link three times as fast names the wrong part at 500, and 2,000 are far from it
+    faster = replace(layer, bandwidth=3e9)
+    near = page.near_a_threshold(rows, faster)
+    assert not near.query("tokens == 2000").size
+    assert not one(near, scheme="dp", pass_="backward", tokens=500).sheet_right
+
+
+def test_averages_of_what_does_not_hide_have_one_base(rows):
+    few, many = row("dp", "backward", 4000, 60, 52, 12), row("dp", "backward", 8000, 100, 96, 12)
+    found = page.columns(
+        pd.DataFrame([*BY_BATCH, few, many]).assign(
+            d_ff=page.WIDTH,
+        )
+    )
+    found["formula"] = found["tokens"] * 0.012
+    assert page.by_formula(found)["dp"] == pytest.approx((12 / 48 + 4 / 96) / 2)
+    assert page.unhidden(found)["dp"] == pytest.approx((8 / 48 + 4 / 96) / 2)
+
+
+def test_the_share_of_both_passes_counts_the_forward_that_sends_nothing(rows):
+    wide = rows.assign(d_ff=page.WIDTH)
+    # 9 ms of matmuls and 12 of messages take 18
+    assert page.hidden_of_both(wide, 500) == pytest.approx(3 / 9)

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from a2lib.theory import parallelism
+from a2lib.theory.collectives import all_gather_s
 from a2lib.theory.parallelism import Layer
 
 B, D, F, C, W, N = sympy.symbols("B D F C W N", positive=True)
@@ -105,6 +106,12 @@ def test_a_mesh_of_nodes_has_links_of_its_own_for_each_axis():
     nodes, n_tp = parallelism.largest_mesh_of_nodes(example, network)
     assert n_tp == 8 and hides(nodes, 8) and not hides(nodes + 1, 8) and not hides(nodes, 9)
     assert parallelism.largest_mesh_of_nodes(example, network, node=2) == (nodes, 2)
+    # FSDP alone, gathering between nodes and then within them, reaches as many nodes
+    for n, is_hidden in ((nodes, True), (nodes + 1, False)):
+        compute_s = parallelism.fully_sharded(example, 8 * n)["forward"].compute_s
+        between_s = all_gather_s(example.weight_bytes / 8, n, network)
+        within_s = all_gather_s(example.weight_bytes, 8, example.bandwidth)
+        assert (max(between_s, within_s) <= compute_s) == is_hidden
     # narrow layers fill no node
     narrow = replace(example, d_ff=example.d_ff // 2)
     assert parallelism.largest_mesh_of_nodes(narrow, network) == (nodes, 4)

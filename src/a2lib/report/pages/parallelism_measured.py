@@ -159,14 +159,31 @@ def sending(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(right=binds == (rows["share"] > 1), above=above)
 
 
-def over_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
-    """Return the passes of 2,048 tokens and more, at every width; ``over`` is a pass's time over
-    its formula's with the data sheet's C and W."""
-    sent = sending(rows).query("tokens >= 2048")
-    measured = measured_layer(rows)
+def with_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
+    """Return the passes that communicate, predicted by the data sheet's C and W.
+
+    sheet_share: communication over computation
+    sheet_right: whether the longer part is so in the rows, too
+    over: the measured time over the formula's
+    """
+    sent, measured = sending(rows), measured_layer(rows)
     compute = sent["compute"] * measured.flops / sheet.flops
     communication = sent["communication"] * measured.bandwidth / sheet.bandwidth
-    return sent.assign(over=sent["ms"] / np.maximum(compute, communication))
+    share, over = communication / compute, sent["ms"] / np.maximum(compute, communication)
+    right = (share > 1) == (sent["share"] > 1)
+    return sent.assign(sheet_share=share, sheet_right=right, over=over)
+
+
+def near_a_threshold(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
+    """Return the passes whose batch, or width, is at most twice or half the data sheet's
+    threshold."""
+    passes = with_sheet(rows, sheet)
+    return passes[passes["sheet_share"].between(1 / 2, 2)]
+
+
+def over_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
+    """Return the passes of 2,048 tokens and more, at every width, ``with_sheet``."""
+    return with_sheet(rows, sheet).query("tokens >= 2048")
 
 
 def by_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.Series:
@@ -174,20 +191,32 @@ def by_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.Series:
     return pick(over_sheet(rows, sheet), d_ff=WIDTH).groupby("scheme")["over"].mean()
 
 
-def by_formula(rows: pd.DataFrame) -> pd.Series:
-    """Return, by scheme, by which share the passes of 2,048 tokens and more take longer than their
-    formula says, on average at the 8B model's width."""
+def with_enough_tokens(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the passes of 2,048 tokens and more at the 8B model's width; ``lost`` is what does not
+    hide, as a share of what the formula says."""
     wide = pick(sending(rows).query("tokens >= 2048"), d_ff=WIDTH)
-    return wide.groupby("scheme")["above"].mean()
+    longest = wide[["ms_without", "ms_communication"]].max(axis=1)
+    return wide.assign(lost=(wide["ms"] - longest) / wide["formula"])
+
+
+def by_formula(rows: pd.DataFrame) -> pd.Series:
+    """Return, by scheme, by which share those passes take longer than their formula says, on
+    average."""
+    return with_enough_tokens(rows).groupby("scheme")["above"].mean()
 
 
 def unhidden(rows: pd.DataFrame) -> pd.Series:
-    """Return, by scheme, what does not hide as a share of what those passes take longer than their
-    formula says."""
-    wide = pick(sending(rows).query("tokens >= 2048"), d_ff=WIDTH)
-    longest = wide[["ms_without", "ms_communication"]].max(axis=1)
-    lost = (wide["ms"] - longest).groupby(wide["scheme"]).sum()
-    return lost / (wide["ms"] - wide["formula"]).groupby(wide["scheme"]).sum()
+    """Return, by scheme, how much of ``by_formula`` is what does not hide: an average over the same
+    passes, of the same base."""
+    return with_enough_tokens(rows).groupby("scheme")["lost"].mean()
+
+
+def hidden_of_both(rows: pd.DataFrame, tokens: int) -> float:
+    """Return the hidden share of data parallelism's forward and backward together."""
+    rows = pick(rows, backend="nccl", world_size=2, implementation="a2lib", scheme="dp")
+    row = one(rows, tokens=tokens, pass_="end_to_end", d_ff=WIDTH)
+    parts = row.ms_without, row.ms_communication
+    return (sum(parts) - row.ms) / min(parts)
 
 
 def longer(row) -> float:
@@ -263,7 +292,7 @@ def estimate(model: str, ranks: int = 2) -> Estimate:
 
 
 def fsdp_step(fsdp: pd.DataFrame, model: str, wrapper: str = NCCL):
-    """Return the row of a2lib's FSDP step in a CUDA graph."""
+    """Return the row of an FSDP step in a CUDA graph."""
     return one(fsdp, model=model, wrapper=wrapper, capture=True)
 
 

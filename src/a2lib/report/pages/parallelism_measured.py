@@ -142,9 +142,10 @@ def limits_are_off(rows: pd.DataFrame, sheet: Layer) -> list[float]:
     return [abs(crossing(rows, *key) / threshold(sheet, *key) - 1) for key in THRESHOLDS]
 
 
-def near_the_limit(rows: pd.DataFrame):
-    """Return data parallelism's backward of 2,048 tokens, in four layers of the 8B model."""
-    return one(sending(rows), scheme="dp", tokens=2048, pass_="backward", d_ff=WIDTH)
+def near_the_limit(rows: pd.DataFrame, times: int = 1):
+    """Return data parallelism's backward of 2,048 tokens, or so many times as many, in four layers
+    of the 8B model."""
+    return one(sending(rows), scheme="dp", tokens=2048 * times, pass_="backward", d_ff=WIDTH)
 
 
 def sending(rows: pd.DataFrame) -> pd.DataFrame:

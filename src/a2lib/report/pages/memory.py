@@ -131,8 +131,10 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     memory that the driver gives. A step that ran out of memory or was not run says so."""
     sizes, words = {}, []
     for name, case in steps.items():
-        sizes[name] = pieces(case)
-        words.append(f"{peak(case).total / 1e9:.0f}{_unless_it_ran(rows, case)}")
+        status = _status(rows, case)
+        sizes[name if status else f"{name}, not run"] = pieces(case)
+        total = f"{peak(case).total / 1e9:.0f}"
+        words.append(f"{total}, oom" if "oom" in status else total)
     frame = pd.DataFrame.from_dict(sizes, orient="index") / 1e9
     capacity = rows["capacity"].iloc[0] / 1e9
 
@@ -146,15 +148,12 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     return plots.stacks(frame, PIECES, 4.2, text=words, numbers=False, xlabel=xlabel, more=limit)
 
 
-def _unless_it_ran(rows: pd.DataFrame, case: StepMemory) -> str:
-    """Return the words for a second training step that has no measured peak."""
+def _status(rows: pd.DataFrame, case: StepMemory) -> set[str]:
+    """Return how the second training step ended where it was run ("ok" or "oom")."""
     here = (rows["model"] == MODEL) & (rows["mode"] == "train-step") & (rows["phase"] == "step")
     here &= (rows["context"] == case.context) & (rows["precision"] == case.precision)
     here &= (rows["attention"] == case.attention) & (rows["step_number"] == 1)
-    status = set(rows.loc[here, "status"])
-    if not status:
-        return ", not run"
-    return ", oom" if "oom" in status else ""
+    return set(rows.loc[here, "status"])
 
 
 def at(

@@ -215,6 +215,14 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([by_way.get(step, {}) for step in steps], rows.index)
 
 
+def matmul_rate(rows: pd.DataFrame, way: str) -> float:
+    """Return TFLOP/s of the matmuls in a configuration's traced step."""
+    row = rows.set_index("way").loc[way]
+    shape, batch, context = SIZES[row["model"]], int(row["batch"]), int(row["context"])
+    attention = forward_flops_by_part(shape, batch, context, causal=True)["attention"]
+    return (row["flops"] - 3 * attention) / row["in matmuls"] / 1e9
+
+
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return run, step, gain and predicted gain of each configuration."""
     predicted = rows["predicted"].mask(rows["way"].isin(NO_PREDICTION))

@@ -243,10 +243,12 @@ def run_letters(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def run_days(rows: pd.DataFrame) -> str:
-    """Return the day of each of the rows' runs by its letter: "A: 2026-11-27, B: 2026-11-29"."""
-    days = []
+    """Return the letters of the rows' runs by their day: "A and B: 2026-11-27, C: 2026-11-29"."""
+    by_day = {}
     for run, letter in run_letters(rows).items():
-        days.append(f"{letter}: {pd.Timestamp(run.partition('-')[0]):%Y-%m-%d}")
+        day = f"{pd.Timestamp(run.partition('-')[0]):%Y-%m-%d}"
+        by_day.setdefault(day, []).append(letter)
+    days = [f"{' and '.join(letters)}: {day}" for day, letters in by_day.items()]
     return ", ".join(days)
 
 

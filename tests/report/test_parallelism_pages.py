@@ -22,9 +22,7 @@ def exposed_s(estimate):
 
 def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     training, device = Training(PRESETS["Llama-3-405B"], 2048, 8192), DEVICES["H100"]
-    layout = Layout(
-        data=128, tensor=8, pipeline=16, microbatches=16, sharding="zero2", chunks=8
-    )
+    layout = Layout(data=128, tensor=8, pipeline=16, microbatches=16, sharding="zero2", chunks=8)
 
     def estimate(batch=2048, **changed):
         return evaluate(replace(training, batch=batch), replace(layout, **changed), device)

@@ -22,8 +22,9 @@ def forward(figure, mesh: Mesh):
     ax.fill_between(tokens, compute, gathers, where=gathers > compute, color=EXPOSED, linewidth=0)
     for values, colour in ((compute, COMPUTES), (gathers, GATHERS), (sums, SUMS)):
         ax.plot(tokens, values, color=colour, linewidth=1.8)
-    half_hidden = [compute_ms / mesh.rate(XXL, b) for b, compute_ms in zip(tokens[1:], compute[1:])]
-    ax.plot(tokens[1:], half_hidden, color=COMPUTES, linewidth=1.8, linestyle=":")
+    sent = np.maximum(gathers, sums)  # both at the same time
+    half_hidden = np.maximum(compute, sent) + np.minimum(compute, sent) / 2
+    ax.plot(tokens, half_hidden, color=COMPUTES, linewidth=1.8, linestyle=":")
     label(ax, "half of the overlap", (500, 4.99), (-6, 4), color=COMPUTES, ha="right")
     reference(ax, mesh.least_tokens(), f"{mesh.least_tokens():.1f} tokens", vertical=True)
     label(ax, "computation", (600, 4.55), (-2, -16), color=COMPUTES, ha="right")

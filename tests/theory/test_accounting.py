@@ -130,4 +130,5 @@ def test_a_device_of_the_mesh_holds_its_part_of_everything():
     expected = XXL.state_bytes / 64 + stage / 2 + stage / 2 / 4 + weights
     assert piped.device_bytes == pytest.approx(expected)
     # More tokens than fit would be needed for 90 % of the compute rate.
-    assert mesh.device_bytes(XXL, base.for_90) > 95 * GB
+    # That is not so with weights in 8 bits.
+    assert mesh.device_bytes(XXL, packed.for_90) < 95 * GB < mesh.device_bytes(XXL, base.for_90)

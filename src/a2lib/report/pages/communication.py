@@ -25,9 +25,9 @@ def forward(figure, mesh: Mesh):
     sent = np.maximum(gathers, sums)  # both at the same time
     half_hidden = np.maximum(compute, sent) + np.minimum(compute, sent) / 2
     ax.plot(tokens, half_hidden, color=COMPUTES, linewidth=1.8, linestyle=":")
-    label(ax, "half of the overlap", (500, 4.99), (-6, 4), color=COMPUTES, ha="right")
+    label(ax, "if half hides", (300, 4.0), (0, 0), color=COMPUTES, ha="right")
     reference(ax, mesh.least_tokens(), f"{mesh.least_tokens():.1f} tokens", vertical=True)
-    label(ax, "computation", (600, 4.55), (-2, -16), color=COMPUTES, ha="right")
+    label(ax, "computation", (480, 3.65), (8, -10), color=COMPUTES)
     label(ax, "FSDP's all-gathers", (640, gathers[-1]), (-2, -14), color=GATHERS, ha="right")
     label(ax, "tensor parallelism", (640, sums[-1]), (-2, 8), color=SUMS, ha="right")
     label(ax, "gathers that\nnothing hides", (8, gathers[0]), (0, -34), color=DIM)

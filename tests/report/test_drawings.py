@@ -17,6 +17,7 @@ from a2lib.report.pages.timeline import CATEGORIES
 from a2lib.report.plots import HEAT
 from a2lib.report.units import percent
 from a2lib.theory import eager
+from a2lib.theory.accounting import Mesh
 from a2lib.theory.attention import attention_flops
 from a2lib.theory.other_axes import bubble_share
 
@@ -164,3 +165,16 @@ def test_a_backward_begins_with_the_last_layer_and_sends_after_it_computes():
         assert computed == sent
         orders.append(computed)
     assert orders == [["1a", "1b", "2a", "2b"], ["2a", "2b", "1a", "1b"]]
+
+
+def test_the_torus_has_the_devices_and_axes_of_the_mesh():
+    mesh = Mesh()
+    root = read("communication-torus")
+    (plane,) = [path.get("d") for path in root.iter("path") if path.get("id") == "plane"]
+    used = [(use.get("href"), use.get("class")) for use in root.iter("use")]
+    assert plane.count("M") == mesh.X and used.count(("#plane", "blue")) == 1
+    assert used.count(("#plane", "thin")) == used.count(("#place", "orange")) == mesh.Y
+    assert numbers(r"[XY] = (\d+)", "communication-torus") == [mesh.X, mesh.Y]
+    # Two arrows along a plane, one along the row of planes: the torus axes of X and of Y.
+    arrows = [path for path in root.iter("path") if path.get("class") == "arrow"]
+    assert len(arrows) == mesh.M_X + mesh.M_Y

@@ -84,3 +84,51 @@ def test_every_trick_is_what_its_own_mesh_gives():
     tokens_of_a_replica = piped.overall / 4
     seconds = mesh.seconds(XXL, tokens_of_a_replica / mesh.Y)
     assert seconds["fsdp"] == pytest.approx(seconds["compute"])
+
+
+def test_half_of_the_overlap_asks_for_more_tokens():
+    mesh = Mesh()
+    least = mesh.least_tokens()
+    assert mesh.rate(XXL, least) == pytest.approx(2 / 3) and mesh.tokens_for(XXL, 2 / 3) == least
+    for share in (0.7, 0.8, 0.9):
+        tokens = mesh.tokens_for(XXL, share)
+        seconds = mesh.seconds(XXL, tokens)
+        assert seconds["fsdp"] > seconds["tp"]
+        block = seconds["compute"] + seconds["fsdp"] / 2
+        assert seconds["compute"] / block == pytest.approx(share)
+        assert mesh.rate(XXL, tokens) == pytest.approx(share)
+    assert mesh.tokens_for(XXL, 0.9) * 64 == pytest.approx(92_000)
+    # Below the threshold communication is the longer part.
+    seconds = mesh.seconds(XXL, least / 2)
+    block = seconds["fsdp"] + seconds["compute"] / 2
+    assert mesh.rate(XXL, least / 2) == pytest.approx(seconds["compute"] / block)
+
+
+def test_tensor_parallelism_and_the_bubble_keep_the_rate_below_ninety_percent():
+    base, wide, _, piped, packed = tricks()
+    mesh = Mesh(X=4, Y=16, M_X=1, M_Y=2)
+    assert wide.most_rate == pytest.approx(mesh.rate(XXL, 1e9))
+    assert wide.most_rate < 0.9
+    assert wide.for_90 == piped.for_90 == float("inf")
+    assert piped.most_rate == pytest.approx(4 / 7 * Mesh().rate(XXL, 1e9))
+    assert packed.for_90 == pytest.approx(base.for_90 / 2)
+
+
+def test_a_device_of_the_mesh_holds_its_part_of_everything():
+    mesh = Mesh()
+    blocks = 126
+    replica = 1600 / 16
+    saved = 2 * blocks * (16384 + 53248) * replica
+    gathered = 2 * 2 * 2 * 16384 * 53248 / 4
+    expected = XXL.state_bytes / 64 + saved / 2 + saved / 2 / 4 + gathered
+    assert mesh.device_bytes(XXL, 1600) == pytest.approx(expected)
+    base, wide, _, piped, packed = tricks()
+    assert all(way.device_bytes < 95 * GB for way in (base, wide, piped, packed))
+    # With stages the gathered weights of a quarter of the layers stay, and as much of the tokens.
+    stage = saved / 4 * (piped.overall / 4) / replica
+    weights = 2 * XXL.parameters / 4 / 4
+    expected = XXL.state_bytes / 64 + stage / 2 + stage / 2 / 4 + weights
+    assert piped.device_bytes == pytest.approx(expected)
+    # More tokens than fit would be needed for 90 % of the compute rate.
+    # That is not so with weights in 8 bits.
+    assert mesh.device_bytes(XXL, packed.for_90) < 95 * GB < mesh.device_bytes(XXL, base.for_90)

@@ -131,6 +131,33 @@ class Mesh:
         """Return the tokens of the whole mesh with ``least_tokens`` on each device."""
         return self.least_tokens() * self.devices
 
+    def rate(self, stack: Stack, tokens_per_device: float) -> float:
+        """Return the share of the compute rate that a block's forward reaches if half of its
+        shorter part hides: it takes its longer part and half of the shorter. The parts are
+        computation and communication, of which both axes have theirs at the same time."""
+        seconds = self.seconds(stack, tokens_per_device)
+        compute, sent = seconds["compute"], max(seconds["fsdp"], seconds["tp"])
+        return compute / (max(compute, sent) + min(compute, sent) / 2)
+
+    def most_rate(self, stack: Stack) -> float:
+        """Return the ``rate`` of a batch so large that FSDP's communication does not count."""
+        seconds = self.seconds(stack, 1)
+        return 1 / (1 + seconds["tp"] / seconds["compute"] / 2)
+
+    def tokens_for(self, stack: Stack, share: float) -> float:
+        """Return the tokens per device from which ``rate`` is ``share``, two thirds or more; inf
+        where TP's communication alone keeps it below."""
+        if share > self.most_rate(stack):
+            return math.inf
+        return self.least_tokens() / (2 / share - 2)
+
+    def device_bytes(self, stack: Stack, batch: float) -> float:
+        """Return the bytes per device: its share of the state, half of its replica's activations,
+        the other half over Y, and a gathered block and the next one over Y."""
+        half = stack.saved_bytes_per_token * batch / self.X / 2
+        gathered = 2 * stack.gathered_bytes / self.Y
+        return stack.state_bytes / self.devices + half * (1 + 1 / self.Y) + gathered
+
     def best_tokens(self) -> float:
         """Return the tokens per device at the best X and Y, as real numbers:
         alpha^2 / (M_X M_Y F)."""
@@ -143,6 +170,10 @@ class Trick:
 
     overall: the least batch of the forward
     whole_step: the least batch of forward and backward
+    device_bytes: bytes per device with the least batch of the forward
+    for_90: the batch of a forward at 90 % of the compute rate, if half of the shorter part hides;
+        inf where there is none
+    most_rate: the largest share of that rate, with any batch
     """
 
     name: str
@@ -150,6 +181,9 @@ class Trick:
     overall: float
     whole_step: float
     price: str
+    device_bytes: float
+    for_90: float
+    most_rate: float
 
 
 def tricks() -> list[Trick]:
@@ -164,40 +198,57 @@ def tricks() -> list[Trick]:
     devices are no entry: 32 could not hold the state.
     """
     mesh = Mesh()
-    n = mesh.devices
-    base, best = mesh.least_tokens(), mesh.best_tokens()
-    wide = replace(mesh, X=mesh.X / 4, Y=4 * mesh.Y, M_X=1, M_Y=2).least_tokens()
-    piped = replace(mesh, X=mesh.X / 4, M_X=1).least_tokens() / 4
-    packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2).least_tokens()
-    packed_backward = base * 3 / 4
+    wide = replace(mesh, X=mesh.X / 4, Y=4 * mesh.Y, M_X=1, M_Y=2)
+    best = math.sqrt(mesh.best_tokens() * mesh.devices**2 / XXL.d_ff * mesh.M_X / mesh.M_Y)
+    free = replace(mesh, X=best, Y=mesh.devices / best)
+    packed = replace(mesh, W_ici=2 * mesh.W_ici, M_Y=mesh.M_Y / 2)
+    price = "rounded weights; gradients stay in bf16"
+    narrow = _on("weights sent in 8 bits", "α / (2 M_X Y)", packed, price)
     stay = NARROW * XXL.parameters / (4 * mesh.Y) / GB
 
     return [
-        Trick("the mesh as asked", "α / (M_X Y)", base * n, base * n, "none"),
-        Trick("Y = 16 on two torus axes", "α / (M_X Y)", wide * n, wide * n, "narrower matrices"),
-        Trick(
+        _on("the mesh as asked", "α / (M_X Y)", mesh, "none"),
+        _on("Y = 16 on two torus axes", "α / (M_X Y)", wide, "narrower matrices"),
+        _on(
             "the best X and Y",
             "α² / (M_X M_Y F)",
-            best * n,
-            best * n,
+            free,
             "a little more where X and Y are whole",
         ),
-        Trick(
-            "4 stages on one torus axis",
-            "α / (p M_X Y)",
-            piped * n,
-            piped * n,
+        _piped(
             f"{100 * bubble(4, 4):.0f} % of the step idle, with four micro-batches; {stay:.0f} GB "
-            "of gathered weights stay on each device",
+            "of gathered weights stay on each device"
         ),
-        Trick(
-            "weights sent in 8 bits",
-            "α / (2 M_X Y)",
-            packed * n,
-            packed_backward * n,
-            "rounded weights; gradients stay in bf16",
-        ),
+        replace(narrow, whole_step=mesh.batch() * 3 / 4),
     ]
+
+
+def _on(name: str, formula: str, mesh: Mesh, price: str) -> Trick:
+    batch = mesh.batch()
+    for_90 = mesh.tokens_for(XXL, 0.9) * mesh.devices
+    held = mesh.device_bytes(XXL, batch)
+    return Trick(name, formula, batch, batch, price, held, for_90, mesh.most_rate(XXL))
+
+
+def _piped(price: str) -> Trick:
+    """Return the change to four stages with four micro-batches, which are all held at once."""
+    stages = 4
+    mesh = replace(Mesh(), X=Mesh().X / stages, M_X=1)
+    devices = stages * mesh.devices
+    batch = mesh.least_tokens() / stages * devices
+    busy = 1 - bubble(stages, 4)
+    half = XXL.saved_bytes_per_token / stages * batch / mesh.X / 2
+    weights = NARROW * XXL.parameters / stages / mesh.Y
+    return Trick(
+        "4 stages on one torus axis",
+        "α / (p M_X Y)",
+        batch,
+        batch,
+        price,
+        XXL.state_bytes / devices + half * (1 + 1 / mesh.Y) + weights,
+        mesh.tokens_for(XXL, 0.9 / busy) / stages * devices,
+        busy * mesh.most_rate(XXL),
+    )
 
 
 def bubble(stages: int, micro_batches: int) -> float:

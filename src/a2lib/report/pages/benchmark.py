@@ -149,13 +149,16 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
 
 
 def firsts(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Return a row per model, compile and preparation with ``excess``: how much longer a process's
-    first step is than a later one, in ms; the median over processes."""
+    """Return a row per model, compile and preparation, in ms, by the median over processes:
+
+    steady: a later step
+    excess: how much longer a process's first step is than that
+    """
     key = ["model", "compile", "prepared"]
     timed = rows[(rows["status"] == "ok") & rows["part"].isin(["first", "steady"])]
     wide = timed.pivot_table(index=[*key, "repeat"], columns="part", values="ms", observed=True)
-    excess = (wide["first"] - wide["steady"]).groupby(key).median()
-    return excess.rename("excess").reset_index()
+    wide["excess"] = wide["first"] - wide["steady"]
+    return wide.groupby(key)[["steady", "excess"]].median().reset_index()
 
 
 def processes(steps, model: str) -> list[np.ndarray]:

@@ -195,8 +195,8 @@ def buckets_sent(bucket_mb: float) -> int:
 
 def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
     """Return the 2.0B steps in a CUDA graph by bucket size, with the number of its all-reduces and
-    what the handout's formula expects to be exposed. It takes the buckets that are sent as equal, after a backward that takes as long
-    as their bytes travel."""
+    what the handout's formula expects to be exposed. It takes the buckets that are sent as equal,
+    after a backward that takes as long as their bytes travel."""
     size = 4 * parameter_count(SIZES["xl25"])
     line = collectives.fitted(messages)
     lines = []

@@ -118,8 +118,10 @@ def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
     """Return what the rank that holds more has at each moment of the first step in fp32, and in a
     later step, in GB."""
     lines = []
-    rows = pick(memory, precision="fp32", moment=[*MOMENTS, "step"])
-    for row in rows.sort_values(["model", "optimizer"]).itertuples():
+    moments = [*MOMENTS, "step"]
+    rows = pick(memory, precision="fp32", moment=moments)
+    rows = rows.assign(place=rows["moment"].map(moments.index))
+    for row in rows.sort_values(["model", "optimizer", "place"]).itertuples():
         sizes = [getattr(row, column) for column in PARTS]
         when = "later" if row.moment == "step" else row.moment
         words = f"{TITLES[row.model]}, {when}, {OPTIMIZERS[row.optimizer]}"

@@ -76,6 +76,15 @@ def test_runs_have_letters_by_their_age():
     rows = pd.DataFrame({"run": ["20261129T202000Z-b", "20261127T014557Z-a", "20261129T202000Z-b"]})
     assert [*rows["run"].map(leaderboard.run_letters(rows))] == ["B", "A", "B"]
     assert leaderboard.run_days(rows) == "A: 2026-11-27, B: 2026-11-29"
+    one_day = pd.DataFrame({"run": ["20261127T015359Z-b", "20261127T014557Z-a"]})
+    assert leaderboard.run_days(one_day) == "A and B: 2026-11-27"
+
+
+def test_the_rate_of_a_step_s_matmuls_leaves_attention_out():
+    row = {**ROW, "way": "own_copies", "ms": 4000.0, "kept_bytes": 2 * ROOT}
+    table = leaderboard.columns(pd.DataFrame([row]), tables).assign(**{"in matmuls": 2000.0})
+    matmuls = 3 * 2 * 32_768 * (34 * BLOCK + 151_936 * 4096) / 1e12
+    assert leaderboard.matmul_rate(table, "own_copies") == pytest.approx(matmuls / 2)
 
 
 def test_losses_stand_beside_the_seed_s_own_bf16():

@@ -22,7 +22,7 @@ def exposed_s(estimate):
 
 def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     training, device = Training(PRESETS["Llama-3-405B"], 2048, 8192), DEVICES["H100"]
-    layout = Layout(128, 8, 16, 1, 16, "zero2", chunks=8)
+    layout = Layout(data=128, tensor=8, pipeline=16, microbatches=16, sharding="zero2", chunks=8)
 
     def estimate(batch=2048, **changed):
         return evaluate(replace(training, batch=batch), replace(layout, **changed), device)
@@ -34,7 +34,7 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     freed = once.memory["activations"] - once_again.memory["activations"]
     buffers = once_again.memory["temporaries"] - once.memory["temporaries"]
     assert once.memory_bytes + buffers - freed / 4 < 80e9
-    assert once.step_s + (once_again.step_s - once.step_s) / 4 < 0.9 * found.step_s
+    assert once.step_s + (once_again.step_s - once.step_s) / 4 < 0.8 * found.step_s
     # more memory makes ZeRO-2 needless, and even ZeRO-1
     larger = evaluate(training, replace(layout, sharding="none"), DEVICES["H200"])
     assert larger.memory_bytes < 141e9
@@ -47,35 +47,45 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     assert by_pieces == sorted(by_pieces, reverse=True)
     zero = estimate(chunks=1, schedule="zb-h1").step_s
     assert by_pieces[0] > zero > by_pieces[2]
-    flat = evaluate(training, Layout(2048, 8, sharding="fsdp"), device)
+    flat = evaluate(training, Layout(data=2048, tensor=8, sharding="fsdp"), device)
     assert flat.memory_bytes < found.memory_bytes
     assert flat.time.network_s > sum(flat.time.work.values())
     assert flat.time.all_hidden_s > 1.1 * found.time.all_hidden_s
     assert flat.step_s > 1.1 * found.step_s
-    flat_again = evaluate(training, Layout(2048, 8, checkpointing="block"), device)
+    cut = Layout(data=2048, tensor=8, checkpointing="block")
+    flat_again = evaluate(training, cut, device)
     assert flat_again.memory_bytes < 10e9 and flat_again.step_s > flat.step_s
-    # idle time is more than exposed communication with one stage a device, and less with 8 pieces
+    # one stage a device is idle longer, and waits longer for communication; with 8 pieces most of
+    # what is left is communication
     one_stage = estimate(chunks=1)
-    assert one_stage.time.work["pipeline bubble"] > exposed_s(one_stage)
-    assert found.time.work["pipeline bubble"] < exposed_s(found) / 2
+    assert one_stage.time.work["pipeline bubble"] > exposed_s(found) > 2
+    assert one_stage.step_s > flat.step_s and exposed_s(one_stage) > exposed_s(found)
+    assert found.time.work["pipeline bubble"] < exposed_s(found) / 4
+    # gradients in bf16 halve what zero2 sends of them, and matter little to zero1
+    narrow = replace(training, sent_gradients="bf16")
+    assert evaluate(narrow, layout, device).step_s < 0.9 * found.step_s
+    sent_once = replace(layout, sharding="zero1")
+    assert evaluate(narrow, sent_once, device).step_s > 0.98 * once.step_s
     # what sequence parallelism saves, of the norms' work too; recomputing costs more
     plain, again = estimate(sequence=False), estimate(checkpointing="block")
     assert plain.memory_bytes > 2 * 80e9
     assert found.step_s < plain.step_s < 1.05 * found.step_s < again.step_s
 
 
-def test_most_published_steps_are_slower_than_estimated():
+def test_published_steps_beside_their_estimates():
     rows = data.load_reference("trainings").query("expert == '1'").to_dict("records")
     runs = [published_run(row) for row in rows]
     ratios = {run.name: run.ratio() for run in runs}
-    assert sum(ratio > 1 for ratio in ratios.values()) > 0.7 * len(runs)
-    assert max(ratios, key=ratios.get) == "MPT 7B" and min(ratios, key=ratios.get) == "GPT 1T"
+    slower = [name for name, ratio in ratios.items() if ratio > 1]
+    assert len(slower) == 6 and {name.split()[0].split("-")[0] for name in slower} == {"GPT", "MPT"}
+    assert max(ratios, key=ratios.get) == "MPT 7B" and ratios["GPT 1T"] < ratios["GPT 530B"] < 1
     none_hidden = [run.seconds() > run.estimate.time.none_hidden_s for run in runs]
-    assert sum(none_hidden) > len(runs) / 2
+    all_hidden = [run.seconds() < run.estimate.time.all_hidden_s for run in runs]
+    assert sum(none_hidden) + sum(all_hidden) > len(runs) / 2
     # whether gradients are sent for each micro-batch decides on which side of Meta the estimate is
     meta = next(run for run in runs if "16,384" in run.name)
     once = evaluate(meta.training, replace(meta.layout, sharding="zero1"), meta.device)
-    assert meta.seconds() > 1.2 * once.step_s and meta.ratio() < 1.1
+    assert meta.seconds() > 1.2 * once.step_s and meta.ratio() < 0.9
 
 
 def row(scheme, pass_, tokens, ms, without, sent=float("nan"), d_ff=1000, **over):

@@ -9,6 +9,7 @@ from a2lib.lab.runs import start_run
 from a2lib.report import data, traces
 from a2lib.report.page import Missing
 from a2lib.report.pages import timeline
+from a2lib.report.pages.profile import short_name
 
 STRIP = {"phase": "forward", "part": "ffn", "kind": "matmul", "stream": "7"}
 
@@ -69,3 +70,29 @@ def test_a_timeline_marks_its_peak_however_long():
     # 1 GB, 1 GB for a moment, and 723 MB: the 777th of 1500 points.
     assert {"peak 2.72 GB", "forward", "backward", "saved for backward"} <= set(words)
     assert "gradients" not in words
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "name"),
+    [
+        (
+            "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x128x8_stage3",
+            "matmul",
+            "xmma 64x128 tn",
+        ),
+        (
+            "cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nt_align1>",
+            "matmul",
+            "sgemm 256x128 nt",
+        ),
+        ("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT", "matmul", "nvjet 320x128 nn"),
+        ("gemv", "matmul", "matmul"),
+    ],
+)
+def test_a_matmul_is_told_by_family_tile_and_operands(kernel, kind, name):
+    assert short_name(kernel, kind) == f"`{name}`"
+
+
+def test_another_kernel_is_told_by_its_kind():
+    assert short_name("multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer") == "AdamW"
+    assert short_name("softmax_warp_forward", "softmax") == "softmax"

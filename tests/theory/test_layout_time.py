@@ -23,9 +23,10 @@ COMPUTE = (2 * 3712 + 960) / 1e3
     (Layout(tensor=2), 40, 40 + COMPUTE / 2),
     # a block again but for its last product: 1,024 operations, and three rings
     (Layout(tensor=2, checkpointing="block"), 31 * 1.6, 49.6 + COMPUTE / 2 + 1.024),
-    # a ring attention of 32 bytes three times a block; weights gathered twice, gradients once
-    (Layout(context=2), 130.8, 130.8 + COMPUTE / 2),
-    (Layout(context=2, sharding="zero1"), 93.6, 93.6 + COMPUTE / 2),
+    # a ring attention of 32 bytes three times a block; weights gathered twice, and gradients, twice
+    # as wide, scattered once
+    (Layout(context=2), 168, 168 + COMPUTE / 2),
+    (Layout(context=2, sharding="zero1"), 130.8, 130.8 + COMPUTE / 2),
     # either stage sends 32 bytes one way; the second has the head, and the first waits for it
     (Layout(pipeline=2), 2 * 4.672, 2 * 4.672 + 6.4),
 ])  # fmt: skip
@@ -36,6 +37,28 @@ def test_time_by_hand(layout, all_hidden, none_hidden):
     assert result.step_s == pytest.approx((all_hidden + none_hidden) / 2)
 
 
+def test_gradients_are_sent_as_wide_as_the_training_says():
+    # A gather of bf16 weights takes 37.2 from the node's other device, and so do bf16 gradients.
+    def sent(sharding, microbatches=1, **widths):
+        layout = Layout(data=2, sharding=sharding, microbatches=microbatches)
+        return evaluate(training(batch=4, **widths), layout, TOY).time.links_s / 37.2
+
+    narrow = {"sent_gradients": "bf16"}
+    for sharding, wide_rings, narrow_rings in (
+        ("none", 4, 2), ("zero1", 3, 2), ("zero2", 3, 2), ("fsdp", 4, 3)
+    ):  # fmt: skip
+        assert sent(sharding) == pytest.approx(wide_rings)
+        assert sent(sharding, **narrow) == pytest.approx(narrow_rings)
+    # zero2 scatters for each micro-batch, zero1 once
+    assert sent("zero2", 2) == pytest.approx(5) and sent("zero1", 2) == pytest.approx(3)
+    assert sent("zero2", 2, **narrow) == pytest.approx(3)
+    # as wide as they add up, where nothing else is said
+    assert sent("zero1", gradients="bf16") == pytest.approx(2)
+    assert sent("zero1", gradients="bf16", sent_gradients="fp32") == pytest.approx(3)
+    message = "sent_gradients 'fp8': allowed are fp32, bf16"
+    refused(message, training, sent_gradients="fp8")
+
+
 def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
     # Four devices in two nodes: 372 bytes of 744 come over the network, shared by the node's two;
     # so each receives 186 there, and 372 from its neighbour: 558 = 3 / 4 of 744.
@@ -43,14 +66,14 @@ def test_data_parallelism_over_nodes_gathers_over_the_network_and_in_the_node():
         return evaluate(training(batch), Layout(**layout), device).time
 
     zero1 = sent(data=4, sharding="zero1")
-    assert zero1.network_s == pytest.approx(2 * 186 / 1)
-    assert zero1.links_s == pytest.approx(2 * 372 / 10)
+    assert zero1.network_s == pytest.approx((1 + 2) * 186 / 1)  # gradients are twice as wide
+    assert zero1.links_s == pytest.approx((1 + 2) * 372 / 10)
     # gradients, and then the weights
     assert sent(data=4, sharding="zero2").network_s == zero1.network_s
     # as many devices as there are in the node need no network, however they are cut
     assert sent(data=2).network_s == 0
     fsdp = sent(data=2, tensor=2, microbatches=2)  # one device of a group a node
-    assert fsdp.network_s == pytest.approx(2 * 3 * 392 / 2)
+    assert fsdp.network_s == pytest.approx(2 * (2 + 2) * 392 / 2)
     # a larger node, and another network
     assert sent(data=4, device=replace(TOY, node=4)).network_s == 0
     slower = sent(data=4, sharding="zero1", device=replace(TOY, network=0.5))

@@ -62,6 +62,19 @@ def test_published_steps_are_near_what_is_expected(name):
         assert time.all_hidden_s <= run.seconds() <= time.none_hidden_s
 
 
+def test_published_gradients_are_sent_as_their_sources_say():
+    """Meta reduce-scatters in fp32, MPT by FSDP's "pure" precision; the GPTs have one data rank."""
+    for name, run in RUNS.items():
+        family = name.split()[0]
+        assert run.training.sent_gradients == {"Llama": "fp32", "MPT": "bf16"}.get(family)
+        assert family in ("Llama", "MPT") or run.layout.data == 1
+    # in bf16 Meta's steps would be as long as the estimate; in fp32 they are shorter
+    for name in ("Llama 3 405B, 8,192 GPUs", "Llama 3 405B, 16,384 GPUs"):
+        run = RUNS[name]
+        narrow = replace(run, training=replace(run.training, sent_gradients="bf16"))
+        assert 0.84 < run.ratio() < 0.88 and 1 < narrow.ratio() < 1.04
+
+
 def test_a_model_with_experts_is_refused():
     [row] = [row for row in ROWS if row["run"] not in RUNS]
     refused("DeepSeek-V3 has experts; allowed are dense models", published_run, row)

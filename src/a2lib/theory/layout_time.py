@@ -172,22 +172,37 @@ def optimizer_s(case: Case, stage: Stage) -> float:
 def microbatch_messages(case: Case, stage: Stage) -> Seconds:
     """Return the communication of a micro-batch on a device of a stage. FSDP gathers the weights in
     each pass and scatters their gradients; zero2, which keeps no whole gradients, only scatters."""
-    rings = {"fsdp": 3, "zero2": 1}.get(case.layout.sharding, 0)
-    along_axes = tensor_messages(case, stage) + context_messages(case, stage)
-    along_axes += pipeline_messages(case, stage)
-    return along_axes + weight_messages(case, stage, rings)
+    sent = tensor_messages(case, stage) + context_messages(case, stage)
+    sent += pipeline_messages(case, stage)
+    sharding = case.layout.sharding
+    if sharding == "fsdp":
+        sent += weight_gather(case, stage).times(2)
+    if sharding in ("fsdp", "zero2"):
+        sent += gradient_scatter(case, stage)
+    return sent
 
 
 def once_messages(case: Case, stage: Stage) -> Seconds:
-    """Return the communication of weights and gradients once per step: zero1's scatter and gather
-    (an all-reduce without sharding sends as much), and zero2's gather."""
-    rings = {"fsdp": 0, "zero2": 1}.get(case.layout.sharding, 2)
-    return weight_messages(case, stage, rings)
+    """Return the communication of weights and gradients once per step: zero1's scatter and gather,
+    zero2's gather, and without sharding an all-reduce, which is two scatters."""
+    if case.layout.sharding == "none":
+        return gradient_scatter(case, stage).times(2)
+    if case.layout.sharding == "zero1":
+        return gradient_scatter(case, stage) + weight_gather(case, stage)
+    if case.layout.sharding == "zero2":
+        return weight_gather(case, stage)
+    return Seconds()
 
 
-def weight_messages(case: Case, stage: Stage, rings: int) -> Seconds:
-    """Return so many rings of a stage's weights over all devices that have the same ones."""
-    return _rings(case, "data", rings * NARROW * case.weights(stage))
+def weight_gather(case: Case, stage: Stage) -> Seconds:
+    """Return an all-gather of a stage's bf16 weights over all devices that have the same ones."""
+    return _rings(case, "data", NARROW * case.weights(stage))
+
+
+def gradient_scatter(case: Case, stage: Stage) -> Seconds:
+    """Return a reduce-scatter of a stage's gradients, as wide as they are sent, over all devices
+    that have the same weights."""
+    return _rings(case, "data", case.training.sent_bytes * case.weights(stage))
 
 
 def tensor_messages(case: Case, stage: Stage) -> Seconds:

@@ -41,6 +41,7 @@ class Training:
     batch, context: sequences of a step over all devices, and tokens of a sequence
     attention: "flash", or "eager", which makes the scores in memory
     gradients: their width while they add up
+    sent_gradients: their width between devices; None for the same
     loss_chunks: parts of a micro-batch's tokens that have their logits one after the other
     efficiency: the rate of matmuls and of attention over the data sheet's
 
@@ -52,6 +53,7 @@ class Training:
     context: int
     attention: str = "flash"
     gradients: str = "fp32"
+    sent_gradients: str | None = None
     loss_chunks: int = 1
     efficiency: float = EFFICIENCY
 
@@ -59,8 +61,15 @@ class Training:
         check_sizes(batch=self.batch, context=self.context, loss_chunks=self.loss_chunks)
         check_name("attention", self.attention, ATTENTIONS)
         check_name("gradients", self.gradients, GRADIENTS)
+        if self.sent_gradients is not None:
+            check_name("sent_gradients", self.sent_gradients, GRADIENTS)
         if not 0 < self.efficiency <= 1:
             raise ValueError(f"efficiency is {self.efficiency!r}; allowed are numbers above 0 to 1")
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a gradient between devices."""
+        return GRADIENTS[self.sent_gradients or self.gradients]
 
     @property
     def scores(self) -> int:

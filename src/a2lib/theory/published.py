@@ -3,7 +3,8 @@
 A row of data/reference/trainings.csv has a training's model, devices, layout and batch, and the
 published speed. Where that is TFLOP/s, a step's seconds depend on which FLOPs were counted, and
 Meta does not say which. No source states Llama 3's virtual stages; the rows have 8. With ``zero2``,
-gradients are sent for every micro-batch, which is most of that model's time over the network.
+gradients are sent for every micro-batch, which is most of that model's time over the network: in
+fp32, as its paper says. MPT's are sent in bf16, by the defaults of the script that timed them.
 """
 
 from collections.abc import Mapping
@@ -60,7 +61,11 @@ def published_run(row: Mapping[str, object]) -> PublishedRun:
     if int(row["expert"]) > 1:
         raise ValueError(f"{row['run']} has experts; allowed are dense models")
     training = Training(
-        _shape(row), int(row["batch"]), int(row["context"]), attention=str(row["attention"])
+        _shape(row),
+        int(row["batch"]),
+        int(row["context"]),
+        attention=str(row["attention"]),
+        sent_gradients=str(row["sent_gradients"]) or None,
     )
     layout = Layout(
         data=int(row["data"]),

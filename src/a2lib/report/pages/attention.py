@@ -102,6 +102,21 @@ def least_times(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def least_shares(rows: pd.DataFrame) -> pd.Series:
+    """Return the least time as a share of the GPU's, of eager attention at 16,384 tokens by mask,
+    pass and head size."""
+    here = pick(rows, implementation="eager", seq_len=LONGEST)
+    here = here.set_index(["causal", "pass", "head_dim"]).sort_index()
+    return here["least"] / here["gpu"]
+
+
+def errors_over_eager(accuracy: pd.DataFrame, score_scale: int) -> pd.Series:
+    """Return the errors of a2lib's output and gradients over eager's, fp32, causal heads of 64."""
+    here = pick(accuracy, dtype="fp32", head_dim=64, causal=True, score_scale=score_scale)
+    wide = here.pivot_table("error", ["heads", "tensor"], "implementation")
+    return wide["a2lib"] / wide["eager"]
+
+
 def limits(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add ``counted_len``: the longest sequence by the closed form of what is allocated, blocks or,
     where segments expand, tensors alone."""
@@ -158,15 +173,19 @@ def unmasked_matmul_ms(rate: float) -> float:
 
 
 def with_heads(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Return the rows of ``flash`` for 16 causal heads of 64 in bf16, with ``gpu`` as above."""
-    here = pick(rows, dtype="bf16", batch=1, heads=16, head_dim=64, seq_len=LONGEST)
-    here = pick(here, causal=True, pass_="end_to_end")
+    """Return the rows of ``flash`` for causal heads of 64, with ``gpu`` as above."""
+    here = pick(rows, batch=1, head_dim=64, seq_len=LONGEST, causal=True, pass_="end_to_end")
     return here.assign(gpu=np.fmin(here["ms"].astype(float), here["ms_graph"].astype(float)))
 
 
 def peer(rows: pd.DataFrame, name: str):
-    """Return the row of an attention in PEERS."""
-    return one(rows, implementation=name)
+    """Return the row of an attention in PEERS with 16 heads in bf16."""
+    return one(rows, implementation=name, dtype="bf16", heads=16)
+
+
+def fp32_peer(rows: pd.DataFrame, name: str):
+    """Return the row of an attention in PEERS with one head in fp32."""
+    return one(rows, implementation=name, dtype="fp32", heads=1)
 
 
 def peers(rows: pd.DataFrame) -> pd.DataFrame:

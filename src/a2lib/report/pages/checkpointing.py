@@ -89,6 +89,7 @@ def frontier(figure, rows: pd.DataFrame, places: dict[str, tuple]):
         plots.label(ax, NAMES[strategy], (row.whole / 1e9, row.ms), place)
     ax.set(xlabel="GB at the peak", ylabel="ms per step")
     ax.set_ylim(470, 645)
+    ax.set_xlim(left=45)
 
 
 def block_tensors() -> dict[str, int]:

@@ -215,6 +215,14 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([by_way.get(step, {}) for step in steps], rows.index)
 
 
+def matmul_rate(rows: pd.DataFrame, way: str) -> float:
+    """Return TFLOP/s of the matmuls in a configuration's traced step."""
+    row = rows.set_index("way").loc[way]
+    shape, batch, context = SIZES[row["model"]], int(row["batch"]), int(row["context"])
+    attention = forward_flops_by_part(shape, batch, context, causal=True)["attention"]
+    return (row["flops"] - 3 * attention) / row["in matmuls"] / 1e9
+
+
 def ladder_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return run, step, gain and predicted gain of each configuration."""
     predicted = rows["predicted"].mask(rows["way"].isin(NO_PREDICTION))
@@ -235,10 +243,12 @@ def run_letters(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def run_days(rows: pd.DataFrame) -> str:
-    """Return the day of each of the rows' runs by its letter: "A: 2026-11-27, B: 2026-11-29"."""
-    days = []
+    """Return the letters of the rows' runs by their day: "A and B: 2026-11-27, C: 2026-11-29"."""
+    by_day = {}
     for run, letter in run_letters(rows).items():
-        days.append(f"{letter}: {pd.Timestamp(run.partition('-')[0]):%Y-%m-%d}")
+        day = f"{pd.Timestamp(run.partition('-')[0]):%Y-%m-%d}"
+        by_day.setdefault(day, []).append(letter)
+    days = [f"{' and '.join(letters)}: {day}" for day, letters in by_day.items()]
     return ", ".join(days)
 
 

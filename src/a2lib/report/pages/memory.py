@@ -14,7 +14,7 @@ from a2lib.theory.memory.saved import block_saved_bytes
 from a2lib.theory.memory.step import SAVED, StepMemory, asked, peak
 from a2lib.theory.transformer import block_parameter_count, parameter_count
 
-BATCH, MODEL = 4, "2.7B"
+BATCH, MODEL = 4, "2.7B"  # the text's 3.4B model
 CONTEXTS = (128, 256, 512, 1024, 2048)
 MATRIX = ("mask", "prob", "prob16", "lse")  # the softmax's output, by the ends of tensors' names
 MODES = {
@@ -128,12 +128,13 @@ def pieces(case: StepMemory) -> dict[str, int]:
 
 def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     """Draw the bytes at the peak of each step by category, by counting, in GB, and a line at the
-    memory that the driver gives. A step that ran out of memory says so."""
+    memory that the driver gives. A step that ran out of memory or was not run says so."""
     sizes, words = {}, []
     for name, case in steps.items():
-        sizes[name] = pieces(case)
+        status = _status(rows, case)
+        sizes[name if status else f"{name}, not run"] = pieces(case)
         total = f"{peak(case).total / 1e9:.0f}"
-        words.append(f"{total}, oom" if _ran_out(rows, case) else total)
+        words.append(f"{total}, oom" if "oom" in status else total)
     frame = pd.DataFrame.from_dict(sizes, orient="index") / 1e9
     capacity = rows["capacity"].iloc[0] / 1e9
 
@@ -147,12 +148,12 @@ def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     return plots.stacks(frame, PIECES, 4.2, text=words, numbers=False, xlabel=xlabel, more=limit)
 
 
-def _ran_out(rows: pd.DataFrame, case: StepMemory) -> bool:
-    """Return whether the second training step was measured and ran out of memory."""
+def _status(rows: pd.DataFrame, case: StepMemory) -> set[str]:
+    """Return how the second training step ended where it was run ("ok" or "oom")."""
     here = (rows["model"] == MODEL) & (rows["mode"] == "train-step") & (rows["phase"] == "step")
     here &= (rows["context"] == case.context) & (rows["precision"] == case.precision)
     here &= (rows["attention"] == case.attention) & (rows["step_number"] == 1)
-    return (rows.loc[here, "status"] == "oom").any()
+    return set(rows.loc[here, "status"])
 
 
 def at(
@@ -193,6 +194,11 @@ def two_terms(context: int) -> int:
     parameters = parameter_count(shape)
     saved = shape.num_layers * block_saved_bytes(shape, BATCH, context)
     return max(16 * parameters, 12 * parameters + saved)
+
+
+def counted_step(context: int) -> int:
+    """Return the counted peak of a training step in fp32 with FlashAttention, which was not run."""
+    return asked(step(context, attention="flash"))
 
 
 def bf16_over_fp32(rows: pd.DataFrame, mode: str = "train-step") -> pd.Series:

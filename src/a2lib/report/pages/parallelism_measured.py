@@ -254,12 +254,14 @@ def hiding(figure, rows: pd.DataFrame):
     axes[1].set_xlabel("tokens of the batch")
 
 
-def estimate(model: str, ranks: int = 2) -> Estimate:
+def estimate(model: str, ranks: int = 2, wrapper: str = NCCL) -> Estimate:
     """Return the estimate of the FSDP chapter's step, four sequences of 512 tokens on each GPU: on
-    two GPUs, or on one without communication."""
+    two GPUs, or on one without communication. Copy engines carry gradients in bf16, NCCL in
+    fp32."""
     sizes = SIZES[model], 4 * ranks, 512
     layout = Layout(data=ranks, sharding="fsdp" if ranks > 1 else "none")
-    return evaluate(Training(*sizes), layout, H200)
+    sent = "fp32" if wrapper == NCCL else "bf16"
+    return evaluate(Training(*sizes, sent_gradients=sent), layout, H200)
 
 
 def fsdp_step(fsdp: pd.DataFrame, model: str, wrapper: str = NCCL):

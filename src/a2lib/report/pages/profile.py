@@ -1,5 +1,7 @@
 """Read the traces of a training step: kernel time by phase and class, and its least time."""
 
+import re
+
 import numpy as np
 import pandas as pd
 
@@ -60,7 +62,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     kernels: calls
     casts: compiled casts and joins of weights
     flash_calls: calls of fused attention
-    top, top_calls, top_ms, top_share: the kernel that takes most
+    top, top_kind, top_calls, top_ms, top_share: the name that takes most, of all its launches
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
     multiply_flops, ...: by counting (``count_work``)
     launch_us: CPU time per launch in µs, while Python does not wait for a full queue
@@ -98,11 +100,28 @@ def trace_sums(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def top_kernels(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return each phase's longest kernel: its name, ms and calls."""
-    named = kernels[kernels["kernel"] != "rest"].groupby([*CASE, "kernel"])
+    """Return each phase's top kernel, of all launches of a name: its name, kind, ms and calls."""
+    named = kernels[kernels["kernel"] != "rest"].groupby([*CASE, "kernel", "kind"])
     names = named.agg(top_ms=("ms", "sum"), top_calls=("calls", "sum"))
-    names = names.sort_values("top_ms", ascending=False).reset_index("kernel")
-    return names[~names.index.duplicated()].rename(columns={"kernel": "top"})
+    names = names.sort_values("top_ms", ascending=False).reset_index(["kernel", "kind"])
+    names = names.rename(columns={"kernel": "top", "kind": "top_kind"})
+    return names[~names.index.duplicated()]
+
+
+def short_name(kernel: str, kind: str) -> str:
+    """Return what tells a kernel from others: family, tile and operands of a matmul, or a word."""
+    words = {"optimizer": "AdamW", "copy": "cast or copy"}
+    if kind != "matmul":
+        return words.get(kind, kind)
+    family = next((name for name in ("xmma", "sgemm", "nvjet") if name in kernel), "matmul")
+    tile = re.search(r"(\d+x\d+)", kernel)
+    operands = re.search(r"_([tn][tn])_|_([TN][TN])[TN]$", kernel)
+    parts = [family]
+    if tile:
+        parts.append(tile[1])
+    if operands:
+        parts.append((operands[1] or operands[2]).lower())
+    return f"`{' '.join(parts)}`"
 
 
 def forward_parts(kernels: pd.DataFrame) -> pd.DataFrame:

@@ -53,6 +53,7 @@ def test_columns_are_of_the_gpus_time():
     beside = rows.merge(called, on=key).dropna(subset=["ms"])
     expected = beside["called"].where(beside["seq_len"] == 128, 0.5 * beside["called"])
     assert (beside["ms"] == expected).all() and len(beside)
+    assert (beside["timed"] == beside["called"]).all()
     launched = rows.dropna(subset=["ms", "ms_host"])
     longer = launched["ms_host"] > launched["ms"]
     assert longer.any() and not longer.all()
@@ -145,6 +146,21 @@ def test_a_ratio_launched_from_python_is_of_todays_launcher():
     assert beside.loc[(256, 64)].to_dict() == {"sdpa_flash": 1.5, "sdpa_cudnn": 0.75}
     assert len(beside) == 1
     assert flash.launched(pd.DataFrame(rows), "bf16").loc[256, 64] == 1.5
+
+
+def test_a_verdict_launched_from_python_holds_by_both_measures():
+    key = {"dtype": "bf16", "batch": 1, "heads": 1, "head_dim": 64, "causal": True}
+    key |= {"pass": "end_to_end", "kind": "one head", "run": "20261129T121712Z-today"}
+    rows = []
+    # tokens -> a2lib's longer of two and timed call; the peer's are 2 and 4
+    for n, (steady, timed) in {128: (3, 5), 256: (3, 4), 512: (3, 2), 1024: (1, 2)}.items():
+        for name, times in ((flash.OURS, (steady, timed)), ("sdpa_flash", (2, 4))):
+            own = {"seq_len": n, "implementation": name}
+            rows.append({**key, **own, "steady": times[0], "timed": times[1]})
+    ratios = flash.launched_by_both(pd.DataFrame(rows), "bf16").droplevel("head_dim")
+    assert ratios.loc[128].to_dict() == {"steady": 1.5, "timed": 1.25}
+    lost, won = flash.lost_by_both(ratios), flash.won_by_both(ratios)
+    assert list(ratios.index[lost]) == [128] and list(ratios.index[won]) == [1024]
 
 
 def test_a_ratio_in_bf16_compares_times_of_one_run():

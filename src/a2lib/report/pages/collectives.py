@@ -1,5 +1,6 @@
 """Collectives: bandwidths, and the line of overhead and bandwidth through measured times."""
 
+import numpy as np
 import pandas as pd
 
 from a2lib.report import data
@@ -9,16 +10,12 @@ from a2lib.report.panels import REFERENCE_LINE, doubling_axis, name_ends
 from a2lib.report.plots import label, lines, reference
 from a2lib.report.style import Look, Looks, chart
 from a2lib.report.tables import cells
-from a2lib.report.units import digits
+from a2lib.report.units import digits, percent
 from a2lib.theory.latency import Line, fit, wire_share
 
 MIB, GIB = 1 << 20, 1 << 30
 HANDOUT = (1 * MIB, 10 * MIB, 100 * MIB, GIB)
-HOSTS = (
-    "host of eight H200",
-    "host of six H100",
-    "unnamed GPUs of 80 GB, NVLink",
-)
+HOSTS = ("host of eight H200", "host of six H100")
 NAMES = {
     "all_reduce": "all-reduce",
     "all_gather": "all-gather",
@@ -75,14 +72,14 @@ def queued(rows: pd.DataFrame, operation: str = "all_reduce") -> tuple[list, lis
     return list(few["size"].astype(float)), list(few["ms_queued"] / 1e3)
 
 
-def fitted(rows: pd.DataFrame) -> Line:
-    """Return the line through the all-reduces that ``queued`` returns."""
-    return fit(*queued(rows))
+def fitted(rows: pd.DataFrame, operation: str = "all_reduce") -> Line:
+    """Return the line through the collectives that ``queued`` returns."""
+    return fit(*queued(rows, operation))
 
 
-def misses(rows: pd.DataFrame) -> pd.Series:
+def misses(rows: pd.DataFrame, operation: str = "all_reduce") -> pd.Series:
     """Return how far each time is from that line, relative, by size."""
-    sizes, times_s = queued(rows)
+    sizes, times_s = queued(rows, operation)
     return pd.Series(fit(sizes, times_s).residuals(sizes, times_s), index=sizes)
 
 
@@ -113,15 +110,18 @@ def _mib(size: int) -> str:
 
 
 def operations_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each collective back to back between two GPUs: bus bandwidth of 1 GiB, and the line
-    fitted to all sizes."""
+    """Return each collective back to back between two GPUs: bus bandwidth of 1 GiB, the line fitted
+    to all sizes, its bandwidth as bus bandwidth, and its largest error."""
     table = []
     for operation, name in NAMES.items():
         row = one(between_two_gpus(rows, operation), size=GIB)
-        line = fit(*queued(rows, operation))
-        fitted_line = digits(1e6 * line.overhead_s), digits(line.bandwidth / 1e9, 3)
-        table.append([name, digits(row.bus_queued, 3), *fitted_line])
-    return pd.DataFrame(table, columns=["collective", "1 GiB, GB/s", "o, µs", "w, GB/s"])
+        line = fitted(rows, operation)
+        bus = line.bandwidth * wire_share(operation, 2) / 1e9
+        error = misses(rows, operation).abs().max()
+        numbers = digits(row.bus_queued, 3), digits(1e6 * line.overhead_s), digits(bus, 3)
+        table.append([name, *numbers, percent(error)])
+    heads = ["collective", "1 GiB, GB/s", "o, µs", "w, GB/s", "error"]
+    return pd.DataFrame(table, columns=heads)
 
 
 def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -160,9 +160,9 @@ def published(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @chart(height=3.4)
-def bandwidth(figure, rows: pd.DataFrame):
-    """Draw bus bandwidth against size: NCCL back to back and synchronized, and gloo, between two
-    ranks."""
+def bandwidth(figure, rows: pd.DataFrame, fitted_line: Line):
+    """Draw bus bandwidth against size: NCCL back to back, with the line fitted to it, and
+    synchronized, and gloo, between two ranks."""
     sums = pick(rows, operation="all_reduce", dtype="fp32", world_size=2)
     nccl, gloo = pick(sums, backend="nccl"), pick(sums, backend="gloo")
     back_to_back = nccl.assign(way="queued", rate=nccl["bus_queued"])
@@ -171,6 +171,9 @@ def bandwidth(figure, rows: pd.DataFrame):
     ax = figure.subplots()
     ends = lines(ax, shown, "size", "rate", "way", LOOKS)
     doubling_axis(ax)
+    sizes = np.geomspace(nccl["size"].min(), nccl["size"].max(), 100)
+    rates = [size / fitted_line.time_s(size) / 1e9 for size in sizes]
+    ax.plot(sizes, rates, ":", color="#202020", linewidth=1.6, zorder=3)
     ax.set(
         xlabel="bytes of the tensor (1M: 1 MiB)",
         ylabel="bus bandwidth, GB/s",

@@ -194,17 +194,19 @@ def buckets_sent(bucket_mb: float) -> int:
 
 
 def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B steps in a CUDA graph by bucket size, with what the handout's formula expects
-    to be exposed. It takes the buckets that are sent as equal, after a backward that takes as long
-    as their bytes travel."""
+    """Return the 2.0B steps in a CUDA graph by bucket size, with the number of its all-reduces and
+    what the handout's formula expects to be exposed. It takes the buckets that are sent as equal,
+    after a backward that takes as long as their bytes travel."""
     size = 4 * parameter_count(SIZES["xl25"])
     line = collectives.fitted(messages)
     lines = []
     for bucket_mb in sizes_mb:
         row = step(rows, bucket_mb=bucket_mb)
-        formula = 1e3 * overhead_s(size, buckets_sent(bucket_mb), line)
-        lines.append([bucket_mb, *cells((formula, row.exposed, row.alone)), digits(row.paid)])
-    heads = ["MiB", "formula", "added", "alone", "share"]
+        number = buckets_sent(bucket_mb)
+        formula = 1e3 * overhead_s(size, number, line)
+        times_ms = cells((formula, row.exposed, row.alone))
+        lines.append([bucket_mb, number, *times_ms, digits(row.paid)])
+    heads = ["MiB", "n", "formula", "added", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 
 

@@ -38,13 +38,14 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Return the rows with ``ms`` the GPU time (of a CUDA-graph replay; of the call where there is
     none) and more columns.
 
-    steady: a call launched from Python: the longer of the GPU's time and the CPU's to launch it,
-        ms; no loop was timed
+    timed: a call launched from Python, between CUDA events behind a flush of the L2 cache, ms
+    steady: the longer of the GPU's time and the CPU's to launch the call, ms; no loop was timed
     kind: "one head", "board" (the leaderboard shape) or "paper" (FlashAttention-3's shapes)
     tflops: the rate by the papers' count, TFLOP/s
     peer, best: the fastest attention of PyTorch at the same shape, and its ms
     """
     derived = by_graph(rows)
+    derived["timed"] = rows["ms"]
     derived["steady"] = derived[["ms", "ms_host"]].astype(float).max(axis=1, skipna=False)
     derived["kind"] = "board"
     derived.loc[rows["heads"] * rows["head_dim"] == 2048, "kind"] = "paper"
@@ -78,21 +79,40 @@ def by_todays_launcher(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["run"] >= LAUNCHER_SINCE]
 
 
-def launched(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
+FROM_PYTHON = ("steady", "timed")  # the two measures of a call launched from Python
+
+
+def launched(rows: pd.DataFrame, dtype: str, time: str = "steady") -> pd.DataFrame:
     """Return a2lib's time over that of the fastest peer, both launched from Python: lengths by head
     sizes (``launched_beside``)."""
-    return launched_beside(rows, dtype).max(axis=1).unstack()
+    return launched_beside(rows, dtype, time).max(axis=1).unstack()
 
 
-def launched_beside(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    """Return a2lib's time over each peer's, launched from Python (``steady``) by today's launcher,
-    both passes of one head: lengths and head sizes by peers. The fastest peer's is the largest of a
-    line."""
+def launched_by_both(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """Return ``launched`` by each measure of FROM_PYTHON: lengths and head sizes by measures."""
+    ratios = {time: launched(rows, dtype, time).stack().dropna() for time in FROM_PYTHON}
+    return pd.DataFrame(ratios)
+
+
+def lost_by_both(ratios: pd.DataFrame) -> pd.Series:
+    """Return where a2lib is over 2 % slower by each measure of FROM_PYTHON."""
+    return ratios.min(axis=1) > LEVEL
+
+
+def won_by_both(ratios: pd.DataFrame) -> pd.Series:
+    """Return where a2lib is over 2 % faster by each measure of FROM_PYTHON."""
+    return ratios.max(axis=1) < 1 / LEVEL
+
+
+def launched_beside(rows: pd.DataFrame, dtype: str, time: str = "steady") -> pd.DataFrame:
+    """Return a2lib's time over each peer's, launched from Python (a measure of FROM_PYTHON) by
+    today's launcher, both passes of one head: lengths and head sizes by peers. The fastest peer's
+    is the largest of a line."""
     one_head = {"kind": "one head", "dtype": dtype, "pass_": "end_to_end"}
     here = pick(by_todays_launcher(rows), **one_head)
-    steady = here.pivot(index=["seq_len", "head_dim"], columns="implementation", values="steady")
-    peers = steady.astype(float).drop(columns=[OURS, PART, FA4], errors="ignore")
-    return peers.rdiv(steady[OURS].astype(float), axis=0)
+    times = here.pivot(index=["seq_len", "head_dim"], columns="implementation", values=time)
+    peers = times.astype(float).drop(columns=[OURS, PART, FA4], errors="ignore")
+    return peers.rdiv(times[OURS].astype(float), axis=0)
 
 
 def fastest_peers(rows: pd.DataFrame, **where) -> set[str]:

@@ -72,6 +72,11 @@ def ms(rows: pd.DataFrame, kind: str, rung: str) -> float:
     return float(one(newest(rows), kind=kind, rung=rung, pass_="end_to_end").ms)
 
 
+def gains(rows: pd.DataFrame, kind: str, rung: str) -> pd.Series:
+    """Return what a step gains in both passes at a shape, on each GPU."""
+    return pick(rows, kind=kind, rung=rung, pass_="end_to_end")["gain"].astype(float)
+
+
 def spread(rows: pd.DataFrame) -> float:
     """Return by how much at most a step's gain in both passes differs from GPU to GPU: the largest
     over the least, less 1."""

@@ -44,13 +44,19 @@ def _counted(row) -> float:
     return held_bytes(step, int(row.world_size), row.optimizer != "plain", row.moment)
 
 
-def moment(memory: pd.DataFrame, optimizer: str, when: str, precision: str = "bf16"):
-    """Return the row of the 2.0B model at a moment, gradients averaged by a2lib over NCCL."""
+def moment(
+    memory: pd.DataFrame,
+    optimizer: str,
+    when: str,
+    precision: str = "bf16",
+    model: str = "xl25",
+):
+    """Return the row of a model at a moment, gradients averaged by a2lib over NCCL."""
     return one(
         memory,
         optimizer=optimizer,
         moment=when,
-        model="xl25",
+        model=model,
         precision=precision,
         carrier="backend",
         wrapper="bucketed",
@@ -75,13 +81,18 @@ def _order(pair: tuple) -> tuple:
 
 
 def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return each of a2lib's steps with a replicated and with a sharded optimizer, in ms."""
+    """Return each of a2lib's steps, and PyTorch's, with a replicated and with a sharded optimizer,
+    in ms."""
     lines = []
     for plain, sharded in sorted(pairs(steps), key=_order):
         launched = "CUDA graph" if plain.capture else "from Python"
         model = f"{TITLES[plain.model]}, {plain.precision}"
         numbers = cells((plain.ms, sharded.ms))
         lines.append([model, launched, CARRIERS[plain.carrier], *numbers])
+    theirs = of_torch(steps, "plain")
+    model = f"{TITLES[theirs.model]}, {theirs.precision}, PyTorch"
+    numbers = cells((theirs.ms, of_torch(steps, "zero").ms))
+    lines.append([model, "from Python", "NCCL", *numbers])
     return pd.DataFrame(lines, columns=["model", "launched", "sent by", "replicated", "sharded"])
 
 
@@ -104,12 +115,16 @@ def updates_table(steps: pd.DataFrame, estimated: dict[str, float]) -> pd.DataFr
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
-    """Return what the rank that holds more has at each moment of the first step in fp32, in GB."""
+    """Return what the rank that holds more has at each moment of the first step in fp32, and in a
+    later step, in GB."""
     lines = []
-    rows = pick(memory, precision="fp32", moment=list(MOMENTS))
-    for row in rows.sort_values(["model", "optimizer"]).itertuples():
+    moments = [*MOMENTS, "step"]
+    rows = pick(memory, precision="fp32", moment=moments)
+    rows = rows.assign(place=rows["moment"].map(moments.index))
+    for row in rows.sort_values(["model", "optimizer", "place"]).itertuples():
         sizes = [getattr(row, column) for column in PARTS]
-        words = f"{TITLES[row.model]}, {row.moment}, {OPTIMIZERS[row.optimizer]}"
+        when = "later" if row.moment == "step" else row.moment
+        words = f"{TITLES[row.model]}, {when}, {OPTIMIZERS[row.optimizer]}"
         lines.append([words, *cells(pd.Series([*sizes, row.tensor_bytes]) / 1e9)])
     return pd.DataFrame(lines, columns=["moment", *PARTS.values(), "peak"])
 
@@ -128,15 +143,27 @@ def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[
     weights = parameter_count(shape)
     update = UPDATE_BYTES * weights / copy_bandwidth(ceiling) / 1e9
     exchange = 1e3 * CHUNKS * line(messages, "all_gather").time_s(4 * weights / CHUNKS)
-    broadcast = line(messages, "broadcast")
-    tensors = 9 * shape.num_layers + 3
     return {
         "whole": update,
         "half": update / 2,
         "exchange": exchange,
         "both": max(update / 2, exchange) + min(update / 2, exchange) / CHUNKS,
-        "broadcasts": 1e3 * (tensors * broadcast.overhead_s + 4 * weights / broadcast.bandwidth),
+        "broadcasts": broadcasts_ms(model, messages),
     }
+
+
+def broadcasts_ms(model: str, messages: pd.DataFrame, of_one_gib: bool = False) -> float:
+    """Return the ms of a broadcast for each parameter, by the fitted line; ``of_one_gib`` takes the
+    measured bandwidth of 1 GiB for the line's."""
+    shape = SIZES[model]
+    weights = parameter_count(shape)
+    tensors = 9 * shape.num_layers + 3
+    broadcast = line(messages, "broadcast")
+    bandwidth = broadcast.bandwidth
+    if of_one_gib:
+        seconds = dict(zip(*collectives.queued(messages, "broadcast"), strict=True))
+        bandwidth = collectives.GIB / seconds[collectives.GIB]
+    return 1e3 * (tensors * broadcast.overhead_s + 4 * weights / bandwidth)
 
 
 def line(messages: pd.DataFrame, operation: str) -> Line:

@@ -39,6 +39,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     none) and more columns.
 
     timed: a call launched from Python, between CUDA events behind a flush of the L2 cache, ms
+    timed_p20: what a fifth of these calls take at most, ms
     steady: the longer of the GPU's time and the CPU's to launch the call, ms; no loop was timed
     kind: "one head", "board" (the leaderboard shape) or "paper" (FlashAttention-3's shapes)
     tflops: the rate by the papers' count, TFLOP/s
@@ -46,6 +47,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """
     derived = by_graph(rows)
     derived["timed"] = rows["ms"]
+    derived["timed_p20"] = rows["ms_p20"]
     derived["steady"] = derived[["ms", "ms_host"]].astype(float).max(axis=1, skipna=False)
     derived["kind"] = "board"
     derived.loc[rows["heads"] * rows["head_dim"] == 2048, "kind"] = "paper"
@@ -63,8 +65,9 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
 
 
 def grouped(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
-    """Return the rows of grouped-query attention with ``ms`` the GPU time."""
-    return by_graph(rows)
+    """Return the rows of grouped-query attention with ``ms`` the GPU time and ``timed`` that of a
+    call launched from Python."""
+    return by_graph(rows).assign(timed=rows["ms"])
 
 
 def against(rows: pd.DataFrame, **where) -> pd.Series:
@@ -74,8 +77,8 @@ def against(rows: pd.DataFrame, **where) -> pd.Series:
 
 
 def by_todays_launcher(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of runs in which a2lib launched its kernels as it does today. Rows of another
-    launcher tell of the GPU's time alone."""
+    """Return the rows of runs in which a2lib launched its kernels as it does today. Of today's code
+    rows of another launcher tell the GPU's time alone."""
     return rows[rows["run"] >= LAUNCHER_SINCE]
 
 
@@ -99,6 +102,17 @@ def lost_by_both(ratios: pd.DataFrame) -> pd.Series:
     return ratios.min(axis=1) > LEVEL
 
 
+def lost_beyond_scatter(rows: pd.DataFrame, dtype: str) -> pd.Series:
+    """Return where ``lost_by_both`` holds of both passes of one head and over four fifths of
+    a2lib's timed calls take longer than the fastest peer's median."""
+    ratios = launched_by_both(rows, dtype)
+    one_head = {"kind": "one head", "dtype": dtype, "pass_": "end_to_end"}
+    own = pick(by_todays_launcher(rows), implementation=OURS, **one_head)
+    own = own.set_index(["seq_len", "head_dim"])[["timed", "timed_p20"]].astype(float)
+    peer = own["timed"] / ratios["timed"]
+    return lost_by_both(ratios) & (own["timed_p20"] > peer)
+
+
 def won_by_both(ratios: pd.DataFrame) -> pd.Series:
     """Return where a2lib is over 2 % faster by each measure of FROM_PYTHON."""
     return ratios.max(axis=1) < 1 / LEVEL
@@ -108,8 +122,18 @@ def launched_beside(rows: pd.DataFrame, dtype: str, time: str = "steady") -> pd.
     """Return a2lib's time over each peer's, launched from Python (a measure of FROM_PYTHON) by
     today's launcher, both passes of one head: lengths and head sizes by peers. The fastest peer's
     is the largest of a line."""
-    one_head = {"kind": "one head", "dtype": dtype, "pass_": "end_to_end"}
-    here = pick(by_todays_launcher(rows), **one_head)
+    return _beside(by_todays_launcher(rows), dtype, time)
+
+
+def launched_before(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """Return ``launched_by_both`` of the rows by an older launcher of a2lib's."""
+    older = rows[rows["run"] < LAUNCHER_SINCE]
+    ratios = {time: _beside(older, dtype, time).max(axis=1) for time in FROM_PYTHON}
+    return pd.DataFrame(ratios).dropna()
+
+
+def _beside(rows: pd.DataFrame, dtype: str, time: str) -> pd.DataFrame:
+    here = pick(rows, kind="one head", dtype=dtype, pass_="end_to_end")
     times = here.pivot(index=["seq_len", "head_dim"], columns="implementation", values=time)
     peers = times.astype(float).drop(columns=[OURS, PART, FA4], errors="ignore")
     return peers.rdiv(times[OURS].astype(float), axis=0)

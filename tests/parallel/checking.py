@@ -65,20 +65,18 @@ def names(size, modules):
 
 
 def main(folder, device, modules) -> None:
-    """Join the group of torchrun's ranks, run the checks and end. ``device`` is "cpu", "cuda", a
-    GPU for each rank, or "one_gpu" for all, which NCCL refuses."""
+    """Join the group of torchrun's ranks, run the checks and end. ``device`` is "cpu" or "cuda", a
+    GPU for each rank."""
     if device == "cuda":
         own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(own)
         dist.init_process_group("nccl", device_id=own, timeout=COLLECTIVE_LIMIT)
-    else:
-        dist.init_process_group("gloo", timeout=COLLECTIVE_LIMIT)
-    if device == "cpu":
-        mean_kernel.MeanKernel = PlainMean
-    else:
         torch.set_default_device("cuda")
         # In TF32 a last bit of a weight may be a thousandth of it.
         torch.backends.cudnn.allow_tf32 = False
+    else:
+        dist.init_process_group("gloo", timeout=COLLECTIVE_LIMIT)
+        mean_kernel.MeanKernel = PlainMean
     events = open(Path(folder, os.environ["RANK"]), "a", buffering=1)
 
     def report(**event) -> None:

@@ -1,7 +1,5 @@
 """Every check of the modules ``checks_*``: in 2 and in 4 ranks with gloo, which start once for all,
-in 2 with NCCL, there also those for GPUs alone, and some in 2 that share one GPU:
-
-    python -m pytest tests/parallel/test_ranks.py -k one_gpu
+in 2 with NCCL, there also those for GPUs alone.
 
 To the bit there too: two ranks add in one order. A check that fails leaves the next ones to run
 where every rank comes to its end; one that hangs ends its launch, and those behind it fail.
@@ -19,19 +17,17 @@ import forked
 import pytest
 
 from a2lib.lab import guard
-from a2lib.parallel.copy_engines import OVERLAPPING
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import checking  # noqa: E402
 
-LIMIT_S = {"cpu": 600, "cuda": 600, "one_gpu": 240}
+LIMIT_S = 600
 # Device, ranks of the group, ranks of the check, modules.
 GROUPS = [
     ("cpu", 4, 2, checking.MODULES),
     ("cpu", 4, 4, checking.MODULES),
     *(("cuda", 2, 2, modules) for modules in (checking.MODULES, *zip(checking.GPU_MODULES))),
-    ("one_gpu", 2, 2, ("checks_one_gpu",)),
 ]
 
 
@@ -66,9 +62,9 @@ def run_in_ranks(folder, device, processes, modules):
         return launch_on_gpus(folder, device, processes, modules, environment)
     logs = [folder.with_name(f"{folder.name}-rank-{rank}") for rank in range(processes)]
     ranks = forked.Ranks(checking.main, (folder, device, modules), environment, logs)
-    in_time = ranks.end_within(LIMIT_S[device])
+    in_time = ranks.end_within(LIMIT_S)
     printed = "".join(log.read_text() for log in logs)
-    return printed if in_time else f"not over within {LIMIT_S[device]} s: {printed}"
+    return printed if in_time else f"not over within {LIMIT_S} s: {printed}"
 
 
 def launch_on_gpus(folder, device, processes, modules, environment):
@@ -77,8 +73,6 @@ def launch_on_gpus(folder, device, processes, modules, environment):
     path = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(path), guard.VARIABLE: mark}
     environment["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-    if device == "one_gpu":
-        environment[OVERLAPPING] = "1"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, f"--nproc-per-node={processes}", str(HERE / "checking.py")]
     command += [str(folder), device, *modules]
@@ -87,10 +81,10 @@ def launch_on_gpus(folder, device, processes, modules, environment):
     with guard.watch(mark, folder / "none"):
         process = subprocess.Popen(command, env=environment, **pipes)
         try:
-            return process.communicate(timeout=LIMIT_S[device])[0]
+            return process.communicate(timeout=LIMIT_S)[0]
         except subprocess.TimeoutExpired:
             guard.kill_marked(mark)
-            return f"not over within {LIMIT_S[device]} s: {process.communicate()[0]}"
+            return f"not over within {LIMIT_S} s: {process.communicate()[0]}"
         finally:
             guard.kill_marked(mark)
 
@@ -108,9 +102,8 @@ def test_in_ranks(outcomes, device, processes, size, modules, name):
     if device != "cpu":
         import torch
 
-        needed = 1 if device == "one_gpu" else size
-        if torch.cuda.device_count() < needed:
-            pytest.skip(f"needs {needed} GPUs")
+        if torch.cuda.device_count() < size:
+            pytest.skip(f"needs {size} GPUs")
     passed, failed, ended = outcomes(device, processes, modules)
     if len(passed.get((name, size), ())) != size:
         why = failed.get((name, size), ["not every rank ran it", ended[-3000:]])

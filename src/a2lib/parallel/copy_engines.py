@@ -28,7 +28,6 @@ bits, with more those of one process that adds in that order.
 """
 
 import itertools
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,8 +51,6 @@ KERNEL_ALIGN = 16
 # A rank that is gone leaves the others' barrier kernels waiting, which NCCL's watchdog does not
 # see. Past this they fail; it is NCCL's own limit.
 BARRIER_LIMIT_MS = 600_000
-# PyTorch refuses two ranks of one GPU, unless this is set: for trials.
-OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 def choose(
@@ -89,7 +86,7 @@ def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None
         return _first(reasons)
     if len(set(hosts)) > 1:
         return "the ranks are on several hosts"
-    if len(set(gpus)) < size and os.environ.get(OVERLAPPING) != "1":
+    if len(set(gpus)) < size:
         return "several ranks have one GPU"
     return _first(everyone(_unreachable(device, gpus), group))
 

@@ -36,7 +36,6 @@ number of ranks, because a matrix product over more rows sums in another groupin
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +75,6 @@ class _Replica(nn.Module):
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         self.rank, self.world_size = member(group)
-        _refuse_a_second_wrapper(module)
         self.device = make_alike(module, group)
         self.module, self.group = module, group
         self._trained: list[nn.Parameter] = []
@@ -211,9 +209,9 @@ class NaiveDDP(_Replica):
     ``.grad`` None, so that the optimizer skips it. A step that is not to be taken is finished all
     the same, and then ``zero_grad``. After a backward that raised, end the processes.
 
-    Raises RuntimeError without a process group, and for a parameter that another wrapper has.
-    Raises ValueError for modules that differ between ranks, are on several devices or on meta,
-    train complex parameters, or contain an FSDP.
+    Raises RuntimeError without a process group. Raises ValueError for modules that differ between
+    ranks, are on several devices or on meta, train complex parameters, or contain an FSDP. Drop a
+    wrapper before the module is wrapped anew: both would wait for a finish.
     """
 
     def _average(self) -> str:
@@ -505,23 +503,3 @@ def _hook(me: weakref.ref[_Replica], i: int):
 def _remove(hooks: list) -> None:
     for hook in hooks:
         hook.remove()
-
-
-def _refuse_a_second_wrapper(module: nn.Module) -> None:
-    if _wrapper_of(module) is not None:
-        gc.collect()  # a dropped one may be in a cycle, with an error that a backward raised
-    other = _wrapper_of(module)
-    if other is not None:
-        raise RuntimeError(
-            f"a {type(other).__name__} has parameters of this module: averaged twice, they would "
-            "be wrong; drop that wrapper first"
-        )
-
-
-def _wrapper_of(module: nn.Module) -> _Replica | None:
-    """Return a wrapper that has some of the module's parameters already."""
-    parameters = set(module.parameters())
-    for wrapper in wrappers:
-        if isinstance(wrapper, _Replica) and not parameters.isdisjoint(wrapper._trained):
-            return wrapper
-    return None

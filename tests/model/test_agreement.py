@@ -136,17 +136,6 @@ def test_the_triton_kernels_within_float32(make_model, batch):
     assert_agrees(model, *batch, 2, 10_000.0, rtol=1e-4, atol=1e-5)
 
 
-def test_given_positions_are_those_counted_from_nought(make_model):
-    attn = make_model(dtype=torch.float64).layers[0].attn
-    x = torch.randn(3, 5, 24, dtype=torch.float64)
-    plain = attn(x)
-    for positions in (torch.arange(5), torch.arange(5)[None], torch.arange(5).repeat(3, 1)):
-        torch.testing.assert_close(attn(x, positions), plain, rtol=0, atol=0)
-    # Turned by one place more each, only differences count; other gaps are another result.
-    torch.testing.assert_close(attn(x, torch.arange(1, 6)), plain)
-    assert not torch.allclose(attn(x, 2 * torch.arange(5)), plain)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
 def test_a_norm_in_16_bits_is_the_rounded_norm_in_float64(dtype, size):

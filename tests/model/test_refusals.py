@@ -30,12 +30,6 @@ def test_token_ids(make_model, batch):
     refused(r"token ids must be \(batch, tokens\)", made, tokens)
 
 
-def test_positions_outside_the_table():
-    rope = model.RotaryPositionalEmbedding(10.0, 6, 12)
-    for positions in ([-1, 0, 1], [0, 1, 12]):
-        refused("allowed are 0 to 11", rope, torch.zeros(3, 6), torch.tensor(positions))
-
-
 def test_targets_of_another_shape():
     line = r"logits must be \(..., vocabulary\) and targets \(...\)"
     for logits, targets in (((2, 3, 5), (2, 4)), ((2, 3), (2, 3)), ((0, 5), (0,))):

@@ -135,18 +135,12 @@ class CausalMultiHeadSelfAttention(nn.Module):
         self.output_proj = Linear(d_model, d_model, device, dtype)
         self.rope = rope
 
-    def forward(self, x: Tensor, token_positions: Tensor | None = None) -> Tensor:
-        """Return ``(B, T, d_model)`` of x ``(B, T, d_model)``.
-
-        ``token_positions``, ``(T,)`` or ``(B, T)``, are for RoPE alone: the mask goes by place in
-        the sequence.
-        """
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(B, T, d_model)`` of x ``(B, T, d_model)``."""
         # No name holds the projections: rotated queries and keys take their memory's place.
         q, k, v = map(self._by_head, side_by_side(x, self.q_proj, self.k_proj, self.v_proj))
         if self.rope is not None:
-            if token_positions is not None and token_positions.dim() > 1:
-                token_positions = token_positions.unsqueeze(-2)  # (B, 1, T), one for all heads
-            q, k = self.rope(q, token_positions), self.rope(k, token_positions)
+            q, k = self.rope(q), self.rope(k)
         o = self.attention(q, k, v)
         return self.output_proj(o.transpose(-3, -2).flatten(-2))
 

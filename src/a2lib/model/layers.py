@@ -247,22 +247,14 @@ class RotaryPositionalEmbedding(nn.Module):
             self._tabulate(like)
         return self
 
-    def forward(self, x: Tensor, token_positions: Tensor | None = None) -> Tensor:
-        """Return x ``(..., T, d_k)`` rotated, in its dtype; computed in float32 at least.
-
-        ``token_positions``, int64 or int32 from 0 to max_seq_len - 1, broadcast to ``(..., T)``. By
-        default they are 0 to T - 1. A look at given ones waits for the device.
-
-        Raises ValueError where T, d_k or a position does not fit.
-        """
-        if x.shape[-1] != self.d_k:
-            raise ValueError(f"x has {x.shape[-1]} features; RoPE was made for d_k = {self.d_k}")
-        if token_positions is None:
-            check_context(x.shape[-2], self.max_seq_len)
-            cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
-        else:
-            self._check_positions(token_positions)
-            cos, sin = self.cos[token_positions], self.sin[token_positions]
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x ``(..., T, d_k)``, of positions 0 to T - 1, rotated, in its dtype; computed in
+        float32 at least. Raises ValueError where T or d_k does not fit."""
+        length, features = x.shape[-2:]
+        if features != self.d_k:
+            raise ValueError(f"x has {features} features; RoPE was made for d_k = {self.d_k}")
+        check_context(length, self.max_seq_len)
+        cos, sin = self.cos[:length], self.sin[:length]
         pairs = _at_least_float32(x).unflatten(-1, (-1, 2))
         if torch.compiler.is_compiling():
             # A kernel reads each number beside its partner; stacked halves make Inductor's backward
@@ -272,18 +264,6 @@ class RotaryPositionalEmbedding(nn.Module):
         even, odd = pairs.unbind(-1)
         turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
         return turned.flatten(-2).to(x.dtype)
-
-    def _check_positions(self, token_positions: Tensor) -> None:
-        if token_positions.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"positions must be int64 or int32; got {token_positions.dtype}")
-        # A graph cannot depend on values; a negative index would silently count from the end.
-        if torch.compiler.is_compiling() or token_positions.numel() == 0:
-            return
-        lowest, highest = map(int, token_positions.aminmax())
-        if lowest < 0 or highest >= self.max_seq_len:
-            raise ValueError(
-                f"positions {lowest} to {highest}; allowed are 0 to {self.max_seq_len - 1}"
-            )
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

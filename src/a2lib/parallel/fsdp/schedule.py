@@ -45,21 +45,26 @@ class Schedule:
         # Gradients of units on their way, each with where their reduce-scatters end.
         self._sent: list[tuple[torch.cuda.Event | None, list[Prepared]]] = []
         # Since the last finish.
-        self._root_sent = False
-        self.forwards = 0  # whose backward is to be averaged
-        self.waits_for_backward = False  # a forward, which may have raised
+        self._waits_for_backward = False  # a forward, which may have raised
         self.accumulated = False  # a backward has begun
 
     # Forward.
 
-    def begin_forward(self, gradients: bool) -> None:
-        """Begin a forward of the whole: what is gathered may be of an earlier step."""
-        if gradients:
-            self.forwards += 1
+    def begin_forward(self) -> None:
+        """Begin a forward of the whole: what is gathered may be of an earlier step.
+
+        Raises RuntimeError where a forward has had no backward. The other ranks may be within it or
+        its backward, and would take the messages of another one for theirs.
+        """
+        if self._waits_for_backward:
+            raise RuntimeError(
+                "the forward before this one has had no backward: call in no_grad() what is to "
+                "have none, and where a forward or its loss raised end all processes"
+            )
         self._free_all()
         self._ahead, self._in_order = None, True
         self._in_forward = True
-        self.waits_for_backward = gradients
+        self._waits_for_backward = torch.is_grad_enabled()
 
     def before_forward(self, unit: Unit) -> None:
         """Have the unit's parameters whole, and the next one's on their way."""
@@ -98,7 +103,7 @@ class Schedule:
             self._in_forward = False
             self._meet_order(None)
             if output is not None and not needed:
-                self.waits_for_backward = False
+                self._waits_for_backward = False
             # Kept for a backward that will not come.
             if not needed:
                 self._free_all()
@@ -144,7 +149,7 @@ class Schedule:
             )
         if unit.in_backward:
             return
-        self.waits_for_backward = False
+        self._waits_for_backward = False
         self.accumulated = True
         self._meet_order(unit)
         done: list[Unit] = []
@@ -159,7 +164,7 @@ class Schedule:
         if not self._begun:
             # Nothing is left behind a backward, which zero_grad could not reach. PyTorch calls this
             # at its end, and has no public name for it.
-            torch.autograd.Variable._execution_engine.queue_callback(self.send_begun)
+            torch.autograd.Variable._execution_engine.queue_callback(self._send_begun)
         self._begun = still
         unit.began_at, unit.in_backward = mark, True
         self._begun.append(unit)
@@ -170,10 +175,9 @@ class Schedule:
         unit.wait_to_compute()
 
     @torch.no_grad()
-    def send_begun(self) -> None:
+    def _send_begun(self) -> None:
         """Send the gradients of every unit whose backward was seen to begin."""
         begun, self._begun = self._begun, []
-        self._root_sent |= self.root in begun
         for unit in begun:
             self._send(unit, self._prepare(unit))
 
@@ -181,7 +185,7 @@ class Schedule:
         """Return the unit's gradients as they will travel, once there is room for them."""
         # No more than a unit's are held at once: where a block's all-gather and reduce-scatter take
         # longer than its backward, the link is what is waited for, with one or with more.
-        self.wait_for_sent()
+        self._wait_for_sent()
         return unit.prepare_reduction()
 
     def _send(self, unit: Unit, prepared: list[Prepared]) -> None:
@@ -199,32 +203,16 @@ class Schedule:
                 "send: end all processes"
             )
 
-    def check_no_forward_waits(self) -> None:
-        """Raise RuntimeError where a forward has had no backward. The other ranks may be within it
-        or its backward, and would take the messages of another one for theirs."""
-        if self.waits_for_backward:
-            raise RuntimeError(
-                "the forward before this one has had no backward: call in no_grad() what is to "
-                "have none, and where a forward or its loss raised end all processes"
-            )
-
-    def send_all(self) -> None:
-        """Send the root's gradients unless they have left: every rank does, also one on which it
-        had no backward."""
-        if not self._root_sent:
-            self._send(self.root, self._prepare(self.root))
-        self._root_sent = False
-
-    def wait_for_sent(self) -> None:
+    def _wait_for_sent(self) -> None:
         """Let the current stream wait for all that was sent."""
         for end, _ in self._sent:
             self._lane.wait(end)
         self._sent.clear()
 
     def end(self) -> None:
-        """End the step: nothing is gathered any more."""
-        self.forwards = 0
-        self.waits_for_backward = self.accumulated = False
+        """End the step: what was sent is there, and nothing is gathered any more."""
+        self._wait_for_sent()
+        self._waits_for_backward = self.accumulated = False
         self._in_forward, self._ahead = False, None
         self._free_all()
 

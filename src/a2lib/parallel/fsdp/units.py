@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from a2lib.parallel.copy_engines import SharedMemory
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.transfers import (
     Alike,
@@ -44,7 +46,8 @@ class Unit:
         module: nn.Module,
         parameters: list[Sharded | Replicated],
         lane: Lane,
-        transfer_of: Callable[[list[Sharded], list[Alike]], BackendTransfer | CopiedTransfer],
+        group: dist.ProcessGroup | None,
+        shared: SharedMemory | None,
     ) -> None:
         self.name, self.module = name, module
         self.sharded: list[Sharded] = []
@@ -66,7 +69,12 @@ class Unit:
         trained = [p for p in self.sharded if p.master.requires_grad]
         groups = group_by(trained, lambda p: (p.master.dtype, p.shown_dtype))
         self._alike = list(map(Alike, groups))
-        self._transfer = transfer_of(self.sharded, self._alike)
+        # Copy engines need memory that ranks share.
+        self._transfer: BackendTransfer | CopiedTransfer
+        if shared is None:
+            self._transfer = BackendTransfer(self.sharded, group)
+        else:
+            self._transfer = CopiedTransfer(self.sharded, self._alike, shared)
         self._versions = self._versions_now()
         for storage, _ in self._storages:
             storage.resize_(0)

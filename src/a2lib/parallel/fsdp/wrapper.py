@@ -19,9 +19,9 @@ from a2lib.parallel.fsdp.division import Division, divide
 from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
-from a2lib.parallel.fsdp.transfers import Alike, BackendTransfer, CopiedTransfer, shared_bytes
+from a2lib.parallel.fsdp.transfers import shared_bytes
 from a2lib.parallel.fsdp.units import Unit
-from a2lib.parallel.group import Mean, capturing, make_alike, member
+from a2lib.parallel.group import Mean, make_alike, member
 from a2lib.parallel.lane import Lane
 from a2lib.parallel.tensors import group_by
 
@@ -136,16 +136,16 @@ class FSDP(nn.Module):
                 self._trained_masters.append(p.master)
                 trained_names.append(p.names[0])
         self._replicated_alike = group_by(trained_whole, lambda p: p.master.dtype)
-        lane = Lane(self.device)
         self._shared: SharedMemory | None = None
         if self.communication == "copy_engines":
             needed = []
             for of_unit in division.of_unit.values():
                 needed.append(shared_bytes(of_unit, self.world_size))
             self._shared = SharedMemory(max(needed), group, self.device)
+        lane = Lane(self.device)
         self._units: list[Unit] = []
         for name, of_unit in division.of_unit.items():
-            unit = Unit(name, division.modules[name], of_unit, lane, self._transfer_of)
+            unit = Unit(name, division.modules[name], of_unit, lane, group, self._shared)
             self._units.append(unit)
         self._schedule = Schedule(self._units, lane)
         # What is asked of the module, of optimizers and of the other ranks.
@@ -158,20 +158,12 @@ class FSDP(nn.Module):
         self._agreement = Agreement(trained_names, self.device, group)
         self._mean = Mean(group)
         self._cast_inputs = _caster(compute_dtype) if compute_dtype else None
-        self._hook_units()
-        self._hook_parts(division)
         for unit in self._units:
-            unit.module._fsdp = _NoCopies()
-        for part in division.owners:
+            self._hook_unit(unit)
+        self._hook_parts(division)
+        for part in {*division.modules.values(), *division.owners}:
             part._fsdp = _NoCopies()
         wrappers.add(self)
-
-    def _transfer_of(
-        self, sharded: list[Sharded], alike: list[Alike]
-    ) -> BackendTransfer | CopiedTransfer:
-        if self._shared is None:
-            return BackendTransfer(sharded, self.group)
-        return CopiedTransfer(sharded, alike, self._shared)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -184,20 +176,16 @@ class FSDP(nn.Module):
         whole. The host does not wait for the GPU.
 
         Raises RuntimeError where a parameter was added, replaced, frozen or thawed after
-        wrapping, and after a backward that raised. Raises it on every rank where one of them began
-        other forwards since the last step than the rest.
+        wrapping, and after a backward that raised.
         """
         self._schedule.check_no_backward_runs()
         for unit in self._units:
             unit.show(False)
         self._members.check()
-        self._schedule.send_all()
         for p in self._replicated:
             p.take_gradient()
-        self._schedule.wait_for_sent()
-        forwards = self._schedule.forwards
         self._schedule.end()
-        self._average_replicated_and_drop_unused(forwards)
+        self._average_replicated_and_drop_unused()
 
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""
@@ -277,25 +265,24 @@ class FSDP(nn.Module):
 
     # Hooks.
 
-    def _hook_units(self) -> None:
-        for unit in self._units:
-            before, after = self._hooks_of(unit)
-            # First of all: others, such as weight_norm's, may read parameters.
-            unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-            unit.module.register_forward_hook(after, always_call=True)
-
-    def _hooks_of(self, unit: Unit) -> tuple[Callable, Callable]:
+    def _hook_unit(self, unit: Unit) -> None:
         # Not to be traced into a compiled block: what they do changes from call to call.
         @torch.compiler.disable
         def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-            self._before_forward(unit)
+            if unit is self._schedule.root and not in_backward():
+                self._schedule.check_no_backward_runs()
+                self._members.check()
+                self._schedule.begin_forward()
+            self._schedule.before_forward(unit)
             return self._cast_inputs(module, args, kwargs) if self._cast_inputs else None
 
         @torch.compiler.disable
         def after(module: nn.Module, args: tuple, output: object) -> None:
             self._schedule.after_forward(unit, output)
 
-        return before, after
+        # First of all: others, such as weight_norm's, may read parameters.
+        unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+        unit.module.register_forward_hook(after, always_call=True)
 
     def _hook_parts(self, division: Division) -> None:
         """Have inputs cast, and cuDNN leave the weights where they are."""
@@ -313,25 +300,17 @@ class FSDP(nn.Module):
             elif isinstance(module, NORMS) and module.weight is not None:
                 module.register_forward_pre_hook(_caster(None), with_kwargs=True)
 
-    def _before_forward(self, unit: Unit) -> None:
-        if unit is self._schedule.root and not in_backward():
-            self._schedule.check_no_backward_runs()
-            self._schedule.check_no_forward_waits()
-            self._members.check()
-            gradients = torch.is_grad_enabled() and not capturing(self.device)
-            self._schedule.begin_forward(gradients)
-        self._schedule.before_forward(unit)
-
     # The finish.
 
-    def _average_replicated_and_drop_unused(self, forwards: int) -> None:
+    def _average_replicated_and_drop_unused(self) -> None:
         missing = [i for i, p in enumerate(self._trained) if not p.has_gradient()]
         for same in self._replicated_alike:
             for p in same:
                 p.fill_gradient()
             for work in self._mean([p.master.grad for p in same]):
                 work.wait()
-        unused = self._agreement.end_step(missing, forwards)
+        # Where one rank takes other steps than the rest their gathers do not meet.
+        unused = self._agreement.end_step(missing, forwards=1)
         for i, p in enumerate(self._trained):
             p.settle(unused=i in unused)
 

@@ -253,7 +253,9 @@ class RotaryPositionalEmbedding(nn.Module):
         length, features = x.shape[-2:]
         if features != self.d_k:
             raise ValueError(f"x has {features} features; RoPE was made for d_k = {self.d_k}")
-        check_context(length, self.max_seq_len)
+        if not 1 <= length <= self.max_seq_len:
+            allowed = f"allowed are 1 to {self.max_seq_len} (the context)"
+            raise ValueError(f"a sequence of {length} tokens; {allowed}")
         cos, sin = self.cos[:length], self.sin[:length]
         pairs = _at_least_float32(x).unflatten(-1, (-1, 2))
         if torch.compiler.is_compiling():
@@ -313,12 +315,6 @@ def check_targets(targets: Tensor, vocabulary: int) -> None:
             f"target {targets[wrong][0].item()}: allowed are 0 to {vocabulary - 1}, and {IGNORED}"
             " for a token that is left out"
         )
-
-
-def check_context(length: int, longest: int) -> None:
-    """Raise ValueError unless 1 <= length <= longest."""
-    if not 1 <= length <= longest:
-        raise ValueError(f"a sequence of {length} tokens; allowed are 1 to {longest} (the context)")
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

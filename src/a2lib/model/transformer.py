@@ -10,14 +10,7 @@ from a2lib.checks import check_sizes
 from a2lib.model.attention import CausalMultiHeadSelfAttention
 from a2lib.model.checkpointing import Run, strategy
 from a2lib.model.head import linear_cross_entropy
-from a2lib.model.layers import (
-    Embedding,
-    Linear,
-    RMSNorm,
-    RotaryPositionalEmbedding,
-    SwiGLU,
-    check_context,
-)
+from a2lib.model.layers import Embedding, Linear, RMSNorm, RotaryPositionalEmbedding, SwiGLU
 from a2lib.shapes import Shape, named_size
 
 ROPE_THETA = 10_000.0
@@ -171,11 +164,11 @@ class TransformerLM(nn.Module):
         Returns: the logits ``(B, T, V)``; with targets the mean loss instead, a scalar, by
         ``linear_cross_entropy``.
 
-        Raises ValueError for another shape or dtype, and for T outside 1 to context_length.
+        Raises ValueError for another shape or dtype, and for T outside 1 to context_length, which
+        RoPE has tables for.
         """
         if token_ids.dim() != 2:
             raise ValueError(f"token ids must be (batch, tokens); got {tuple(token_ids.shape)}")
-        check_context(token_ids.shape[1], self.context_length)
         x = self._run_blocks(self.layers, self.token_embeddings(token_ids))
         if targets is None:
             return self.lm_head(self.ln_final(x))

@@ -28,10 +28,8 @@ bits, with more those of one process that adds in that order.
 """
 
 import itertools
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -81,11 +79,9 @@ def why_not(group: dist.ProcessGroup | None, device: torch.device) -> str | None
         reason = "there is one rank"
     else:
         gpu = str(torch.cuda.get_device_properties(device).uuid)
-    reasons, hosts, gpus = zip(*everyone((reason, _host(), gpu), group), strict=True)
+    reasons, gpus = zip(*everyone((reason, gpu), group), strict=True)
     if any(reasons):
         return _first(reasons)
-    if len(set(hosts)) > 1:
-        return "the ranks are on several hosts"
     if len(set(gpus)) < size:
         return "several ranks have one GPU"
     return _first(everyone(_unreachable(device, gpus), group))
@@ -95,19 +91,15 @@ def _first(reasons: Sequence[str | None]) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def _host() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''}"
-
-
 def _unreachable(device: torch.device, gpus: Sequence[str]) -> str | None:
+    """Return why this rank cannot reach a GPU of those, by their UUIDs, which no other host has."""
     here = {}
     for i in range(torch.cuda.device_count()):
         here[str(torch.cuda.get_device_properties(i).uuid)] = i
     mine = torch.cuda.current_device() if device.index is None else device.index
     for other, gpu in enumerate(gpus):
         if gpu not in here:
-            return f"rank {other}'s GPU is not visible to every rank"
+            return f"rank {other}'s GPU is not visible to every rank; they need one host"
         if here[gpu] != mine and not torch.cuda.can_device_access_peer(mine, here[gpu]):
             return f"rank {other}'s GPU does not give the others access to its memory"
     return None

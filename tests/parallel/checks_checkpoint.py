@@ -272,20 +272,6 @@ def settings_are_loaded_as_they_were():
 
 
 @check(2)
-def a_folder_of_other_files_is_no_checkpoint():
-    """As an earlier version's, which has checksums too, or with nothing in them."""
-    fsdp = FSDP(Tied())
-    with shared_folder() as folder:
-        if world()[0] == 0:
-            (folder / "__0_0.distcp").write_text("")
-        for sums in (b"1234  __0_0.distcp\n", b""):
-            write_once(folder / "SHA256SUMS", sums)
-            with raises(ValueError, "has no rank-.*pt: it is not of this version's save_sharded$"):
-                load_sharded(folder, fsdp)
-        dist.barrier()
-
-
-@check(2)
 def what_a_killed_save_has_left_is_written_over():
     """And nothing else is touched: not what another name has, nor what is no save's."""
     rank, _ = world()

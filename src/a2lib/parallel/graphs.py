@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 Call = Callable[[], object]
+WARMUP = 3  # steps
 # One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each
 # it has seen.
 _streams: dict = {}
@@ -144,7 +145,7 @@ class CapturedStep:
         self.release()
 
 
-def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
+def capture_step(step: Callable[[], object]) -> CapturedStep:
     """Capture a training step in a CUDA graph, and replay it once; every rank calls it.
 
         optimizer = torch.optim.AdamW(module.parameters(), fused=True, capturable=True)
@@ -162,8 +163,8 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
                 tokens.copy_(batch)  # an input is written in place
                 loss = captured.replay()
 
-    ``warmup`` steps, at least 1, are taken before the capture, so ``warmup + 1`` in all. In them
-    the order of the gradients is agreed on, and memory, communicators and kernels are made.
+    Three steps are taken before the capture, so four in all. In them the order of the gradients is
+    agreed on, and memory, communicators and kernels are made.
 
     ``step`` takes no arguments and returns tensors, of which the floating ones must be finite. It
     is called on a side stream; every wrapper of this package can be part of it. It must fulfil
@@ -180,14 +181,12 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
     Returns a CapturedStep. Gradients live in the graph's memory, which ``release()`` or the end of
     the context frees.
 
-    Raises ValueError without a step of warm-up and RuntimeError without a GPU. What the capture
-    raises passes through; then end the process: that step's messages were recorded and never sent.
+    Raises RuntimeError without a GPU. What the capture raises passes through; then end the process:
+    that step's messages were recorded and never sent.
     """
     import torch
     from torch.utils._pytree import tree_map  # there is none by a public name
 
-    if warmup < 1:
-        raise ValueError(f"warmup must be at least 1; got {warmup!r}")
     if not torch.cuda.is_available():
         raise RuntimeError("a CUDA graph needs a GPU, and there is none here; call the step itself")
     output = None
@@ -204,7 +203,7 @@ def capture_step(step: Callable[[], object], warmup: int = 3) -> CapturedStep:
     # NCCL's watchdog, a thread of its own, asks after earlier work meanwhile.
     graphs = CudaGraphs(error_mode="thread_local")
     try:
-        graph = graphs.capture(lambda: work, warmup)
+        graph = graphs.capture(lambda: work, WARMUP)
     except Exception as error:
         error.add_note("a step that was being captured is cut off: end the processes of all ranks")
         raise

@@ -177,8 +177,6 @@ def _checked_files(folder: Path) -> list[Path]:
         checksum, _, name = line.partition("  ")
         checksums[name] = checksum
     there = {path.name for path in folder.glob(FILES)}
-    if not there:
-        raise ValueError(f"{folder} has no {FILES}: it is not of this version's save_sharded")
     wrong = checksums.keys() ^ there
     for name in there - wrong:
         if _checksum(folder / name) != checksums[name]:

@@ -68,14 +68,15 @@ class Schedule:
 
     def before_forward(self, unit: Unit) -> None:
         """Have the unit's parameters whole, and the next one's on their way."""
-        again = in_backward()  # a checkpoint computes this anew
-        if not again and unit is not self.root and not self._in_forward:
-            unit.free()  # called by itself: what it had may be of an earlier step
-        if self._in_forward and not again:
+        if in_backward():  # a checkpoint computes this anew
+            unit.issue()
+        elif self._in_forward:
             self._meet_order(unit)
-        unit.issue()
-        if self._in_forward and not again:
+            unit.issue()
             self._gather_ahead(self._after.get(unit))
+        else:
+            unit.free()  # called by itself: what it had may be of an earlier step
+            unit.issue()
         unit.refresh()
         unit.wait_to_compute()
 
@@ -102,11 +103,9 @@ class Schedule:
         if unit is self.root:
             self._in_forward = False
             self._meet_order(None)
-            if output is not None and not needed:
-                self._waits_for_backward = False
-            # Kept for a backward that will not come.
-            if not needed:
+            if not needed:  # no backward will come, unless the forward raised
                 self._free_all()
+                self._waits_for_backward &= output is None
             return
         # Backward wants the last one at once.
         is_last = self._in_order and unit is self.units[-1]
@@ -126,15 +125,12 @@ class Schedule:
             if x.grad_fn is None:
                 x.register_hook(lambda _: begin(None))
                 continue
+            begin_once = _once_a_backward(begin)
+            _call_before(x.grad_fn, begin_once)
             # Changed in place by the caller, a view gets another history, but not its base's, which
             # has no public name.
-            base = x._base.grad_fn if x._is_view() else None
-            if base is None:
-                _call_before(x.grad_fn, begin)
-            else:
-                begin_once = _once_a_backward(begin)
-                _call_before(x.grad_fn, begin_once)
-                _call_before(base, begin_once)
+            if x._is_view() and x._base.grad_fn is not None:
+                _call_before(x._base.grad_fn, begin_once)
         return bool(tensors)
 
     # Backward.
@@ -233,8 +229,8 @@ def _call_before(node: Node, begin: Callable) -> None:
 
 
 def _once_a_backward(begin: Callable) -> Callable:
-    """Return ``begin`` for the first of two nodes: the base of a view may be what an earlier unit
-    made, and when that comes this one is through."""
+    """Return ``begin`` for the first of two nodes, where there are two: the base of a view may be
+    what an earlier unit made, and when that comes this one is through."""
     last = None
 
     def begin_once(mark: object) -> None:

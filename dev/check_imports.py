@@ -17,7 +17,7 @@ from pathlib import Path
 
 PACKAGE = "a2lib"
 ROOT = ""  # a2lib/__init__.py
-BASE = {ROOT, "errors", "checks", "paths", "shapes", "activations"}
+BASE = {ROOT, "errors", "checks", "owners", "paths", "shapes", "activations"}
 LIBRARY = BASE | {"attention", "model", "optim", "parallel"}
 MEASURED = LIBRARY | {"theory", "lab"}
 PAGES = "one page's"

@@ -10,6 +10,7 @@ from notebook_cells import load_cells
 
 from a2lib.lab import graphs, time_many
 from a2lib.lab.device import Sensors
+from a2lib.parallel.graphs import CudaGraphs
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +56,7 @@ def test_a_replay_computes_the_call_from_what_its_inputs_hold_now(name, pass_):
 
         return call
 
-    captured = graphs.CudaGraphs().capture(make, 2)
+    captured = CudaGraphs().capture(make, 2)
     with torch.no_grad():
         do.mul_(-0.5)
         if pass_ != "backward":  # which reads what its forward has saved, at these addresses

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from a2lib.parallel.owners import assign
+from a2lib.owners import assign
 
 # The bytes of a small Transformer's parameters: an embedding, blocks, a head.
 TRANSFORMER = [4000, *[1024, 1024, 1024, 1024, 2730, 2730, 2730, 32, 32] * 6, 32, 4000]

@@ -14,11 +14,14 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from a2lib.lab.failures import LostContext, classify, failed, is_lost, note, trial
 from a2lib.lab.sections import Section
 from a2lib.lab.timing import Clock, Timing, in_turns, sample_count, time_many
-from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
+
+if TYPE_CHECKING:
+    from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 
 REP_MS = 80.0
 MIN_N, MAX_N = 3, 300
@@ -53,6 +56,8 @@ def time_replays(
 
     Raises NoGraph for the first that cannot be captured or replayed.
     """
+    from a2lib.parallel.graphs import CudaGraphs
+
     graphs, clock = graphs or CudaGraphs(), clock or Clock("cuda")
     captured: dict[str, CapturedGraph] = {}
     samples: dict[str, list[float]] = defaultdict(list)

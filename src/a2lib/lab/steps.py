@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from a2lib.checks import check_name, check_sizes
 from a2lib.errors import UnsupportedError
@@ -35,10 +35,12 @@ from a2lib.lab.device import synchronize
 from a2lib.lab.failures import LostContext
 from a2lib.lab.memory import free_memory
 from a2lib.lab.timing import Mark
-from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 from a2lib.shapes import MODELS, Shape, named_size
 from a2lib.theory import roofline
 from a2lib.theory.roofline import NARROW
+
+if TYPE_CHECKING:
+    from a2lib.parallel.graphs import CapturedGraph, CudaGraphs
 
 PHASES = {
     "inference": ("forward",),
@@ -277,7 +279,9 @@ def timed(step, around: Phase = nullcontext) -> StepTimes:
     return StepTimes(ms, host, value if math.isfinite(value) else None)
 
 
-def _graphs(config: StepConfig) -> CudaGraphs:
+def _graphs(config: StepConfig) -> "CudaGraphs":
+    from a2lib.parallel.graphs import CudaGraphs
+
     # An update beside the backward has priority 0: the backward's kernels stand before its.
     return CudaGraphs(priority=-1 if config.mode == "overlapped-step" else 0)
 
@@ -297,7 +301,7 @@ class CapturedStep:
     the host. Inputs are static, gradients live in the graph's memory, and `output` is the tensor
     that each replay writes, the loss or the logits."""
 
-    def __init__(self, step: TrainingStep, graph: CapturedGraph, output) -> None:
+    def __init__(self, step: TrainingStep, graph: "CapturedGraph", output) -> None:
         self.config, self.device, self.drop_gradients = step.config, "cuda", step.drop_gradients
         self._step, self._graph, self.output = step, graph, output
 

@@ -28,7 +28,6 @@ from a2lib.errors import UnsupportedError
 from a2lib.lab.device import synchronize
 from a2lib.lab.steps import Phase, StepConfig, TrainingStep
 from a2lib.lab.timing import Mark, RankTimes, in_turns, meet
-from a2lib.parallel.graphs import CudaGraphs
 
 # Atomic additions of a backward change last bits; a mean that is none is wrong by its own size.
 TOLERANCE = 0.01
@@ -42,7 +41,11 @@ FINISH = "finish_gradient_synchronization"
 
 def on_stream(device: str) -> AbstractContextManager:
     """Return the context in which a training is made and run whose step may be captured."""
-    return CudaGraphs().on_stream() if device == "cuda" else nullcontext()
+    if device != "cuda":
+        return nullcontext()
+    from a2lib.parallel.graphs import CudaGraphs
+
+    return CudaGraphs().on_stream()
 
 
 class Training(TrainingStep):

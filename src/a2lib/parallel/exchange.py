@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from a2lib.owners import CHUNKS, largest_first
 from a2lib.parallel.group import all_gather_single
-from a2lib.parallel.owners import CHUNKS, largest_first
 from a2lib.parallel.tensors import round_up
 
 # CHUNKS of a dtype, but none below so many bytes: what is exposed is the update of the first one or

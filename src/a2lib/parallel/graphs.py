@@ -3,24 +3,24 @@
 Launched from Python, a step on a fast GPU waits for the host, and communication that seems hidden
 may hide in the host's gaps. A replay's time is the GPU's. Where a capture fails, end the process:
 PyTorch is not fit for more work then.
-
-Importing this needs no torch; capturing does.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from contextlib import AbstractContextManager
+from typing import Self
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map  # there is none by a public name
 
 Call = Callable[[], object]
 WARMUP = 3  # steps
 # One stream per device and priority for the life of the process: cuBLAS keeps a workspace for each
 # it has seen.
-_streams: dict = {}
+_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
 
 class CudaGraphs:
@@ -31,19 +31,16 @@ class CudaGraphs:
     """
 
     def __init__(self, error_mode: str = "global", priority: int = 0) -> None:
-        import torch
-
         self._error_mode = error_mode
-        self._torch, self._cuda = torch, torch.cuda
         place = torch.cuda.current_device(), priority
         if place not in _streams:
             _streams[place] = torch.cuda.Stream(priority=priority)
         self._stream = _streams[place]
 
-    def on_stream(self):
+    def on_stream(self) -> AbstractContextManager:
         """Return the context in which the side stream is current, after all that was queued."""
-        self._stream.wait_stream(self._cuda.current_stream())
-        return self._cuda.stream(self._stream)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._stream)
 
     def capture(self, make: Callable[[], Call], calls: int) -> CapturedGraph:
         """Return a graph of the call that ``make`` returns, run ``calls`` times before.
@@ -53,23 +50,22 @@ class CudaGraphs:
         raised first. The outputs of the call, a tensor or a tuple of tensors, are filled with NaN
         and must come back finite from a first replay.
         """
-        cuda = self._cuda
         with self.on_stream():
             call = make()
             for _ in range(calls):
                 call()
-        graph, outputs, first = cuda.CUDAGraph(), [], None
+        graph, outputs, first = torch.cuda.CUDAGraph(), [], None
         collecting = gc.isenabled()
         # A cycle collected in mid-capture may free what other streams have used.
         gc.disable()
         try:
             # The outer context, since graph() leaves its stream current where its end fails.
             with (
-                cuda.stream(self._stream),
-                cuda.graph(graph, stream=self._stream, capture_error_mode=self._error_mode),
+                torch.cuda.stream(self._stream),
+                torch.cuda.graph(graph, stream=self._stream, capture_error_mode=self._error_mode),
             ):
                 try:
-                    outputs = self._tensors(call())
+                    outputs = _floating(call())
                 except Exception as error:
                     first = error
                     raise
@@ -82,17 +78,9 @@ class CudaGraphs:
         self._check(graph, outputs)
         return CapturedGraph(graph, call)
 
-    def _tensors(self, result: object) -> list:
-        results = result if isinstance(result, tuple | list) else [result]
-        tensors = []
-        for x in results:
-            if isinstance(x, self._torch.Tensor) and x.is_floating_point():
-                tensors.append(x.detach())
-        return tensors
-
-    def _check(self, graph, outputs: list) -> None:
+    def _check(self, graph: torch.cuda.CUDAGraph, outputs: list[Tensor]) -> None:
         """Raise where a replay leaves an output as it was: then not all of the call is captured."""
-        with self._cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream):
             for output in outputs:
                 output.fill_(float("nan"))
             graph.replay()
@@ -102,10 +90,19 @@ class CudaGraphs:
                     raise RuntimeError("its replay does not write all of its outputs")
 
 
+def _floating(result: object) -> list[Tensor]:
+    """Return the floating tensors of what a call returned."""
+    tensors = []
+    for x in result if isinstance(result, tuple | list) else [result]:
+        if isinstance(x, Tensor) and x.is_floating_point():
+            tensors.append(x.detach())
+    return tensors
+
+
 class CapturedGraph:
     """``replay()`` queues the captured kernels on the current stream."""
 
-    def __init__(self, graph, call: Call) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, call: Call) -> None:
         self._graph, self._call = graph, call
         self.replay = graph.replay
 
@@ -125,8 +122,6 @@ class CapturedStep:
 
     def replay(self) -> object:
         """Queue the step on the current stream; returns ``output``. Every rank replays."""
-        import torch
-
         self._graph.replay()
         self._streams.add(torch.cuda.current_stream())
         return self.output
@@ -184,15 +179,12 @@ def capture_step(step: Callable[[], object]) -> CapturedStep:
     Raises RuntimeError without a GPU. What the capture raises passes through; then end the process:
     that step's messages were recorded and never sent.
     """
-    import torch
-    from torch.utils._pytree import tree_map  # there is none by a public name
-
     if not torch.cuda.is_available():
         raise RuntimeError("a CUDA graph needs a GPU, and there is none here; call the step itself")
     output = None
 
     def detached(x: object) -> object:
-        return x.detach() if isinstance(x, torch.Tensor) else x
+        return x.detach() if isinstance(x, Tensor) else x
 
     def work() -> object:
         nonlocal output

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
+from a2lib.owners import assign
 from a2lib.parallel.agreement import parameters_of
 from a2lib.parallel.exchange import Chunk, lay_out
 from a2lib.parallel.group import check_alike, describe, is_shard, member
-from a2lib.parallel.owners import assign
 from a2lib.parallel.tensors import group_by
 
 # What a group of the local optimizer does not share with the one that is seen from outside.

@@ -9,7 +9,7 @@ has one owner, which keeps its moments (``assign``):
 """
 
 from a2lib.checks import check_name
-from a2lib.parallel.owners import assign
+from a2lib.owners import assign
 from a2lib.theory.memory.step import OTHER, PARAMETERS, WORKSPACE, StepMemory, optimizer_bytes
 
 MOMENTS = ("init", "before", "after")

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from a2lib.parallel.owners import CHUNKS
+from a2lib.owners import CHUNKS
 from a2lib.report.metrics import copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.pages import collectives

@@ -2,14 +2,17 @@
 
 import copy
 import itertools
+import warnings
 
 import checking
 import torch
-from checking import Tied, check, loss_on, raises, same, take_step, token_batches
+from checking import Tied, check, loss_on, raises, same, take_step, token_batches, world
 from checks_fsdp import BOTH, check_freed, check_weights
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD, Adafactor, AdamW
 
+from a2lib.optim import MasterAdamW
 from a2lib.parallel import FSDP
 
 
@@ -71,6 +74,27 @@ def optimizers_of_whole_matrices_are_refused():
             with raises(ValueError, f"{cls.__name__} looks at whole matrices or at all"):
                 optimizer.step(lambda: torch.zeros(()))
             checking.same_each(fsdp.parameters(), before)
+
+
+@check(2)
+def masters_of_rows_step_as_those_of_whole_matrices():
+    """To the bit, of rows that two ranks do not divide, or of which one has none."""
+    _, size = world()
+    first = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1, bias=False))
+    with warnings.catch_warnings(action="ignore"):  # PyTorch's own
+        of_pytorch = fully_shard(copy.deepcopy(first))
+    with raises(ValueError, "a parameter is a DTensor"):
+        MasterAdamW(of_pytorch.parameters())
+    fsdp, reference = FSDP(copy.deepcopy(first)), copy.deepcopy(first)
+    with raises(ValueError, "a parameter is a shard of FSDP, which keeps its dtype; allowed is"):
+        MasterAdamW(fsdp.parameters(), working_dtype=torch.bfloat16)
+    optimizers = checking.optimizers_of((fsdp, reference), MasterAdamW, lr=3e-3, weight_decay=0.1)
+    for step in range(3):
+        batches = torch.randn(size, 4, 3)
+        losses = checking.losses_of(checking.output_square, batches)
+        checking.backward_of_each(fsdp, reference, losses)
+        take_step(*optimizers)
+        check_weights(fsdp, reference, f"step {step}")
 
 
 class Generates(nn.Module):

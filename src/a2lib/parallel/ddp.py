@@ -47,7 +47,7 @@ from torch.optim import Optimizer
 
 from a2lib.parallel.agreement import Agreement, Members, wrappers
 from a2lib.parallel.copy_engines import CopyEngines, Then, choose
-from a2lib.parallel.group import Mean, capturing, make_alike, mean_operator, member
+from a2lib.parallel.group import Mean, capturing, make_alike, mean_operator, member, one_device
 from a2lib.parallel.lane import Lane
 from a2lib.parallel.tensors import group_by
 
@@ -368,8 +368,9 @@ class BucketedDDP(_Replica):
             raise ValueError(
                 f"communication_dtype must be a floating dtype or None; got {communication_dtype}"
             )
+        # First: a wrapper that has hooks stays, in a traceback for example, where this raises.
+        self.communication, self.why_backend = choose(communication, group, one_device(module))
         super().__init__(module, group)
-        self.communication, self.why_backend = choose(communication, group, self.device)
         carriers = {"backend": Backend, "copy_engines": CopyEngines}
         self._carrier = carriers[self.communication](group, self.device, communication_dtype)
         self._bucket_bytes = bucket_size_mb * MB

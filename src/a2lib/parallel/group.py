@@ -125,13 +125,9 @@ def check_alike(what: str, lines: Sequence[str], group: dist.ProcessGroup | None
 @torch.no_grad()
 def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
     """Give the module's parameters and buffers the values of the group's rank 0; return their
-    device. Collective. Raises ValueError where ranks differ in more, for several devices or
-    "meta", for shards of FSDP, and for complex parameters that are trained."""
-    tensors = [*module.parameters(), *module.buffers()]
-    devices = {x.device for x in tensors}
-    if len(devices) > 1 or torch.device("meta") in devices:
-        names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"parameters and buffers must be on one device and not meta; got {names}")
+    device. Collective. Raises ValueError where ranks differ in more, for shards of FSDP, for
+    complex parameters that are trained, and as ``one_device``."""
+    device = one_device(module)
     for name, p in module.named_parameters():
         if is_shard(p):
             raise ValueError(
@@ -141,14 +137,14 @@ def make_alike(module: nn.Module, group: dist.ProcessGroup | None) -> torch.devi
             raise ValueError(f"{name} is complex; keep it as pairs of real numbers (view_as_real)")
     check_alike("parameters", describe(module.named_parameters()), group)
     check_alike("buffers", describe(module.named_buffers()), group)
-    for x in tensors:
+    for x in (*module.parameters(), *module.buffers()):
         if x.numel():
             # As bytes, whatever the dtype, in one block.
             dense = x.detach().contiguous()
             dist.broadcast(dense.reshape(-1).view(torch.uint8), group=group, group_src=0)
             if dense.data_ptr() != x.data_ptr():
                 x.copy_(dense)
-    return devices.pop() if devices else torch.device("cpu")
+    return device
 
 
 def is_shard(parameter: Tensor) -> bool:
@@ -169,6 +165,16 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
         trained = " trained" if x.requires_grad else ""
         lines.append(f"{name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}{trained}")
     return lines
+
+
+def one_device(module: nn.Module) -> torch.device:
+    """Return the device of every parameter and buffer; raises ValueError where there are several,
+    or "meta"."""
+    devices = {x.device for x in (*module.parameters(), *module.buffers())}
+    if len(devices) > 1 or torch.device("meta") in devices:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"parameters and buffers must be on one device and not meta; got {names}")
+    return devices.pop() if devices else torch.device("cpu")
 
 
 def mean_operator(

@@ -119,9 +119,12 @@ class Schedule:
     def _watch(self, unit: Unit, output: object) -> bool:
         """Have the unit's backward begin when a gradient reaches ``output``; return whether one
         can."""
-        tensors = [x for x in _tensors_in(unit, output) if x.requires_grad]
         begin = functools.partial(self.before_backward, unit)
-        for x in tensors:
+        needed = False
+        for x in _tensors_in(unit, output):
+            if not x.requires_grad:
+                continue
+            needed = True
             if x.grad_fn is None:
                 x.register_hook(lambda _: begin(None))
                 continue
@@ -131,7 +134,7 @@ class Schedule:
             # has no public name.
             if x._is_view() and x._base.grad_fn is not None:
                 _call_before(x._base.grad_fn, begin_once)
-        return bool(tensors)
+        return needed
 
     # Backward.
 
@@ -148,15 +151,14 @@ class Schedule:
         self._waits_for_backward = False
         self.accumulated = True
         self._meet_order(unit)
-        done: list[Unit] = []
+        done: list[tuple[Unit, list[Prepared]]] = []
         still: list[Unit] = []
         for other in self._begun:
             same_node = mark is not None and other.began_at is mark
             if other is self.root or same_node:
                 still.append(other)
             else:
-                done.append(other)
-        prepared = [self._prepare(other) for other in done]
+                done.append((other, self._prepare(other)))
         if not self._begun:
             # Nothing is left behind a backward, which zero_grad could not reach. PyTorch calls this
             # at its end, and has no public name for it.
@@ -166,8 +168,8 @@ class Schedule:
         self._begun.append(unit)
         unit.issue()
         self._gather_ahead(self._before.get(unit))
-        for other, gradients in zip(done, prepared, strict=True):
-            self._send(other, gradients)
+        for other, prepared in done:
+            self._send(other, prepared)
         unit.wait_to_compute()
 
     @torch.no_grad()

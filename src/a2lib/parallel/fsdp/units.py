@@ -52,9 +52,12 @@ class Unit:
         self.name, self.module = name, module
         self.sharded: list[Sharded] = []
         self.cast: list[Replicated] = []
+        trained: list[Sharded] = []
         for p in parameters:
             if isinstance(p, Sharded):
                 self.sharded.append(p)
+                if p.master.requires_grad:
+                    trained.append(p)
             elif p.shown is not p.master:
                 self.cast.append(p)
         self.parameters = [*self.sharded, *self.cast]
@@ -66,7 +69,6 @@ class Unit:
         self._lane = lane
         self._filled: torch.cuda.Event | None = None
         self._lay_out()
-        trained = [p for p in self.sharded if p.master.requires_grad]
         groups = group_by(trained, lambda p: (p.master.dtype, p.shown_dtype))
         self._alike = list(map(Alike, groups))
         # Copy engines need memory that ranks share.

@@ -220,12 +220,6 @@ def test_averages_of_what_does_not_hide_have_one_base(rows):
     assert page.unhidden(found)["dp"] == pytest.approx((8 / 48 + 4 / 96) / 2)
 
 
-def test_the_share_of_both_passes_counts_the_forward_that_sends_nothing(rows):
-    wide = rows.assign(d_ff=page.WIDTH)
-    # 9 ms of matmuls and 12 of messages take 18
-    assert page.hidden_of_both(wide, 500) == pytest.approx(3 / 9)
-
-
 def test_an_estimate_sends_gradients_as_wide_as_its_wrapper_does():
     seconds = {}
     for wrapper in ("fsdp", "fsdp2", "fsdp_copies"):

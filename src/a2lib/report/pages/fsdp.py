@@ -21,7 +21,8 @@ from a2lib.theory.transformer import parameter_count
 MARK_MS = 0.01  # a wait of this length is the two events' own time
 MODELS = ("xl25", "2.7B")
 COPIES, NCCL = "fsdp_copies", "fsdp"  # a2lib's FSDP, by what carries its messages
-STEPS = {  # a line of the table of steps: a row's wrapper, and which of its columns
+# A line of a table of steps: a row's wrapper, and which of its columns.
+GRAPH_STEPS = {
     "one GPU": ("ddp_copies", "ms_without"),
     "one GPU, update overlapped": ("ddp_updating", "ms_without"),
     "FSDP, copy engines": (COPIES, "ms"),
@@ -29,7 +30,12 @@ STEPS = {  # a line of the table of steps: a row's wrapper, and which of its col
     "DDP, copy engines, update per bucket": ("ddp_updating", "ms"),
     "FSDP, NCCL": (NCCL, "ms"),
     "PyTorch's FSDP2": ("fsdp2", "ms"),
-    "one GPU, autocast": (COPIES, "ms_without"),
+}
+PYTHON_STEPS = {
+    "one GPU": (COPIES, "ms_without"),
+    "FSDP, copy engines": (COPIES, "ms"),
+    "FSDP, NCCL": (NCCL, "ms"),
+    "PyTorch's FSDP2": ("fsdp2", "ms"),
 }
 MOMENTS = {
     "init": "after init",
@@ -166,35 +172,32 @@ def least_update_ms(ceiling: pd.DataFrame, model: str = "xl25") -> float:
     return UPDATE_BYTES * parameter_count(SIZES[model]) / copy_bandwidth(ceiling) / 1e9
 
 
-def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the ms of each step: a column for each model and launch."""
-    table = pd.DataFrame({"step": [*STEPS]})
-    for capture, launch in ((True, "graph"), (False, "Python")):
-        for model in MODELS:
-            rows = pick(steps, model=model, capture=capture).set_index("wrapper")
-            times = [rows[column].get(wrapper) for wrapper, column in STEPS.values()]
-            table[f"{TITLES[model]}, {launch}"] = cells(times)
+def steps_table(steps: pd.DataFrame, lines: dict, capture: bool) -> pd.DataFrame:
+    """Return the ms of the steps of ``lines`` by one launch: a column for each model."""
+    table = pd.DataFrame({"step": [*lines]})
+    for model in MODELS:
+        rows = pick(steps, model=model, capture=capture).set_index("wrapper")
+        table[TITLES[model]] = cells([rows.loc[wrapper, name] for wrapper, name in lines.values()])
     return table
 
 
 def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
     """Return the parts of the 2.0B step in a CUDA graph: as expected from one GPU's with 16-bit
-    weights, and FSDP's by transport."""
-    copies, nccl = step(steps, COPIES), step(steps, NCCL)
+    weights, FSDP's over copy engines, and by how much they are longer."""
+    row = step(steps, COPIES)
     update = least_update_ms(ceiling)
     passes = narrow_ddp(steps).ms_without - update
     parts = {
-        "forward, backward": (passes, copies.backward_ms, nccl.backward_ms),
-        "in these, waits for gathers": (0, copies.ms_waited, nccl.ms_waited),
-        "update: all after the backward": (
-            update / 2,
-            copies.ms - copies.backward_ms,
-            nccl.ms - nccl.backward_ms,
-        ),
-        "whole step": (passes + update / 2, copies.ms, nccl.ms),
+        "forward, backward, without waits": (passes, row.backward_ms - row.ms_waited),
+        "waits for gathers": (0, row.ms_waited),
+        "all after the backward: update": (update / 2, row.ms - row.backward_ms),
+        "whole step": (passes + update / 2, row.ms),
     }
-    lines = [[name, *cells(times)] for name, times in parts.items()]
-    return pd.DataFrame(lines, columns=["part", "expected", "FSDP, copy engines", "FSDP, NCCL"])
+    table = pd.DataFrame({"part": [*parts]})
+    table["expected"] = cells([expected for expected, _ in parts.values()])
+    table["FSDP"] = cells([measured for _, measured in parts.values()])
+    table["longer by"] = cells([measured - expected for expected, measured in parts.values()])
+    return table
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

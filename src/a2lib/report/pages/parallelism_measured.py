@@ -212,14 +212,6 @@ def unhidden(rows: pd.DataFrame) -> pd.Series:
     return with_enough_tokens(rows).groupby("scheme")["lost"].mean()
 
 
-def hidden_of_both(rows: pd.DataFrame, tokens: int) -> float:
-    """Return the hidden share of data parallelism's forward and backward together."""
-    rows = pick(rows, backend="nccl", world_size=2, implementation="a2lib", scheme="dp")
-    row = one(rows, tokens=tokens, pass_="end_to_end", d_ff=WIDTH)
-    parts = row.ms_without, row.ms_communication
-    return (sum(parts) - row.ms) / min(parts)
-
-
 def longer(row) -> float:
     """Return the ms of the longer of a pass's computation and communication, each timed alone."""
     return max(row.ms_without, row.ms_communication)

@@ -107,33 +107,21 @@ def _interpreted() -> bool:
 # A pass that ran before.
 
 
-class _Launch(NamedTuple):
-    """A compiled kernel bound to its grid, as PyTorch's compiler launches it.
-
-    ``run(stream, *compiled, *addresses, *values)``, with those addresses of a pass that ``choose``
-    takes, the first of them made descriptors by the functions in ``describe``.
-    """
-
-    run: Callable
-    compiled: tuple
-    choose: Callable
-    describe: tuple[Callable, ...]
-    values: tuple
-
-
 class _Kept(NamedTuple):
     """A pass that ran.
 
-    ``results`` are shapes, strides and dtypes of what it makes, with None for what is not wanted.
+    ``launches`` launch a kernel each, of a stream and the addresses of a pass. ``results`` are
+    shapes, strides and dtypes of what it makes, with None for what is not wanted.
     So is ``scratch``, which the kernels alone see, with the bytes at which they see something: all
     is one block where it is small. ``gpu`` is the index of the device, of ``several`` or alone.
     """
 
-    launches: tuple[_Launch, ...]
+    launches: tuple[Callable[[int | None, list[int]], None], ...]
     results: tuple[tuple | None, ...]
     scratch: tuple[tuple[tuple, tuple[int, ...]], ...]
     gpu: int | None
     several: bool
+    stream_of: Callable[[int], int] | None
 
 
 # Emptied when a program of ever-changing shapes has filled it.
@@ -161,7 +149,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     kept = _kept.get(key)
     if kept is None:
         return None
-    launches, results, scratch, gpu, several = kept
+    launches, results, scratch, gpu, several, stream_of = kept
     addresses = [x.data_ptr() for x in inputs]
     for address in addresses:
         if address % 16:
@@ -186,23 +174,10 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
         start = x.data_ptr()
         for offset in offsets:
             addresses.append(start + offset)
-    stream = None if gpu is None else _stream_of()(gpu)
-    for run, compiled, choose, describe, values in launches:
-        chosen = choose(addresses)
-        if describe:
-            pairs = zip(describe, chosen, strict=False)
-            chosen = *[as_descriptor(x) for as_descriptor, x in pairs], *chosen[len(describe) :]
-        run(stream, *compiled, *chosen, *values)
+    stream = None if stream_of is None else stream_of(gpu)
+    for launch in launches:
+        launch(stream, addresses)
     return made
-
-
-@functools.cache
-def _stream_of():
-    """Return the function that says a GPU's current stream; launches would ask one by one."""
-    # What Triton's own launches ask: PyTorch's public way makes an object of each stream.
-    from triton.runtime import driver
-
-    return driver.active.get_current_stream
 
 
 # A pass that runs for the first time.
@@ -213,13 +188,14 @@ def _run(key, inputs, results, is_causal: bool, scale: float | None) -> None:
     tensors = Tensors(*inputs, *results)
     seen = Tensors(*[x if x is None else as_batched_heads(x) for x in tensors])
     seen = seen._replace(lse=tensors.lse)
+    device = seen.q.device
     call = call_of(seen, is_causal)
     scale = 1 / math.sqrt(call.head_dim) if scale is None else scale
     compiled = None
     while compiled is None:
         pass_ = Pass(seen, call, scale)
         steps = pass_.forward() if seen.do is None else pass_.backward()
-        with _current(seen.q.device):
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             compiled = _launch_steps(steps)
     was_copied = any(x.data_ptr() != y.data_ptr() for x, y in zip(inputs, seen, strict=False))
     if key is None or was_copied or not compiled or None in compiled:
@@ -230,7 +206,7 @@ def _run(key, inputs, results, is_causal: bool, scale: float | None) -> None:
     launches = [_bind(*pair, places) for pair in zip(steps, compiled, strict=True)]
     if len(_kept) >= CAPACITY:
         _kept.clear()
-    _kept[key] = _keep(launches, results, pass_.scratch, seen.q.device)
+    _kept[key] = _keep(launches, results, pass_.scratch, device)
 
 
 def call_of(tensors: Tensors, is_causal: bool) -> dispatch.Call:
@@ -287,29 +263,38 @@ def kernel_of(name: str):
     return getattr(importlib.import_module(f"a2lib.attention.{module}"), function)
 
 
-def _current(device):
-    """Make ``device`` the current one where it is a GPU and is not."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
-
-
-def _bind(step: Step, compiled, places: dict[int, int]) -> _Launch:
-    """Return the launch of a step with addresses of a pass, by tensor at ``places``."""
+def _bind(step: Step, compiled, places: dict[int, int]) -> Callable:
+    """Return a function that launches a step as PyTorch's compiler does, with addresses of a pass,
+    by tensor at ``places``."""
     tensors = [*(x.base for x in step.descriptors), *step.tensors]
     names = kernel_of(step.kernel).arg_names[len(tensors) + len(step.numbers) :]
+    choose = operator.itemgetter(*(places[id(x)] for x in tensors))
+    describe = tuple(map(_address_descriptor, step.descriptors))
+    values = (*step.numbers, *map(step.options.get, names))
+    run, n_programs = compiled.run, step.n_programs
     # Without Triton's hooks, of which ``compiled[grid](...)`` makes a dict at each launch.
-    no_hooks = (None, None, None)
-    return _Launch(
-        run=functools.partial(compiled.run, step.n_programs, 1, 1),
-        compiled=(compiled.function, compiled.packed_metadata, *no_hooks),
-        choose=operator.itemgetter(*(places[id(x)] for x in tensors)),
-        describe=tuple(map(_address_descriptor, step.descriptors)),
-        values=(*step.numbers, *(step.options[name] for name in names)),
-    )
+    compiled = (compiled.function, compiled.packed_metadata, None, None, None)
+
+    def launch(stream, addresses):
+        run(n_programs, 1, 1, stream, *compiled, *choose(addresses), *values)
+
+    def launch_described(stream, addresses):
+        chosen = choose(addresses)
+        pairs = zip(describe, chosen, strict=False)
+        descriptors = [as_descriptor(x) for as_descriptor, x in pairs]
+        rest = chosen[len(describe) :]
+        run(n_programs, 1, 1, stream, *compiled, *descriptors, *rest, *values)
+
+    return launch_described if describe else launch
 
 
 def _keep(launches, results, scratch: list[Tensor], device) -> _Kept:
+    stream_of = None
+    if device.type == "cuda":
+        # Asked once for all launches. PyTorch's public way makes an object of each stream.
+        from triton.runtime import driver
+
+        stream_of = driver.active.get_current_stream
     offsets, end = [], 0
     for x in scratch:  # as far apart as the allocator has them
         offsets.append(end)
@@ -325,6 +310,7 @@ def _keep(launches, results, scratch: list[Tensor], device) -> _Kept:
         scratch=tuple(scratch_layouts),
         gpu=device.index if device.type == "cuda" else None,
         several=device.type == "cuda" and torch.cuda.device_count() > 1,
+        stream_of=stream_of,
     )
 
 

@@ -123,6 +123,10 @@ def all_calls():
         yield tensors, call._replace(multiprocessors=132, **options)
 
 
+# What kernels multiply, also where there are no rows: a kernel of two dtypes does not compile.
+OPERANDS = {"ieee": torch.bfloat16, "bf16x6": torch.bfloat16, "fp16x3": torch.float16}
+
+
 @pytest.mark.triton
 def test_every_call_has_launches_and_every_row_of_the_table_a_call():
     """No kernel is without a tile, and no tile is left."""
@@ -137,6 +141,10 @@ def test_every_call_has_launches_and_every_row_of_the_table_a_call():
                     assert not step.options.get("ORDERED") and not step.options.get("CHUNKS")
                 if step.tile:
                     used.add(step.tile)
+                    # The forward splits q by itself.
+                    operands = step.tensors[1:3] if "forward" in step.kernel else step.tensors[:3]
+                    for x in operands:
+                        assert x.dtype == OPERANDS[step.options["PRECISION"]], step.kernel
     table = set()
     for key, rows in tiles.TILES.items():
         table |= {(key, row.tile) for row in rows}

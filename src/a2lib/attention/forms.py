@@ -241,16 +241,14 @@ class Pass:
         if on_hopper:
             self._sweep_hopper(rows, sums, turns, in_chunks)
         else:
-            self._sweep_chunks(
-                "backward_wide" if form == "two_terms" else "backward_chunks", rows, sums, early
-            )
+            kernel = "backward_wide" if form == "two_terms" else "backward_chunks"
+            self._sweep_chunks(kernel, rows, sums, early)
 
         n_programs = ceil_div(call.n_queries, B) * call.n_heads + of_keys
         sizes = (self.scale, call.heads, call.kv_heads, call.n_heads, call.n_queries, call.n_keys)
         numbers = (*strides(*gradients), *sizes)
-        self._add(
-            "finish", n_programs, (*sums, *gradients), numbers, options | {"launch_pdl": early}
-        )
+        options["launch_pdl"] = early
+        self._add("finish", n_programs, (*sums, *gradients), numbers, options)
 
     def _sweep_chunks(self, kernel, rows, sums, early):
         """Add the kernel of plain Triton that adds up all gradients."""
@@ -322,8 +320,9 @@ class Pass:
         return x
 
     def _split(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what kernels read of two tensors of one shape: them or, in fp32, their terms."""
-        if self.precision == "ieee" or x.numel() == 0:
+        """Return what kernels read of two tensors of one shape: them or, in fp32, their terms, also
+        of no rows."""
+        if self.precision == "ieee":
             return x, z
         batch, heads, n_rows, d = x.shape
         B = SPLIT_ROWS[self.precision]

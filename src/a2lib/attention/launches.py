@@ -110,10 +110,11 @@ def _interpreted() -> bool:
 class _Kept(NamedTuple):
     """A pass that ran.
 
-    ``launches`` launch a kernel each, of a stream and the addresses of a pass. ``results`` are
-    shapes, strides and dtypes of what it makes, with None for what is not wanted.
-    So is ``scratch``, which the kernels alone see, with the bytes at which they see something: all
-    is one block where it is small. ``gpu`` is the index of the device, of ``several`` or alone.
+    ``launches`` launch a kernel each, of a stream and the addresses of the pass: those of inputs,
+    results and scratch. ``results`` are shapes, strides and dtypes of what it makes, with None for
+    what is not wanted. So is ``scratch``, which the kernels alone see, with the bytes at which they
+    see something: all is one block where it is small. ``gpu`` is the index of the device, of
+    ``several`` or alone, and ``stream_of`` returns its current stream.
     """
 
     launches: tuple[Callable[[int | None, list[int]], None], ...]

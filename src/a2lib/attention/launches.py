@@ -110,14 +110,14 @@ def _interpreted() -> bool:
 class _Kept(NamedTuple):
     """A pass that ran.
 
-    ``launches`` launch a kernel each, of a stream and the addresses of the pass: those of inputs,
-    results and scratch. ``results`` are shapes, strides and dtypes of what it makes, with None for
-    what is not wanted. So is ``scratch``, which the kernels alone see, with the bytes at which they
-    see something: all is one block where it is small. ``gpu`` is the index of the device, of
-    ``several`` or alone, and ``stream_of`` returns its current stream.
+    ``launches`` are as ``_bind`` makes them, of the addresses of inputs, results and scratch.
+    ``results`` are shapes, strides and dtypes of what it makes, with None for what is not wanted.
+    So is ``scratch``, which the kernels alone see, with the bytes at which they see something: all
+    is one block where it is small. ``gpu`` is the index of the device, of ``several`` or alone, and
+    ``stream_of`` returns its current stream.
     """
 
-    launches: tuple[Callable[[int | None, list[int]], None], ...]
+    launches: tuple[tuple, ...]
     results: tuple[tuple | None, ...]
     scratch: tuple[tuple[tuple, tuple[int, ...]], ...]
     gpu: int | None
@@ -176,8 +176,12 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
         for offset in offsets:
             addresses.append(start + offset)
     stream = None if stream_of is None else stream_of(gpu)
-    for launch in launches:
-        launch(stream, addresses)
+    for run, compiled, choose, describe, values in launches:
+        chosen = choose(addresses)
+        if describe:
+            pairs = zip(describe, chosen, strict=False)
+            chosen = *[as_descriptor(x) for as_descriptor, x in pairs], *chosen[len(describe) :]
+        run(stream, *compiled, *chosen, *values)
     return made
 
 
@@ -264,29 +268,21 @@ def kernel_of(name: str):
     return getattr(importlib.import_module(f"a2lib.attention.{module}"), function)
 
 
-def _bind(step: Step, compiled, places: dict[int, int]) -> Callable:
-    """Return a function that launches a step as PyTorch's compiler does, with addresses of a pass,
-    by tensor at ``places``."""
+def _bind(step: Step, compiled, places: dict[int, int]) -> tuple:
+    """Return (run, compiled, choose, describe, values): ``run(stream, *compiled, *addresses,
+    *values)`` launches a step, with those addresses of a pass that ``choose`` takes, by tensor at
+    ``places``, the first of them made descriptors by the functions in ``describe``."""
     tensors = [*(x.base for x in step.descriptors), *step.tensors]
     names = kernel_of(step.kernel).arg_names[len(tensors) + len(step.numbers) :]
-    choose = operator.itemgetter(*(places[id(x)] for x in tensors))
-    describe = tuple(map(_address_descriptor, step.descriptors))
-    values = (*step.numbers, *map(step.options.get, names))
-    run, n_programs = compiled.run, step.n_programs
-    # Without Triton's hooks, of which ``compiled[grid](...)`` makes a dict at each launch.
-    compiled = (compiled.function, compiled.packed_metadata, None, None, None)
-
-    def launch(stream, addresses):
-        run(n_programs, 1, 1, stream, *compiled, *choose(addresses), *values)
-
-    def launch_described(stream, addresses):
-        chosen = choose(addresses)
-        pairs = zip(describe, chosen, strict=False)
-        descriptors = [as_descriptor(x) for as_descriptor, x in pairs]
-        rest = chosen[len(describe) :]
-        run(n_programs, 1, 1, stream, *compiled, *descriptors, *rest, *values)
-
-    return launch_described if describe else launch
+    # As PyTorch's compiler launches a kernel: without Triton's hooks, of which
+    # ``compiled[grid](...)`` makes a dict at each launch.
+    return (
+        functools.partial(compiled.run, step.n_programs, 1, 1),
+        (compiled.function, compiled.packed_metadata, None, None, None),
+        operator.itemgetter(*(places[id(x)] for x in tensors)),
+        tuple(map(_address_descriptor, step.descriptors)),
+        (*step.numbers, *map(step.options.get, names)),
+    )
 
 
 def _keep(launches, results, scratch: list[Tensor], device) -> _Kept:

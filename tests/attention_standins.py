@@ -40,8 +40,8 @@ def watch_steps(monkeypatch, steps, launch=True):
 
 def use_tile(monkeypatch, key, tile):
     """Have the table choose one tile."""
-    kernel, family, columns = key
-    row = tiles.Row(kernel, family, (columns,), tiles.Tile(*tile))
+    kernel, precision, columns = key
+    row = tiles.Row(kernel, precision, (columns,), tiles.Tile(*tile))
     monkeypatch.setitem(tiles.TILES, key, [row])
 
 

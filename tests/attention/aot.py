@@ -1,6 +1,6 @@
 """Compile the attention kernels for a Hopper GPU where there is none, and report their resources.
 
-    python tests/attention/aot.py forward 16bit 64 causal 128 128 8 2  # one kernel, tile given
+    python tests/attention/aot.py forward ieee 64 causal 128 128 8 2  # one kernel, tile given
     python tests/attention/aot.py      # every tile of the table, all that forms.py asks of Gluon
     python tests/attention/aot.py some # of each kernel and head size one tile: the gate of a CPU
 
@@ -64,12 +64,11 @@ def _ptxas(self, ptx, *_):
     return json.dumps(said).encode()
 
 
-def compile_step(told, step, tensors):
+def compile_step(told, step):
     """Compile as a launch of this step would; its resources, and what the caller tells of it."""
-    arguments = launches.arguments_of(step, tensors)
+    arguments = (*step.descriptors, *step.tensors, *step.numbers)
     kernel = launches.kernel_of(step.kernel)
-    options = {**step.constants, **step.options}
-    return told | resources(kernel.warmup(*arguments, grid=(step.n_programs,), **options))
+    return told | resources(kernel.warmup(*arguments, grid=(step.n_programs,), **step.options))
 
 
 def resources(compiled):
@@ -104,14 +103,15 @@ def pass_of(d, causal, ragged, heads=1, dtype=torch.bfloat16, **options):
     of tiles or more."""
     q = torch.empty(1, heads, 512, d, dtype=dtype, device="meta")
     k = q.new_empty(1, 1, 256 + ragged, d)
-    tensors = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
+    lse = q.new_empty(q.shape[:-1]).float()
+    tensors = forms.Tensors(q, k, k, o=q, lse=lse, do=q, dq=q, dk=k, dv=k)
     call = launches.call_of(tensors, causal)._replace(multiprocessors=132, **options)
-    return forms.Pass(tensors | {"lse": q.new_empty(q.shape[:-1]).float()}, call, d**-0.5)
+    return forms.Pass(tensors, call, d**-0.5)
 
 
 def work_of(one, told, chosen):
     """Return what `compile_step` is given of the chosen steps of a pass."""
-    return [(told, step, one.tensors) for step in one.steps if chosen(step)]
+    return [(told, step) for step in one.steps if chosen(step)]
 
 
 def chosen_forms(d, causal):
@@ -125,15 +125,15 @@ def chosen_forms(d, causal):
     return sorted(form for form in forwards if form[0]), sorted(stays)
 
 
-def table_work(kernel, family, BD, causal, tile):
+def table_work(kernel, precision, BD, causal, tile):
     """Return the step of a kernel of the table with this tile."""
-    dispatch.in_two_terms = lambda _: family == "fp16x3"
+    dispatch.in_two_terms = lambda _: precision == "fp16x3"
     dispatch.keys_per_chunk = lambda _: 128
-    tiles.TILES[kernel, family, BD] = [tiles.Row(kernel, family, (BD,), tile)]
-    dtype = torch.bfloat16 if family == "16bit" else torch.float32
+    tiles.TILES[kernel, precision, BD] = [tiles.Row(kernel, precision, (BD,), tile)]
+    dtype = torch.bfloat16 if precision == "ieee" else torch.float32
     one = pass_of(BD, causal, True, dtype=dtype)
     STEPS.get(kernel, forms.Pass._backward_two_sweeps)(one)
-    told = {"kernel": kernel, "dtype": family.replace("16bit", "bf16"), "head_dim": BD}
+    told = {"kernel": kernel, "precision": precision, "head_dim": BD}
     told |= {"causal": causal, "tile": list(tile)}
     return work_of(one, told, lambda step: step.kernel == kernel)
 
@@ -142,15 +142,15 @@ def tiles_of_the_table(every):
     """Every entry of the tile table in bfloat16, which needs what float16 does, and in float32;
     without the causal mask where registers are tight. Or the plain tile, with the mask, of the
     largest heads and in 16 bits of heads of 64."""
-    for (kernel, family, BD), causal in itertools.product(list(tiles.TILES), (True, False)):
-        in_16_bits = family == "16bit"
+    for (kernel, precision, BD), causal in itertools.product(list(tiles.TILES), (True, False)):
+        in_16_bits = precision == "ieee"
         some = causal and (BD == 128 or (BD == 64 and in_16_bits))
-        for row in tiles.TILES[kernel, family, BD]:
+        for row in tiles.TILES[kernel, precision, BD]:
             asked = causal or (BD >= 64 and row.when not in ("long", "short_causal"))
             if not every:
                 asked = some and row.when == "always"
             if asked:
-                yield kernel, family, BD, causal, row.tile
+                yield kernel, precision, BD, causal, row.tile
 
 
 def gluon_work(every):
@@ -204,8 +204,8 @@ def main(argv):
     knobs.cache.dir = os.path.join(knobs.cache.dir, "a2lib-ptxas")  # away from kernels that can run
     forms.launches_early = lambda _: True
     if argv not in ([], ["some"]):
-        kernel, family, BD, causal, *tile = argv
-        job = kernel, family, int(BD), causal == "causal", tiles.Tile(*map(int, tile))
+        kernel, precision, BD, causal, *tile = argv
+        job = kernel, precision, int(BD), causal == "causal", tiles.Tile(*map(int, tile))
         work = table_work(*job)
     else:
         work = gluon_work(every=not argv)

@@ -42,8 +42,8 @@ def in_few_chunks():
 def run(patch, inputs, causal, sides=(64, 64), multiprocessors=64, scale=None):
     """o and the gradients, and which kernels were launched."""
     for BD in (16, 32, 64, 128):
-        for family in ("16bit", "fp32"):
-            use_tile(patch, ("backward_chunks", family, BD), (*sides, 4, 1))
+        for precision in ("ieee", "bf16x6"):
+            use_tile(patch, ("backward_chunks", precision, BD), (*sides, 4, 1))
     use_tile(patch, ("backward_wide", "fp16x3", 128), (*sides, 4, 1))
     patch.setattr(launches, "n_multiprocessors", lambda device: multiprocessors)
     steps = []
@@ -133,7 +133,7 @@ def test_both_passes_multiply_alike(monkeypatch, n_queries, d, fixed_order, two)
     o, lse = launches.forward(q, k, v, True, None)
 
     def splits():
-        return [step.constants["PRECISION"] for step in steps if step.kernel == "split"]
+        return [step.options["PRECISION"] for step in steps if step.kernel == "split"]
 
     forward = splits()
     assert forward == ["fp16x3" if two else "bf16x6"]

@@ -63,15 +63,15 @@ def test_no_serialised_wgmma_and_few_spills(compiled):
         assert not r["serialised"], r
         # These tiles are faster than those that spill nothing.
         few = (r["kernel"], r["head_dim"]) in (("backward", 64), ("backward_chunks", 128))
-        allowed = {"fp32": 1024, "fp16x3": 192}
-        assert r["spills"] <= allowed.get(r["dtype"], 96 * few), r
+        allowed = {"bf16x6": 1024, "fp16x3": 192}
+        assert r["spills"] <= allowed.get(r["precision"], 96 * few), r
 
 
 def test_tensor_cores_and_shared_memory(compiled):
     for r in compiled:
         assert r["shared"] <= SHARED_MEMORY, r
         assert r["wgmma"] or r["mma_sync"], r
-        if r["dtype"] != "fp32":
+        if r["precision"] != "bf16x6":
             # Of fewer than 64 rows a warpgroup can make no product, unless it is turned.
             wide, narrow = r["tile"][0] > 16, min(r["tile"][:2]) == 16
             narrow |= r["kernel"] == "backward_chunks" and r["tile"][1] < 64

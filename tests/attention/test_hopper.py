@@ -17,12 +17,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 
 def served(q, k, do):
     """Return whether the kernels for Hopper run the forward and the backward."""
-    forward = {"q": q, "k": k, "v": k, "o": torch.empty_like(q)}
-    gradients = {"do": do, "dq": torch.empty_like(q)}
-    gradients |= {"dk": torch.empty_like(k), "dv": torch.empty_like(k)}
+    forward = forms.Tensors(q, k, k, torch.empty_like(q), torch.zeros(q.shape[:-1]))
     is_hopper = dispatch.forward_form(launches.call_of(forward, True)) == "hopper"
-    backward = forward | gradients | {"lse": torch.zeros(q.shape[:-1])}
-    is_one_sweep = dispatch.backward_form(launches.call_of(backward, True)) == "one_sweep"
+    backward = launches.call_of(forward._replace(do=do), True)
+    is_one_sweep = dispatch.backward_form(backward) == "one_sweep"
     return is_hopper, is_one_sweep
 
 

@@ -33,7 +33,7 @@ def test_the_rungs_differ_in_their_kernels_and_tiles_as_they_say(monkeypatch):
         found[rung] = {}
         for step in steps:
             tile = step.tile and step.tile[1]
-            found[rung][step.kernel] = step.constants.get("MASKS"), tile
+            found[rung][step.kernel] = step.options.get("MASKS"), tile
     masks = {"every_tile": "all", "to_diagonal": "diagonal", "two_loops": "edges"}
     for rung, mask in masks.items():
         assert found[rung] == {kernel: (mask, tile) for kernel, tile in TUTORIAL.items()}

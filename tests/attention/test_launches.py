@@ -81,19 +81,21 @@ def test_the_second_time_the_same_is_launched_on_new_tensors(
 
 def check_launches(log, kept, tensors):
     """They are the steps of a pass, on the tensors of this call and on own ones that lie apart."""
-    places, sizes = {}, {name: x.nbytes for name, x in kept.scratch.items()}
+    places = {}
     for step, (kernel, n_programs, args) in zip(kept.steps, log, strict=True):
         assert (kernel, n_programs) == (step.kernel, step.n_programs)
         assert args[len(step.tensors) :] == step.numbers
-        places |= dict(zip(step.tensors, args, strict=False))
-    for name, x in tensors.items():
-        if x is not None and name in places:
-            assert places[name] == x.data_ptr(), name
-            sizes[name] = x.nbytes
+        for x, address in zip(step.tensors, args, strict=False):
+            assert places.setdefault(id(x), address) == address
+    here = [(places[id(x)], x.nbytes) for x in kept.scratch]
+    for name, x in kept.tensors._asdict().items():
+        if id(x) in places and tensors.get(name) is not None:
+            assert places[id(x)] == tensors[name].data_ptr(), name
+            here.append((places[id(x)], x.nbytes))
     end = 0
-    for name in sorted(sizes, key=places.get):
-        assert places[name] % 16 == 0 and places[name] >= end, name
-        end = places[name] + sizes[name]
+    for place, n_bytes in sorted(here):
+        assert place % 16 == 0 and place >= end
+        end = place + n_bytes
 
 
 def about(x):
@@ -114,12 +116,15 @@ def all_calls():
     for dtype, heads, (n_queries, n_keys), d, (causal, hopper, fixed_order) in cases:
         q = torch.empty(1, heads, n_queries, d, dtype=dtype, device="meta")
         k = q.new_empty(1, heads, n_keys, d)
-        tensors = {"lse": q.new_empty(q.shape[:-1], dtype=torch.float32)}
-        tensors |= dict.fromkeys(("q", "o", "do", "dq"), q)
-        tensors |= dict.fromkeys(("k", "v", "dk", "dv"), k)
+        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        tensors = forms.Tensors(q, k, k, o=q, lse=lse, do=q, dq=q, dk=k, dv=k)
         call = launches.call_of(tensors, causal)
         options = {"hopper": hopper, "fixed_order": fixed_order}
         yield tensors, call._replace(multiprocessors=132, **options)
+
+
+# What kernels multiply, also where there are no rows: a kernel of two dtypes does not compile.
+OPERANDS = {"ieee": torch.bfloat16, "bf16x6": torch.bfloat16, "fp16x3": torch.float16}
 
 
 @pytest.mark.triton
@@ -129,13 +134,17 @@ def test_every_call_has_launches_and_every_row_of_the_table_a_call():
     for tensors, call in all_calls():
         for pass_ in (forms.Pass.forward, forms.Pass.backward):
             steps = pass_(forms.Pass(tensors, call, 1.0))
-            assert steps or not tensors["q"].numel()
+            assert steps or not tensors.q.numel()
             for step in steps:
                 assert step.kernel in dispatch.KERNELS and step.n_programs > 0
-                if step.constants.get("STAY"):  # the backward's order and chunks are of others
-                    assert not step.constants.get("ORDERED") and not step.constants.get("CHUNKS")
+                if step.options.get("STAY"):  # the backward's order and chunks are of others
+                    assert not step.options.get("ORDERED") and not step.options.get("CHUNKS")
                 if step.tile:
                     used.add(step.tile)
+                    # The forward splits q by itself.
+                    operands = step.tensors[1:3] if "forward" in step.kernel else step.tensors[:3]
+                    for x in operands:
+                        assert x.dtype == OPERANDS[step.options["PRECISION"]], step.kernel
     table = set()
     for key, rows in tiles.TILES.items():
         table |= {(key, row.tile) for row in rows}
@@ -207,14 +216,14 @@ def test_what_is_kept_is_bounded_and_nothing_where_nothing_runs(monkeypatch):
 
 def test_a_tile_that_does_not_fit_is_struck_and_the_pass_begins_again(log, monkeypatch):
     errors = pytest.importorskip("triton.runtime.errors")
-    monkeypatch.setattr(launches, "_struck", {})
+    monkeypatch.setattr(tiles, "struck", set())
     real, refused_tiles = launches.compile_and_launch, []
 
-    def run_smaller(step, tensors):
-        if step.constants.get("Bq", 0) > most:
-            refused_tiles.append(step.constants["Bq"])
+    def run_smaller(step):
+        if step.options.get("Bq", 0) > most:
+            refused_tiles.append(step.options["Bq"])
             raise errors.OutOfResources(300, 200, "shared memory")
-        return real(step, tensors)
+        return real(step)
 
     monkeypatch.setattr(launches, "compile_and_launch", run_smaller)
     most = 32
@@ -224,5 +233,5 @@ def test_a_tile_that_does_not_fit_is_struck_and_the_pass_begins_again(log, monke
     launches.forward(q[:, :, :39], k, v, True, None)
     assert len(refused_tiles) == 2, "known by now"
     most = 0
-    words = "no forward tile for head_dim 64 in bf16 that fits the shared memory of cpu"
+    words = "no forward tile for head_dim 64 in bf16 that fits the GPU's shared memory"
     refused(words, launches.forward, q[:, :, :38], k, v, True, None, error=UnsupportedError)

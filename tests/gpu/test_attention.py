@@ -76,6 +76,17 @@ def test_keys_in_chunks(width, dtype, is_causal, monkeypatch):
         check(dtype, is_causal, width, seed)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("n_queries, n_keys", [(300, 0), (0, 300)])
+def test_empty_lengths(n_queries, n_keys, dtype, head_dim):
+    """Of other operands than the interpreter's: what is not there has the dtype of what is."""
+    shapes = (1, 2, n_queries, head_dim), (1, 2, n_keys, head_dim)
+    results = with_gradients(ours, *random_inputs(*shapes, dtype, "cuda"), False)
+    for name, result in results.items():
+        assert (result == 0).all(), name
+
+
 @pytest.fixture(params=["chunks", "one launch"])
 def form(request, monkeypatch):
     """Every backward is of one form, where there is a kernel."""

@@ -90,36 +90,51 @@ def flash_attention(
 class FlashAttentionTriton(torch.autograd.Function):
     """Run ``flash_attention`` by the handout's interface, ``apply(q, k, v, is_causal=False)``.
 
-    Shapes, results and errors are those of ``flash_attention`` with its default scale. Under
-    ``torch.compile``, q, k and v must be three different tensors: torch 2.11 loses a gradient of
-    one that is given twice.
+    Shapes, results and errors are those of ``flash_attention``; a fifth argument is its scale.
+    Under ``torch.compile``, q, k and v must be three different tensors: torch 2.11 loses a gradient
+    of one that is given twice.
 
     Saves q, k, v, o, and the natural-log log-sum-exp of each query's scores, ``q.shape[:-1]`` in
     float32.
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        return _forward(ctx, q, k, v, check_is_causal(is_causal), None)
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+    ) -> Tensor:
+        if scale is not None:
+            scale = check_scale(scale)
+        if is_causal is not True and is_causal is not False:
+            is_causal = check_is_causal(is_causal)
+        if is_compiling():
+            check_distinct(q, k, v)
+            run = operators.flash_forward
+        elif operators.is_watched(q, k, v):
+            run = operators.flash_forward
+        elif q is k or q is v or k is v:
+            # A compiled caller that was refused goes on in eager: the kernels are not traced there.
+            run = _untraced_forward()
+        else:
+            run = launches.forward
+        o, lse = run(q, k, v, is_causal, scale)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o
 
     @staticmethod
     def backward(ctx, do: Tensor):
-        return *_backward(ctx, do), None
-
-
-class _FlashAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal, scale):
-        return _forward(ctx, q, k, v, is_causal, scale)
-
-    @staticmethod
-    def backward(ctx, do):
-        return *_backward(ctx, do), None, None
+        check_first_derivative()
+        q, k, v, o, lse = ctx.saved_tensors
+        watched = is_compiling() or operators.is_watched(do, q, k, v, o, lse)
+        run = operators.flash_backward if watched else launches.backward
+        needs = ctx.needs_input_grad
+        gradients = run(do, q, k, v, o, lse, ctx.is_causal, ctx.scale, needs[:3])
+        return *gradients, *[None] * (len(needs) - 3)
 
 
 # What ``apply`` calls where no transform of ``torch.func`` is at work and what transforms left of
 # their tensors is unwrapped. To find that out it takes a third of a call over a short sequence.
-_apply = super(torch.autograd.Function, _FlashAttention).apply
+_apply = super(torch.autograd.Function, FlashAttentionTriton).apply
 
 
 def _without_gradient(q, k, v, is_causal, scale):
@@ -129,31 +144,6 @@ def _without_gradient(q, k, v, is_causal, scale):
     return run(q, k, v, is_causal, scale)[0]
 
 
-def _forward(ctx, q, k, v, is_causal, scale):
-    if is_compiling():
-        check_distinct(q, k, v)
-        run = operators.flash_forward
-    elif operators.is_watched(q, k, v):
-        run = operators.flash_forward
-    elif q is k or q is v or k is v:
-        # A compiled caller that was refused goes on in eager: the kernels are not traced there.
-        run = _untraced_forward()
-    else:
-        run = launches.forward
-    o, lse = run(q, k, v, is_causal, scale)
-    ctx.is_causal, ctx.scale = is_causal, scale
-    ctx.save_for_backward(q, k, v, o, lse)
-    return o
-
-
 @functools.cache
 def _untraced_forward():
     return torch.compiler.disable(launches.forward)
-
-
-def _backward(ctx, do):
-    check_first_derivative()
-    q, k, v, o, lse = ctx.saved_tensors
-    watched = is_compiling() or operators.is_watched(do, q, k, v, o, lse)
-    run = operators.flash_backward if watched else launches.backward
-    return run(do, q, k, v, o, lse, ctx.is_causal, ctx.scale, ctx.needs_input_grad[:3])

@@ -122,24 +122,17 @@ def _there_and_back(turn):
 
 
 @gluon.jit
-def _n_forward_turns(
-    n_tiles, n_heads, CAUSAL: gl.constexpr, STAY: gl.constexpr, PING_PONG: gl.constexpr
-):
-    if PING_PONG:
-        n_items = n_tiles * n_heads
+def _turns(ours):
+    """Return how many tiles this program does."""
+    n_tiles = (ours.Nq + ours.Bq - 1) // ours.Bq
+    if ours.PING_PONG:
+        n_items = n_tiles * ours.n_heads
         turns = n_items // gl.num_programs(0)
         if _there_and_back(turns) < n_items:
             turns += 1
     else:
-        turns = n_turns(n_tiles, n_heads, CAUSAL, STAY)
+        turns = n_turns(n_tiles, ours.n_heads, ours.CAUSAL, ours.STAY)
     return turns
-
-
-@gluon.jit
-def _turns(ours):
-    """Return how many tiles this program does."""
-    n_tiles = (ours.Nq + ours.Bq - 1) // ours.Bq
-    return _n_forward_turns(n_tiles, ours.n_heads, ours.CAUSAL, ours.STAY, ours.PING_PONG)
 
 
 @gluon.jit

@@ -328,16 +328,23 @@ def _dkdv_tiles(
     return dk, dv
 
 
-@triton.jit
-def _dkdv(
-    pid, Q, K, V, O, DO, DK, DV, LSE, DELTA,
-    stride_q, stride_k, stride_v, stride_o, stride_do, stride_dk, stride_dv,
+@triton.jit(do_not_specialize=SIZES)
+def backward_dkdv_kernel(
+    Q, K, V, DO, DK, DV, LSE, DELTA,
+    stride_q, stride_k, stride_v, stride_do, stride_dk, stride_dv,
     scale, H, n_heads_total, GROUP, Nq, Nk,
     d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
     CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
+    pid=None, O=None, stride_o=None,
 ):  # fmt: skip
-    """The pid-th program of ``backward_dkdv_kernel``; as ``_dkdv_tiles`` with O."""
+    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
+
+    H and n_heads_total count heads of K and V; query heads are GROUP times as many. As part of
+    ``backward_kernel`` it is given the number of its program and, in the place of DELTA, O.
+    """
+    if pid is None:
+        pid = tl.program_id(0)
     scale = float32(scale)
     tile, bh = _tile_and_head(pid, tl.cdiv(Nk, Bk), n_heads_total, CAUSAL, False)
     b = (bh // H).to(tl.int64)
@@ -390,27 +397,6 @@ def _dkdv(
         store_rows(DV, dv, n0, Nk, stride_dv[2], Bk, d, BD)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def backward_dkdv_kernel(
-    Q, K, V, DO, DK, DV, LSE, DELTA,
-    stride_q, stride_k, stride_v, stride_do, stride_dk, stride_dv,
-    scale, H, n_heads_total, GROUP, Nq, Nk,
-    d: tl.constexpr, BD: tl.constexpr, Bq: tl.constexpr, Bk: tl.constexpr,
-    CAUSAL: tl.constexpr, NEEDS_DK: tl.constexpr, NEEDS_DV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, MASKS: tl.constexpr,
-):  # fmt: skip
-    """dK, dV or both: one program per (key tile, key head), which sums its group's query heads.
-
-    H and n_heads_total count heads of K and V; query heads are GROUP times as many.
-    """
-    _dkdv(
-        tl.program_id(0), Q, K, V, None, DO, DK, DV, LSE, DELTA,
-        stride_q, stride_k, stride_v, None, stride_do, stride_dk, stride_dv,
-        scale, H, n_heads_total, GROUP, Nq, Nk, d, BD, Bq, Bk, CAUSAL, NEEDS_DK, NEEDS_DV,
-        PRECISION, STAGES, MASKS,
-    )  # fmt: skip
-
-
 @triton.jit(do_not_specialize=[*SIZES, "H_kv", "n_kv_heads_total"])
 def backward_kernel(
     Q, K, V, O, DO, DQ, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
@@ -433,10 +419,10 @@ def backward_kernel(
             d, BD, Bq, Bk, CAUSAL, PRECISION, STAGES, "edges",
         )  # fmt: skip
     else:
-        _dkdv(
-            pid, Q, K, V, O, DO, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_o,
-            stride_do, stride_dk, stride_dv, scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
-            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES, "edges",
+        backward_dkdv_kernel(
+            Q, K, V, DO, DK, DV, LSE, DELTA, stride_q, stride_k, stride_v, stride_do,
+            stride_dk, stride_dv, scale, H_kv, n_kv_heads_total, GROUP, Nq, Nk,
+            d, BD, Bk, Bq, CAUSAL, True, True, PRECISION, STAGES, "edges", pid, O, stride_o,
         )  # fmt: skip
 
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from a2lib.attention import dispatch
+from a2lib.attention import dispatch, tiles
 from a2lib.attention.forms import (
-    Descriptor,
     Pass,
     Step,
+    Tensors,
     is_addressable,
     is_hopper,
     n_multiprocessors,
@@ -49,26 +49,22 @@ def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | Non
     for x in inputs:
         check_runs(x)
     o, lse = empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-    _run(key, {"q": q, "k": k, "v": v}, {"o": o, "lse": lse}, is_causal, scale)
+    _run(key, inputs, (o, lse), is_causal, scale)
     return o, lse
 
 
 def backward(do, q, k, v, o, lse, is_causal, scale, needs):
     """Return dq, dk, dv, laid out as ``empty_output`` says; None where ``needs`` is false."""
-    inputs = (do, q, k, v, o, lse)
+    inputs = (q, k, v, o, lse, do)
     key = _key_of(("backward", is_causal, scale, *needs), inputs)
     results = _replay(key, inputs)
     if results is not None:
         return results
-    needs_dq, needs_dk, needs_dv = needs
-    gradients = {
-        "dq": empty_output(q) if needs_dq else None,
-        "dk": empty_output(k) if needs_dk else None,
-        "dv": empty_output(v) if needs_dv else None,
-    }
-    tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
-    _run(key, tensors, gradients, is_causal, scale)
-    return list(gradients.values())
+    gradients = [
+        empty_output(x) if needed else None for x, needed in zip((q, k, v), needs, strict=True)
+    ]
+    _run(key, inputs, gradients, is_causal, scale)
+    return gradients
 
 
 def check_kind(q: Tensor) -> None:
@@ -111,33 +107,22 @@ def _interpreted() -> bool:
 # A pass that ran before.
 
 
-class _Launch(NamedTuple):
-    """A compiled kernel bound to its grid, as PyTorch's compiler launches it.
-
-    ``run(stream, *compiled, *addresses, *values)``, with those addresses of a pass that ``choose``
-    takes, the first of them made descriptors by the functions in ``describe``.
-    """
-
-    run: Callable
-    compiled: tuple
-    choose: Callable
-    describe: tuple[Callable, ...]
-    values: tuple
-
-
 class _Kept(NamedTuple):
     """A pass that ran.
 
+    ``launches`` are as ``_bind`` makes them, of the addresses of inputs, results and scratch.
     ``results`` are shapes, strides and dtypes of what it makes, with None for what is not wanted.
     So is ``scratch``, which the kernels alone see, with the bytes at which they see something: all
-    is one block where it is small. ``gpu`` is the index of the device, of ``several`` or alone.
+    is one block where it is small. ``gpu`` is the index of the device, of ``several`` or alone, and
+    ``stream_of`` returns its current stream.
     """
 
-    launches: tuple[_Launch, ...]
+    launches: tuple[tuple, ...]
     results: tuple[tuple | None, ...]
     scratch: tuple[tuple[tuple, tuple[int, ...]], ...]
     gpu: int | None
     several: bool
+    stream_of: Callable[[int], int] | None
 
 
 # Emptied when a program of ever-changing shapes has filled it.
@@ -165,7 +150,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     kept = _kept.get(key)
     if kept is None:
         return None
-    launches, results, scratch, gpu, several = kept
+    launches, results, scratch, gpu, several, stream_of = kept
     addresses = [x.data_ptr() for x in inputs]
     for address in addresses:
         if address % 16:
@@ -190,7 +175,7 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
         start = x.data_ptr()
         for offset in offsets:
             addresses.append(start + offset)
-    stream = None if gpu is None else _stream_of()(gpu)
+    stream = None if stream_of is None else stream_of(gpu)
     for run, compiled, choose, describe, values in launches:
         chosen = choose(addresses)
         if describe:
@@ -200,54 +185,40 @@ def _replay(key: tuple | None, inputs: Sequence[Tensor]) -> list[Tensor | None] 
     return made
 
 
-@functools.cache
-def _stream_of():
-    """Return the function that says a GPU's current stream; launches would ask one by one."""
-    # What Triton's own launches ask: PyTorch's public way makes an object of each stream.
-    from triton.runtime import driver
-
-    return driver.active.get_current_stream
-
-
 # A pass that runs for the first time.
 
-# By device, the tiles of the table whose kernels need more shared memory than it has.
-_struck: dict[torch.device, set] = {}
 
-
-def _run(key, inputs: dict, results: dict, is_causal: bool, scale: float | None) -> None:
+def _run(key, inputs, results, is_causal: bool, scale: float | None) -> None:
     """Fill ``results`` the long way, and keep what was launched."""
-    tensors = inputs | results
-    for name, x in tensors.items():
-        if x is not None and name != "lse":
-            tensors[name] = as_batched_heads(x)
-    device = tensors["q"].device
-    call = call_of(tensors, is_causal)
+    tensors = Tensors(*inputs, *results)
+    seen = Tensors(*[x if x is None else as_batched_heads(x) for x in tensors])
+    seen = seen._replace(lse=tensors.lse)
+    device = seen.q.device
+    call = call_of(seen, is_causal)
     scale = 1 / math.sqrt(call.head_dim) if scale is None else scale
-    struck = _struck.setdefault(device, set())
     compiled = None
     while compiled is None:
-        pass_ = Pass(tensors.copy(), call, scale, struck)
-        steps = pass_.backward() if "do" in inputs else pass_.forward()
-        with _current(device):
-            compiled = _launch_steps(steps, pass_.tensors, struck)
-    was_copied = any(tensors[name].data_ptr() != x.data_ptr() for name, x in inputs.items())
+        pass_ = Pass(seen, call, scale)
+        steps = pass_.forward() if seen.do is None else pass_.backward()
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            compiled = _launch_steps(steps)
+    was_copied = any(x.data_ptr() != y.data_ptr() for x, y in zip(inputs, seen, strict=False))
     if key is None or was_copied or not compiled or None in compiled:
         return
-    # A gradient that is not wanted is twice among the names, the last time made as scratch.
-    names = [*inputs, *results, *pass_.scratch]
-    places = {name: place for place, name in enumerate(names)}
+    # By object, of which ``seen`` has one for each argument, also where one tensor is given twice.
+    arguments = [*seen[: len(inputs) + len(results)], *pass_.scratch]
+    places = {id(x): place for place, x in enumerate(arguments)}
     launches = [_bind(*pair, places) for pair in zip(steps, compiled, strict=True)]
     if len(_kept) >= CAPACITY:
         _kept.clear()
-    _kept[key] = _keep(launches, results.values(), pass_.scratch.values(), device)
+    _kept[key] = _keep(launches, results, pass_.scratch, device)
 
 
-def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call:
-    """Return what the choice of kernels for a pass depends on; ``tensors`` as ``Pass`` has them."""
-    q, k = tensors["q"], tensors["k"]
+def call_of(tensors: Tensors, is_causal: bool) -> dispatch.Call:
+    """Return what the choice of kernels for a pass depends on."""
+    q, k, v, o, _, do, *_ = tensors
     batch, heads, n_queries, head_dim = q.shape
-    moved = [tensors[name] for name in ("q", "k", "v", "do" if "do" in tensors else "o")]
+    moved = (q, k, v, o if do is None else do)
     return dispatch.Call(
         dtype=DTYPES[q.dtype],
         batch=batch,
@@ -263,7 +234,7 @@ def call_of(tensors: dict[str, Tensor | None], is_causal: bool) -> dispatch.Call
     )
 
 
-def _launch_steps(steps: list[Step], tensors, struck: set) -> list | None:
+def _launch_steps(steps: list[Step]) -> list | None:
     """Launch each step and return the compiled kernels, as ``compile_and_launch`` does; None where
     a tile does not fit the GPU, which is struck."""
     from triton.runtime.errors import OutOfResources
@@ -271,36 +242,23 @@ def _launch_steps(steps: list[Step], tensors, struck: set) -> list | None:
     compiled = []
     for step in steps:
         try:
-            compiled.append(compile_and_launch(step, tensors))
+            compiled.append(compile_and_launch(step))
         except OutOfResources:
             if step.tile is None:
                 raise
-            struck.add(step.tile)
+            tiles.struck.add(step.tile)
             return None
     return compiled
 
 
-def compile_and_launch(step: Step, tensors: dict[str, Tensor]):
+def compile_and_launch(step: Step):
     """Launch a step by Triton's own way, which compiles, and return the compiled kernel; None in
     the interpreter, and for tensors that are not aligned."""
-    compiled = kernel_of(step.kernel)[(step.n_programs,)](
-        *arguments_of(step, tensors), **step.constants, **step.options
-    )
-    aligned = all(tensors[name].data_ptr() % 16 == 0 for name in step.tensors)
+    arguments = (*step.descriptors, *step.tensors, *step.numbers)
+    compiled = kernel_of(step.kernel)[(step.n_programs,)](*arguments, **step.options)
+    aligned = all(x.data_ptr() % 16 == 0 for x in step.tensors)
     # The interpreter returns nothing.
     return compiled if aligned and hasattr(compiled, "packed_metadata") else None
-
-
-def arguments_of(step: Step, tensors: dict[str, Tensor]) -> list:
-    """Return a step's arguments but for its constants."""
-    arguments = [tensors[name] for name in step.tensors]
-    if step.descriptors:
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-        for place, (shape, strides, block, layout) in enumerate(step.descriptors):
-            x = arguments[place]
-            arguments[place] = TensorDescriptor(x, shape, strides, block, layout)
-    return [*arguments, *step.numbers]
 
 
 def kernel_of(name: str):
@@ -310,28 +268,30 @@ def kernel_of(name: str):
     return getattr(importlib.import_module(f"a2lib.attention.{module}"), function)
 
 
-def _current(device):
-    """Make ``device`` the current one where it is a GPU and is not."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
-
-
-def _bind(step: Step, compiled, places: dict[str, int]) -> _Launch:
-    """Return the launch of a step with addresses of a pass, by name at ``places``."""
-    names = kernel_of(step.kernel).arg_names[len(step.tensors) + len(step.numbers) :]
-    # Without Triton's hooks, of which ``compiled[grid](...)`` makes a dict at each launch.
-    no_hooks = (None, None, None)
-    return _Launch(
-        run=functools.partial(compiled.run, step.n_programs, 1, 1),
-        compiled=(compiled.function, compiled.packed_metadata, *no_hooks),
-        choose=operator.itemgetter(*(places[name] for name in step.tensors)),
-        describe=tuple(map(_address_descriptor, step.descriptors)),
-        values=(*step.numbers, *(step.constants[name] for name in names)),
+def _bind(step: Step, compiled, places: dict[int, int]) -> tuple:
+    """Return (run, compiled, choose, describe, values): ``run(stream, *compiled, *addresses,
+    *values)`` launches a step, with those addresses of a pass that ``choose`` takes, by tensor at
+    ``places``, the first of them made descriptors by the functions in ``describe``."""
+    tensors = [*(x.base for x in step.descriptors), *step.tensors]
+    names = kernel_of(step.kernel).arg_names[len(tensors) + len(step.numbers) :]
+    # As PyTorch's compiler launches a kernel: without Triton's hooks, of which
+    # ``compiled[grid](...)`` makes a dict at each launch.
+    return (
+        functools.partial(compiled.run, step.n_programs, 1, 1),
+        (compiled.function, compiled.packed_metadata, None, None, None),
+        operator.itemgetter(*(places[id(x)] for x in tensors)),
+        tuple(map(_address_descriptor, step.descriptors)),
+        (*step.numbers, *map(step.options.get, names)),
     )
 
 
-def _keep(launches, results, scratch, device) -> _Kept:
+def _keep(launches, results, scratch: list[Tensor], device) -> _Kept:
+    stream_of = None
+    if device.type == "cuda":
+        # Asked once for all launches. PyTorch's public way makes an object of each stream.
+        from triton.runtime import driver
+
+        stream_of = driver.active.get_current_stream
     offsets, end = [], 0
     for x in scratch:  # as far apart as the allocator has them
         offsets.append(end)
@@ -347,6 +307,7 @@ def _keep(launches, results, scratch, device) -> _Kept:
         scratch=tuple(scratch_layouts),
         gpu=device.index if device.type == "cuda" else None,
         several=device.type == "cuda" and torch.cuda.device_count() > 1,
+        stream_of=stream_of,
     )
 
 
@@ -361,18 +322,16 @@ class _Address(int):
         return self
 
 
-def _address_descriptor(descriptor: Descriptor) -> Callable:
+def _address_descriptor(descriptor) -> Callable:
     """Return a function that makes an address such a descriptor. What is the same at each call is
     of a class: to set it took the host longer than a launch."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
     members = {
         "base": property(lambda address: address),
         "shape": descriptor.shape,
         "strides": descriptor.strides,
-        "block_shape": descriptor.block,
+        "block_shape": descriptor.block_shape,
         "layout": descriptor.layout,
-        "padding": "zero",
+        "padding": descriptor.padding,
     }
-    kind = type("AddressDescriptor", (_Address, TensorDescriptor), members)
+    kind = type("AddressDescriptor", (_Address, type(descriptor)), members)
     return functools.partial(int.__new__, kind)

@@ -111,13 +111,13 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
 def as_batched_heads(x: Tensor) -> Tensor:
     """View ``(..., H, N, d)`` as ``(B, H, N, d)`` with d contiguous, copying only if it must.
 
-    It must where d is not contiguous, where leading dimensions cannot be merged in place, and
-    where rows lie more than ROW_STRIDE_MAX elements apart.
+    Returns another object than x. It must copy where d is not contiguous, where leading dimensions
+    cannot be merged in place, and where rows lie more than ROW_STRIDE_MAX elements apart.
     """
-    if x.dim() < 4:
-        x = x[(None,) * (4 - x.dim())]
-    elif x.dim() > 4:
+    if x.dim() > 4:
         x = x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+    else:
+        x = x[(None,) * (4 - x.dim())]
     fits = (x.stride(-1) == 1 or x.shape[-1] == 1) and x.stride(-2) <= ROW_STRIDE_MAX
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 

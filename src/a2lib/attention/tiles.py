@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from a2lib.attention import dispatch
 from a2lib.attention.dispatch import Call, ceil_div
+from a2lib.errors import UnsupportedError
 
 
 class Tile(NamedTuple):
@@ -25,8 +26,8 @@ class Tile(NamedTuple):
 class Row(NamedTuple):
     """A tile, for which kernel and what it computes, and when.
 
-    ``family`` is "16bit", "fp32" or "fp16x3", ``columns`` the power of two that holds the head.
-    ``when`` is
+    ``precision`` is that of ``dispatch.precision_of``, ``columns`` the power of two that holds the
+    head. ``when`` is
 
     - "always";
     - "few": programs of the "always" tile would leave multiprocessors idle;
@@ -36,7 +37,7 @@ class Row(NamedTuple):
     """
 
     kernel: str
-    family: str
+    precision: str
     columns: tuple[int, ...]
     tile: Tile
     when: str = "always"
@@ -48,52 +49,52 @@ ANY = (16, 32, 64, 128)
 # in 16 bits all but two without spills (tests/attention/test_compile.py). In fp32 some spill some
 # registers, and are faster than the tiles that do not.
 ROWS = (
-    # kernel, family, columns, (Bq, Bk, warps, stages), when, keys
-    Row("forward", "16bit", (64,), Tile(64, 128, 4, 3), "few"),
-    Row("forward", "16bit", (128,), Tile(16, 128, 4, 1), "short_causal", 256),
-    Row("forward", "16bit", ANY, Tile(64, 64, 4, 3)),
-    Row("forward", "fp32", (16,), Tile(64, 128, 4, 2)),
-    Row("forward", "fp32", (32,), Tile(64, 64, 4, 3)),
-    Row("forward", "fp32", (64,), Tile(64, 32, 4, 3)),
-    Row("forward", "fp32", (128,), Tile(64, 32, 4, 2), "few"),
-    Row("forward", "fp32", (128,), Tile(128, 32, 8, 2)),
+    # kernel, precision, columns, (Bq, Bk, warps, stages), when, keys
+    Row("forward", "ieee", (64,), Tile(64, 128, 4, 3), "few"),
+    Row("forward", "ieee", (128,), Tile(16, 128, 4, 1), "short_causal", 256),
+    Row("forward", "ieee", ANY, Tile(64, 64, 4, 3)),
+    Row("forward", "bf16x6", (16,), Tile(64, 128, 4, 2)),
+    Row("forward", "bf16x6", (32,), Tile(64, 64, 4, 3)),
+    Row("forward", "bf16x6", (64,), Tile(64, 32, 4, 3)),
+    Row("forward", "bf16x6", (128,), Tile(64, 32, 4, 2), "few"),
+    Row("forward", "bf16x6", (128,), Tile(128, 32, 8, 2)),
     Row("forward", "fp16x3", (128,), Tile(64, 32, 4, 2), "few"),
     Row("forward", "fp16x3", (128,), Tile(128, 64, 8, 2)),
     # What is read for a tile is read less often in a larger one.
-    Row("forward_chunk", "16bit", (32,), Tile(64, 128, 4, 3), "long", 1024),
-    Row("forward_chunk", "16bit", (64,), Tile(128, 64, 4, 3), "long", 4096),
-    Row("forward_chunk", "16bit", (64,), Tile(64, 128, 4, 3), "long", 1024),
-    Row("forward_chunk", "16bit", ANY, Tile(64, 64, 4, 3)),
-    Row("forward_chunk", "fp32", (16,), Tile(64, 128, 4, 2)),
-    Row("forward_chunk", "fp32", (32,), Tile(64, 64, 4, 3)),
-    Row("forward_chunk", "fp32", (64,), Tile(64, 32, 4, 3)),
-    Row("forward_chunk", "fp32", (128,), Tile(64, 32, 4, 2)),
+    Row("forward_chunk", "ieee", (32,), Tile(64, 128, 4, 3), "long", 1024),
+    Row("forward_chunk", "ieee", (64,), Tile(128, 64, 4, 3), "long", 4096),
+    Row("forward_chunk", "ieee", (64,), Tile(64, 128, 4, 3), "long", 1024),
+    Row("forward_chunk", "ieee", ANY, Tile(64, 64, 4, 3)),
+    Row("forward_chunk", "bf16x6", (16,), Tile(64, 128, 4, 2)),
+    Row("forward_chunk", "bf16x6", (32,), Tile(64, 64, 4, 3)),
+    Row("forward_chunk", "bf16x6", (64,), Tile(64, 32, 4, 3)),
+    Row("forward_chunk", "bf16x6", (128,), Tile(64, 32, 4, 2)),
     Row("forward_chunk", "fp16x3", (128,), Tile(128, 64, 8, 2), "long", 4096),
     Row("forward_chunk", "fp16x3", (128,), Tile(64, 32, 4, 2)),
-    Row("backward", "16bit", (16, 32, 64), Tile(64, 64, 4, 1)),
-    Row("backward", "16bit", (128,), Tile(16, 128, 8, 1)),  # in_one_launch's 16
-    Row("backward_dq", "16bit", (16, 32, 64), Tile(64, 64, 4, 3)),
-    Row("backward_dq", "16bit", (128,), Tile(64, 64, 4, 3), "few"),
-    Row("backward_dq", "16bit", (128,), Tile(128, 64, 8, 3)),
-    Row("backward_dq", "fp32", (16, 32), Tile(64, 64, 4, 2)),
-    Row("backward_dq", "fp32", (64,), Tile(64, 64, 4, 2), "few"),
-    Row("backward_dq", "fp32", (64, 128), Tile(64, 32, 4, 2)),
-    Row("backward_dkdv", "16bit", (16, 32, 64), Tile(64, 64, 4, 3)),
-    Row("backward_dkdv", "16bit", (128,), Tile(32, 64, 4, 3)),
-    Row("backward_dkdv", "fp32", (16, 32), Tile(64, 64, 4, 2)),
-    Row("backward_dkdv", "fp32", (64,), Tile(32, 64, 4, 2)),
+    Row("backward", "ieee", (16, 32, 64), Tile(64, 64, 4, 1)),
+    Row("backward", "ieee", (128,), Tile(16, 128, 8, 1)),  # in_one_launch's 16
+    Row("backward_dq", "ieee", (16, 32, 64), Tile(64, 64, 4, 3)),
+    Row("backward_dq", "ieee", (128,), Tile(64, 64, 4, 3), "few"),
+    Row("backward_dq", "ieee", (128,), Tile(128, 64, 8, 3)),
+    Row("backward_dq", "bf16x6", (16, 32), Tile(64, 64, 4, 2)),
+    Row("backward_dq", "bf16x6", (64,), Tile(64, 64, 4, 2), "few"),
+    Row("backward_dq", "bf16x6", (64, 128), Tile(64, 32, 4, 2)),
+    Row("backward_dkdv", "ieee", (16, 32, 64), Tile(64, 64, 4, 3)),
+    Row("backward_dkdv", "ieee", (128,), Tile(32, 64, 4, 3)),
+    Row("backward_dkdv", "bf16x6", (16, 32), Tile(64, 64, 4, 2)),
+    Row("backward_dkdv", "bf16x6", (64,), Tile(32, 64, 4, 2)),
     # At 128 columns the fp32 sums of dK and dV do not fit the registers together: a kernel each.
-    Row("backward_dk", "fp32", (128,), Tile(16, 64, 4, 3), "few"),
-    Row("backward_dk", "fp32", (128,), Tile(16, 128, 8, 1)),
-    Row("backward_dv", "fp32", (128,), Tile(32, 64, 4, 2), "few"),
-    Row("backward_dv", "fp32", (128,), Tile(16, 64, 4, 2)),
-    Row("backward_chunks", "16bit", (16, 32, 64), Tile(64, 64, 4, 3)),
-    Row("backward_chunks", "16bit", (128,), Tile(32, 64, 4, 3), "long", 2048),
-    Row("backward_chunks", "16bit", (128,), Tile(64, 32, 4, 3), "short", 640),
-    Row("backward_chunks", "16bit", (128,), Tile(64, 64, 8, 3)),
-    Row("backward_chunks", "fp32", (16,), Tile(64, 64, 4, 3)),
-    Row("backward_chunks", "fp32", (32,), Tile(64, 64, 4, 2)),
-    Row("backward_chunks", "fp32", (64,), Tile(32, 64, 4, 2)),
+    Row("backward_dk", "bf16x6", (128,), Tile(16, 64, 4, 3), "few"),
+    Row("backward_dk", "bf16x6", (128,), Tile(16, 128, 8, 1)),
+    Row("backward_dv", "bf16x6", (128,), Tile(32, 64, 4, 2), "few"),
+    Row("backward_dv", "bf16x6", (128,), Tile(16, 64, 4, 2)),
+    Row("backward_chunks", "ieee", (16, 32, 64), Tile(64, 64, 4, 3)),
+    Row("backward_chunks", "ieee", (128,), Tile(32, 64, 4, 3), "long", 2048),
+    Row("backward_chunks", "ieee", (128,), Tile(64, 32, 4, 3), "short", 640),
+    Row("backward_chunks", "ieee", (128,), Tile(64, 64, 8, 3)),
+    Row("backward_chunks", "bf16x6", (16,), Tile(64, 64, 4, 3)),
+    Row("backward_chunks", "bf16x6", (32,), Tile(64, 64, 4, 2)),
+    Row("backward_chunks", "bf16x6", (64,), Tile(32, 64, 4, 2)),
     Row("backward_wide", "fp16x3", (128,), Tile(32, 128, 8, 2)),
 )
 # Where shared memory is too small for those of the table: another GPU.
@@ -109,33 +110,42 @@ TUTORIAL = {
 # once for them.
 CHUNK_TILES = 16
 
-# Kernel, family, columns.
+# Kernel, precision, columns.
 Key = tuple[str, str, int]
 
 TILES: dict[Key, list[Row]] = {}
 for _row in ROWS:
     for _columns in _row.columns:
-        TILES.setdefault((_row.kernel, _row.family, _columns), []).append(_row)
+        TILES.setdefault((_row.kernel, _row.precision, _columns), []).append(_row)
+
+# Those that did not fit a GPU of this process.
+struck: set[tuple[Key, Tile]] = set()
 
 
 def key_of(kernel: str, call: Call) -> Key:
     """Return where ``TILES`` has the rows of a kernel for a call."""
-    if call.dtype != "fp32":
-        family = "16bit"
-    elif dispatch.precision_of(call) == "fp16x3":
-        family = "fp16x3"
-    else:
-        family = "fp32"
-    return kernel, family, dispatch.columns_of(call.head_dim)
+    return kernel, dispatch.precision_of(call), dispatch.columns_of(call.head_dim)
 
 
-def tiles_of(kernel: str, call: Call) -> list[Tile]:
-    """Return the tiles of a kernel for a call, the best first."""
+def tile_of(kernel: str, call: Call) -> Tile:
+    """Return the best tile of a kernel for a call that is not struck."""
+    key = key_of(kernel, call)
+    for tile in (*_tiles_of(key, call), *SMALLER):
+        if (key, tile) not in struck:
+            return tile
+    raise UnsupportedError(
+        f"flash_attention has no {kernel} tile for head_dim {call.head_dim} in {call.dtype} that "
+        "fits the GPU's shared memory"
+    )
+
+
+def _tiles_of(key: Key, call: Call) -> list[Tile]:
+    kernel, *_ = key
     if "tuned_tiles" in dispatch.without and kernel in TUTORIAL:
-        return [TUTORIAL[kernel], *SMALLER]
-    rows = TILES[key_of(kernel, call)]
+        return [TUTORIAL[kernel]]
+    rows = TILES[key]
     few = n_programs(kernel, rows[-1].tile, call) < call.multiprocessors
-    return [row.tile for row in rows if _fits(row, call, few)] + [*SMALLER]
+    return [row.tile for row in rows if _fits(row, call, few)]
 
 
 def _fits(row: Row, call: Call, few: bool) -> bool:
@@ -182,13 +192,3 @@ def chunk_of(tile: Tile, call: Call) -> int:
     tiles = min(tiles, max(CHUNK_TILES, queries // CHUNK_TILES))
     power_of_two = 1 << (tiles - 1).bit_length()
     return max(power_of_two * tile.Bq, tile.Bk)
-
-
-def options_of(tile: Tile, precision: str) -> dict:
-    """Return Triton's compile options for a tile; why fp32 keeps multiply-adds apart: see
-    kernels.py."""
-    return {
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-        "enable_fp_fusion": precision not in ("bf16x6", "fp16x3"),
-    }

@@ -373,6 +373,15 @@ BACKWARD_HEADS = 4
 ORDERED_HEADS = {(True, 64): 16, (True, 128): 16, (False, 64): 8, (False, 128): 4}
 
 
+# A trial: "" or "whole", whether programs of the backward for Hopper do whole heads.
+trial = ""
+
+
+def hopper_backward_whole(call: Call) -> bool:
+    """Return whether each program of the backward for Hopper does whole heads."""
+    return trial == "whole" and call.group == 1
+
+
 def hopper_backward_stays(call: Call) -> bool:
     """Return whether programs of the backward for Hopper stay for several tiles of 128 keys. With
     heads above 64 causal ones would spill more."""

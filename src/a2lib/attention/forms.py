@@ -204,8 +204,13 @@ class Pass:
         permuted = on_hopper and call.head_dim > 64
         padded = ceil_div(call.n_queries, ROWS) * ROWS
         dq_shape = (padded, 128) if permuted else (call.n_queries, call.head_dim)
+        whole = form == "one_sweep" and dispatch.hopper_backward_whole(call)
+        n_sums = call.n_heads
+        if whole:
+            n_sums = dispatch.staying(call.n_heads, call.multiprocessors, False)
+            dq_shape = (padded, self.widths["BD"])
         self._make("rows", (call.n_heads, 2, padded), torch.float32)
-        self._make("dq_sums", (call.n_heads, *dq_shape), torch.float32)
+        self._make("dq_sums", (n_sums, *dq_shape), torch.float32)
         sums, unused = ("dq_sums", "dk", "dv"), "rows"
         if in_chunks:
             shape = self.tensors["k"].shape
@@ -235,14 +240,17 @@ class Pass:
         sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
         numbers = (*self._strides("o", "do"), *sizes)
         prepared = {**constants, "PRECISION": self.precision, "ORDERED": call.fixed_order}
+        prepared["WHOLE"] = whole
         options = {"num_warps": num_warps, "launch_pdl": False}
         self._add(Step("prepare", n_programs, tensors, numbers, prepared, options))
 
         if on_hopper:
-            self._sweep_hopper(sums, dispatch.chunk_queries_of(call) if in_chunks else 0)
+            self._sweep_hopper(sums, dispatch.chunk_queries_of(call) if in_chunks else 0, whole)
         else:
             self._sweep_chunks(form, sums, early)
 
+        if whole:
+            return
         n_programs = ceil_div(call.n_queries, B) * call.n_heads + of_keys
         gradients = ("dq", "dk", "dv")
         sizes = (self.scale, call.heads, call.kv_heads, call.n_heads, call.n_queries, call.n_keys)
@@ -267,7 +275,7 @@ class Pass:
         tensors, rest = ("q", "k", "v", "do"), ("rows", *sums)
         self._add_tiled(kernel, tensors, rest, sizes, constants, options)
 
-    def _sweep_hopper(self, sums, chunk):
+    def _sweep_hopper(self, sums, chunk, whole=False):
         """Add the kernel for Hopper: dQ is added up in the first of ``sums``, dK times scale and dV
         are stored in the others; with chunk, queries of a program, they are added up too."""
         call, BD = self.call, self.widths["BD"]
@@ -275,6 +283,7 @@ class Pass:
         n_heads = call.n_heads if chunk else call.n_kv_heads
         Bq = 128 if BD == 64 else 64
         stay = not chunk and not call.fixed_order and dispatch.hopper_backward_stays(call)
+        stay = stay or whole
         constants = {
             **self.widths,
             "Bq": Bq,
@@ -284,14 +293,17 @@ class Pass:
             "CHUNKS": chunk > 0,
             "STAY": stay,
             "GROUPED": not chunk and call.group > 1,
-            "ORDERED": call.fixed_order,
+            "ORDERED": call.fixed_order and not whole,
+            "WHOLE": whole,
             "num_warps": 4,
         }
         if chunk:
             n_programs = dispatch.query_chunk_programs(chunk, 128, call) * n_heads
         else:
             n_programs = ceil_div(call.n_keys, 128) * n_heads
-        if stay:
+        if whole:
+            n_programs = self.tensors[dq_sums].shape[0]
+        elif stay:
             n_programs = dispatch.staying(n_programs, call.multiprocessors, call.causal)
         together = dispatch.backward_heads_together(call, n_heads, stay, chunk > 0)
         scales = (1.0 if chunk else self.scale, self.scale * LOG2E)
@@ -300,10 +312,13 @@ class Pass:
         blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, dq_sums: (1, 64, 64), "rows": (1, 2, Bq)}
         turns = "turns" if call.fixed_order else "rows"
         if chunk:
-            rest = (*gradients, turns)
+            rest = (*gradients, "dq", turns)
+        elif whole:
+            blocks |= {"dk": 64, "dv": 64, "dq": (1, 1, 64, 64)}
+            rest = (dq_sums,)
         else:
             blocks |= {"dk": 64, "dv": 64}
-            rest = (turns,)
+            rest = ("dq", turns)
         self._add_hopper("hopper_backward", n_programs, blocks, rest, sizes, constants, {})
 
     # What they share.

@@ -34,10 +34,10 @@ KEYS = gl.constexpr(128)
 # What the roles of a program share: tensors and sizes, places in shared memory and their barriers,
 # constants.
 Backward = record(
-    "Q DO K V DQ ROWS DK DV TURNS scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
+    "Q DO K V DQ ROWS DK DV DQ_OUT TURNS scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
     "q_s do_s k_s v_s rows_s ds_s dq_s q_full q_empty do_full do_empty kv_full kv_empty "
     "ds_full dq_full dq_empty turn_come "
-    "d BD Bq STAGES CAUSAL RAGGED CHUNKS STAY GROUPED ORDERED FIRST scores sums"
+    "d BD Bq STAGES CAUSAL RAGGED CHUNKS STAY GROUPED ORDERED WHOLE FIRST scores sums"
 )
 
 
@@ -53,6 +53,18 @@ def _add_to_global(desc, coord, source, _semantic=None):
 # Triton 3.6 has it under no name, and the other under an older one.
 _add = getattr(tma, "async_atomic_add", None) or _add_to_global
 _meet = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@gluon.jit
+def _turns(ours):
+    """Return how many tiles this program does."""
+    n_tiles = (ours.Nk + KEYS - 1) // KEYS
+    if ours.WHOLE:
+        heads = (ours.n_heads - ours.at + gl.num_programs(0) - 1) // gl.num_programs(0)
+        turns = heads * n_tiles
+    else:
+        turns = n_turns(n_tiles, ours.n_heads, ours.CAUSAL, ours.STAY)
+    return turns
 
 
 @gluon.jit
@@ -83,9 +95,13 @@ def _keys_and_blocks(ours, turn):
         if ours.CAUSAL:
             m0 = gl.maximum(m0, n0)
     else:
-        tile, bh = tile_and_head(
-            ours.at, turn, n_tiles, ours.n_heads, ours.TOGETHER, ours.CAUSAL, ours.STAY
-        )
+        if ours.WHOLE:
+            tile = turn % n_tiles
+            bh = ours.at + turn // n_tiles * gl.num_programs(0)
+        else:
+            tile, bh = tile_and_head(
+                ours.at, turn, n_tiles, ours.n_heads, ours.TOGETHER, ours.CAUSAL, ours.STAY
+            )
         n0 = tile * KEYS
         m0 = 0
         if ours.CAUSAL:
@@ -104,7 +120,7 @@ def _load_backward(ours):
     heads = 1
     if ours.GROUPED:
         heads = ours.GROUP
-    for turn in range(n_turns((ours.Nk + KEYS - 1) // KEYS, ours.n_heads, ours.CAUSAL, ours.STAY)):
+    for turn in range(_turns(ours)):
         n0, bh_kv, m0, n_blocks = _keys_and_blocks(ours, turn)
         for i in range(n_blocks * heads):
             bh = bh_kv * heads + i // n_blocks
@@ -203,7 +219,7 @@ def _dq_product(ours, c: gl.constexpr, k, buffer):
 
 
 @gluon.jit
-def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0):
+def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, n0, m0):
     """Add a part of dQ, if there is some: rows before the first are no place for the copy engine.
     ORDERED: in block i, leave it to ``_add_backward``.
 
@@ -228,10 +244,16 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0):
     if some:  # a branch keeps ptxas from moving products up, for which there are no registers
         if ours.ORDERED:
             mbarrier.arrive(ours.dq_full.index(place), count=1)
-        elif ours.Bq == 128:
-            _add(ours.DQ, [bh, m0 + c * 64, 0], ours.dq_s.index(c))
         else:
-            _add(ours.DQ, [bh, m0, c * 64], ours.dq_s.index(c))
+            row = m0 + c * 64 if ours.Bq == 128 else m0
+            column = 0 if ours.Bq == 128 else c * 64
+            if ours.WHOLE:
+                if n0 == 0:
+                    store_tile(ours.DQ, [ours.at, row, column], ours.dq_s.index(c))
+                else:
+                    _add(ours.DQ, [ours.at, row, column], ours.dq_s.index(c))
+            else:
+                _add(ours.DQ, [bh, row, column], ours.dq_s.index(c))
 
 
 @gluon.jit
@@ -303,13 +325,13 @@ def _backward_block(
             ds = (p * (dp - delta[None, :])).to(q.dtype)
             dq = warpgroup_mma_wait(0, deps=[dq_token])
             dv_token = warpgroup_mma(weights, do, dv, is_async=True)
-            _dq_add(ours, c, dq, left, i, bh, m0 - ours.Bq)
+            _dq_add(ours, c, dq, left, i, bh, n0, m0 - ours.Bq)
         else:
             if HALVES == 1 and not FIRST:
                 # Not before: past a wait ptxas seldom moves exponentials, which dQ would wait for.
                 mbarrier.wait(ours.do_full.index(stage), phase)
                 dq = warpgroup_mma_wait(0, deps=[dq_token])
-                _dq_add(ours, c, dq, left, i, bh, m0 - ours.Bq)
+                _dq_add(ours, c, dq, left, i, bh, n0, m0 - ours.Bq)
                 dp_token = warpgroup_mma(
                     v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True
                 )
@@ -345,6 +367,85 @@ def _store_rows(desc, x, place, b, h, row, BD: gl.constexpr):
     as_matrix(tile, 64, BD).store(x.to(desc.dtype))
     fence_async_shared()
     store_tile(desc, [b, h, row, 0], tile)
+
+
+@gluon.jit
+def _await_adds(LATER: gl.constexpr, number):
+    """Wait until all that this thread asked the copy engine to write has been written, but for the
+    last LATER requests. Inline assembly wants some number."""
+    gl.inline_asm_elementwise(
+        f"cp.async.bulk.wait_group {LATER}; mov.u32 $0, 0;",
+        "=r,r", [number], gl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _fence_global(number):
+    """Order what the copy engine and this thread do in global memory."""
+    gl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.u32 $0, 0;", "=r,r", [number], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+def _load_sums(ours, c: gl.constexpr, part):
+    """This consumer's part number ``part``, (64, 64), of the sums of a head, in fp32."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+    rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, 64, gl.SliceLayout(0, layout))
+    n_rows = (ours.Nq + 127) // 128 * 128
+    first = ours.at.to(gl.int64) * n_rows
+    if ours.Bq == 128:
+        first += part * 128 + c * 64
+        first *= ours.BD
+    else:
+        first += part * 64
+        first = first * ours.BD + c * 64
+    places = ours.TURNS + first + rows[:, None] * ours.BD + columns[None, :]
+    return gl.load(places, cache_modifier=".cg")
+
+
+@gluon.jit
+def _finish_part(ours, c: gl.constexpr, sums, part, bh, HALF: gl.constexpr):
+    """Write a part of the sums to dQ, by half of this consumer's place in shared memory."""
+    if ours.Bq == 64:
+        sums = sums.reshape([8, 4, 8, 4, 2, 2]).permute((1, 4, 2, 0, 3, 5)).reshape([64, 64])
+        sums = gl.convert_layout(sums, ours.scores)
+        row = part * 64
+        column = c * 64
+    else:
+        row = part * 128 + c * 64
+        column = 0
+    place = ours.dq_s.index(c)._reinterpret(ours.DQ_OUT.dtype, [2, 1, 1, 64, 64], ours.DQ_OUT.layout)
+    tile = place.index(HALF)
+    as_matrix(tile, 64, 64).store((sums * ours.scale).to(ours.DQ_OUT.dtype))
+    fence_async_shared()
+    store_tile(ours.DQ_OUT, [bh // ours.H, bh % ours.H, row, column], tile)
+
+
+@gluon.jit
+def _finish_head(ours, c: gl.constexpr, bh):
+    """Write this consumer's sums of a head, all of which this program has added, to dQ."""
+    _fence_global(bh)
+    _meet()
+    n_parts = (ours.Nq + 127) // 128 * (128 // ours.Bq)
+    for part in range(0, n_parts, 4):
+        # Those behind the last are the last once more.
+        second = gl.minimum(part + 1, n_parts - 1)
+        third = gl.minimum(part + 2, n_parts - 1)
+        fourth = gl.minimum(part + 3, n_parts - 1)
+        a = _load_sums(ours, c, part)
+        b = _load_sums(ours, c, second)
+        x = _load_sums(ours, c, third)
+        y = _load_sums(ours, c, fourth)
+        tma.store_wait(0)
+        _finish_part(ours, c, a, part, bh, 0)
+        _finish_part(ours, c, b, second, bh, 1)
+        tma.store_wait(0)
+        _finish_part(ours, c, x, third, bh, 0)
+        _finish_part(ours, c, y, fourth, bh, 1)
+    _fence_global(bh)
+    _meet()
 
 
 @gluon.jit
@@ -384,7 +485,7 @@ def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n
     mbarrier.wait(ours.ds_full.index(last & 1), (last >> 1) & 1)
     token = _dq_product(ours, c, k, last & 1)
     dq = warpgroup_mma_wait(0, deps=[token])
-    _dq_add(ours, c, dq, True, used, bh, last_m)
+    _dq_add(ours, c, dq, True, used, bh, n0, last_m)
     return dk, dv
 
 
@@ -431,6 +532,11 @@ def _backward_tile(ours, c: gl.constexpr, turn, used):
         place = ours.dq_s.index(place)
         _store_rows(ours.DV, dv, place, bh // kv_heads, bh % kv_heads, row, ours.BD)
         _store_rows(ours.DK, dk * ours.scale, place, bh // kv_heads, bh % kv_heads, row, ours.BD)
+        if ours.WHOLE:
+            # What was added before the two stores: the next tile adds in order, behind it.
+            _await_adds(2, used)
+            if turn % ((ours.Nk + KEYS - 1) // KEYS) == (ours.Nk + KEYS - 1) // KEYS - 1:
+                _finish_head(ours, c, bh)
     return used
 
 
@@ -439,8 +545,7 @@ def _backward_rows(ours, c: gl.constexpr):
     """Consumer c: its 64 keys of each of the program's tiles."""
     used = 0
     if ours.STAY:
-        n_tiles = (ours.Nk + KEYS - 1) // KEYS
-        for turn in range(n_turns(n_tiles, ours.n_heads, ours.CAUSAL, True)):
+        for turn in range(_turns(ours)):
             used = _backward_tile(ours, c, turn, used)
     else:  # a loop would cost registers
         _backward_tile(ours, c, 0, 0)
@@ -452,11 +557,11 @@ BACKWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER", "chunk"]
 
 @gluon.jit(do_not_specialize=BACKWARD_SIZES)
 def backward_kernel(
-    Q, DO, K, V, DQ, ROWS, DK, DV, TURNS,
+    Q, DO, K, V, DQ, ROWS, DK, DV, DQ_OUT, TURNS,
     scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
     d: gl.constexpr, BD: gl.constexpr, Bq: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
-    GROUPED: gl.constexpr, ORDERED: gl.constexpr, num_warps: gl.constexpr,
+    GROUPED: gl.constexpr, ORDERED: gl.constexpr, WHOLE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """DK, DV, and what adds up to dQ / scale in DQ, in one pass: one program per (128 keys, head),
     or with STAY fewer, each of which then does several such tiles.
@@ -472,6 +577,12 @@ def backward_kernel(
     With ORDERED, without STAY and GROUPED, it is: that of the tiles. DQ need not be zeros. TURNS is
     int32 zeros: the number of programs begun, and for each head and 64 rows of DQ, rounded up to
     128, the number of tiles that have added to them. A program takes its tile by the first.
+
+    With WHOLE, which has STAY too and neither GROUPED nor ORDERED, a program does all tiles of a
+    head in turn, and then of another. DQ is (programs, Nq rounded up to 128, BD), whatever it
+    holds: a program's first tile stores, the others add, and behind the last the program writes
+    scale times the sums to descriptor DQ_OUT, (B, H, Nq, d) in blocks of (64, 64). TURNS points to
+    DQ. The order of additions is fixed.
 
     With CHUNKS, without all of these, a program has chunk queries, a multiple of 128, of one of
     n_heads query heads; and it adds to DK and DV too, contiguous fp32 zeros like K.
@@ -507,11 +618,12 @@ def backward_kernel(
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     ours = Backward(
-        Q, DO, K, V, DQ, ROWS, DK, DV, TURNS,
+        Q, DO, K, V, DQ, ROWS, DK, DV, DQ_OUT, TURNS,
         scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk, at,
         q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, q_full, q_empty, do_full, do_empty, kv_full,
         kv_empty, ds_full, dq_full, dq_empty, turn_come,
-        d, BD, Bq, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, ORDERED, FIRST, scores, sums,
+        d, BD, Bq, STAGES, CAUSAL, RAGGED, CHUNKS, STAY, GROUPED, ORDERED, WHOLE, FIRST, scores,
+        sums,
     )  # fmt: skip
     if ORDERED:
         gl.warp_specialize(

@@ -460,7 +460,7 @@ def split_kernel(
 def prepare_kernel(
     O, DO, LSE, ROWS, DQ, DK, DV, TURNS, stride_o, stride_do, H, n_heads_total, Nq, n_rows, Nk,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
-    PRECISION: tl.constexpr, ORDERED: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, ORDERED: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
     and rowsum(dO * O); DQ: (B H, Nq, d) fp32 zeros, to which dQ is added, or PERMUTED (B H, n_rows,
@@ -494,7 +494,7 @@ def prepare_kernel(
         if tl.program_id(0) == 0:
             tl.store(TURNS, 0)
         tl.store(TURNS + 1 + tl.program_id(0) * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
-    else:
+    elif not WHOLE:
         n = n_rows if PERMUTED else Nq
         width: tl.constexpr = BD if PERMUTED else d
         zeros = tl.zeros([B, BD], tl.float32)

@@ -60,7 +60,7 @@ def _turns(ours):
     """Return how many tiles this program does."""
     n_tiles = (ours.Nk + KEYS - 1) // KEYS
     if ours.WHOLE:
-        heads = (ours.n_heads - ours.at + gl.num_programs(0) - 1) // gl.num_programs(0)
+        heads = (ours.n_heads - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
         turns = heads * n_tiles
     else:
         turns = n_turns(n_tiles, ours.n_heads, ours.CAUSAL, ours.STAY)
@@ -97,7 +97,7 @@ def _keys_and_blocks(ours, turn):
     else:
         if ours.WHOLE:
             tile = turn % n_tiles
-            bh = ours.at + turn // n_tiles * gl.num_programs(0)
+            bh = gl.program_id(0) + turn // n_tiles * gl.num_programs(0)
         else:
             tile, bh = tile_and_head(
                 ours.at, turn, n_tiles, ours.n_heads, ours.TOGETHER, ours.CAUSAL, ours.STAY
@@ -249,9 +249,9 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, n0, m0):
             column = 0 if ours.Bq == 128 else c * 64
             if ours.WHOLE:
                 if n0 == 0:
-                    store_tile(ours.DQ, [ours.at, row, column], ours.dq_s.index(c))
+                    store_tile(ours.DQ, [gl.program_id(0), row, column], ours.dq_s.index(c))
                 else:
-                    _add(ours.DQ, [ours.at, row, column], ours.dq_s.index(c))
+                    _add(ours.DQ, [gl.program_id(0), row, column], ours.dq_s.index(c))
             else:
                 _add(ours.DQ, [bh, row, column], ours.dq_s.index(c))
 
@@ -380,6 +380,13 @@ def _await_adds(LATER: gl.constexpr, number):
 
 
 @gluon.jit
+def _again(number):
+    """Return the number, as one of which the compiler knows nothing: what follows from it is made
+    anew, in place of kept in registers."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], gl.int32, False, 1)
+
+
+@gluon.jit
 def _fence_global(number):
     """Order what the copy engine and this thread do in global memory."""
     gl.inline_asm_elementwise(
@@ -394,7 +401,7 @@ def _load_sums(ours, c: gl.constexpr, part):
     rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
     columns = gl.arange(0, 64, gl.SliceLayout(0, layout))
     n_rows = (ours.Nq + 127) // 128 * 128
-    first = ours.at.to(gl.int64) * n_rows
+    first = gl.program_id(0).to(gl.int64) * n_rows
     if ours.Bq == 128:
         first += part * 128 + c * 64
         first *= ours.BD
@@ -515,6 +522,9 @@ def _backward_tile(ours, c: gl.constexpr, turn, used):
         dk, dv = _backward_head(ours, c, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks)
         used += n_blocks
     mbarrier.arrive(ours.kv_empty.index(0), count=1)
+    if ours.WHOLE:
+        turn = _again(turn)
+        n0, bh, m0, n_blocks = _keys_and_blocks(ours, turn)
     row = n0 + c * 64
     if ours.CHUNKS:
         bh_kv = bh // ours.H * (ours.H // ours.GROUP) + bh % ours.H // ours.GROUP

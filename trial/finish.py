@@ -1,24 +1,25 @@
 """Trial: programs of the backward for Hopper that do whole heads, and slices of the batch.
 
     PYTHONPATH=src python trial/finish.py            # checks, 24 shapes, slices
-    PYTHONPATH=src python trial/finish.py times      # a part of it: checks, times, slices, ordered
+    PYTHONPATH=src python trial/finish.py checks short    # parts: checks, short, slices, kernels, long, ordered
 
-"old" is the backward as it is, "whole" the trial. Times are of a CUDA graph of one backward, behind
+"old" is the backward as it is, "whole" and "peeled" are the trial. Times are of a CUDA graph of one backward, behind
 a flush of the L2 cache, medians over turns of changing order.
 """
 
 import itertools
+import os
 import statistics
+import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from a2lib.attention import dispatch, forms, launches
 
 BEGAN = time.monotonic()
-FORMS = ("", "whole")
+FORMS = ("", "whole", "peeled")
 TOKENS, HIDDEN = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 STOP = 140  # seconds after which nothing is begun
@@ -68,6 +69,19 @@ def steps_of(tensors, causal, form, kept=None):
     return kinds, steps, pass_.tensors
 
 
+def empty_inputs_of(batch, heads, n, d, causal, n_keys=None, dtype=torch.bfloat16, turned=False):
+    """Return what ``inputs_of`` does, without contents: enough to compile for."""
+
+    def make(rows):
+        shape = (batch, rows, heads, d) if turned else (batch, heads, rows, d)
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        return x.transpose(1, 2) if turned else x
+
+    q, k = make(n), make(n if n_keys is None else n_keys)
+    made = {"do": q, "q": q, "k": k, "v": k, "o": q, "dq": q, "dk": k, "dv": k}
+    return made | {"lse": q.new_empty(q.shape[:-1], dtype=torch.float32)}
+
+
 def inputs_of(batch, heads, n, d, causal, n_keys=None, dtype=torch.bfloat16, turned=False):
     n_keys = n if n_keys is None else n_keys
     generator = torch.Generator("cuda").manual_seed(n + d)
@@ -90,26 +104,53 @@ def launch(steps, tensors):
         launches.compile_and_launch(step, tensors)
 
 
-def compile_all(jobs):
-    """Compile what the jobs launch, each kernel once, several at a time."""
-    found = {}
-    for steps, tensors in jobs:
-        for step in steps:
-            key = step.kernel, str(step.constants), str(step.options), tensors["q"].dtype
-            found.setdefault(key, (step, tensors))
+def compile_some(which, workers):
+    """Compile one of so many shares of all kernels into Triton's cache, without a GPU."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
 
-    def compile_one(job):
-        step, tensors = job
+    class Hopper:
+        get_current_device = get_current_stream = lambda *_: 0
+        get_current_target = lambda _: GPUTarget("cuda", 90, 32)  # noqa: E731
+
+    driver.set_active(Hopper())
+    real = launches.call_of
+    launches.call_of = lambda *of: real(*of)._replace(multiprocessors=132, hopper=True)
+    asked = [(shape, shape[4], FORMS) for shape in CHECKED]
+    for n, (d, causal) in itertools.product(LENGTHS, FA4):
+        asked.append(((*shape_of(n, d), causal), causal, FORMS if n <= 4096 else FORMS[:1]))
+    found = {}
+    for shape, causal, forms_ in asked:
+        for form in forms_:
+            kind, steps, tensors = steps_of(empty_inputs_of(*shape), causal, form)
+            assert kind == "one_sweep", (kind, shape)
+            for step in steps:
+                key = step.kernel, str(step.constants), str(step.options), tensors["q"].dtype
+                found.setdefault(key, (step, tensors))
+
+    # The ones that take longest first, dealt out.
+    def cost(key):
+        return (key[0] == "hopper_backward") * (10 + 3 * ("'WHOLE': 2" in key[1]))
+
+    for key in sorted(found, key=lambda key: (-cost(key), key[1]))[which::workers]:
+        step, tensors = found[key]
         arguments = launches.arguments_of(step, tensors)
         kernel = launches.kernel_of(step.kernel)
         options = {**step.constants, **step.options}
         kernel.warmup(*arguments, grid=(step.n_programs,), **options)
+    print(f"  worker {which}: {len(found)} kernels in all", flush=True)
 
-    jobs = list(found.values())
-    torch.cuda.set_device(0)
-    with ThreadPoolExecutor(12) as pool:
-        list(pool.map(compile_one, jobs))
-    say(f"compiled {len(jobs)} kernels")
+
+def compile_all():
+    """Compile all kernels, in processes that see no GPU."""
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="")
+    workers = min(14, os.cpu_count())
+    started = []
+    for which in range(workers):
+        command = [sys.executable, __file__, "compile", str(which), str(workers)]
+        started.append(subprocess.Popen(command, env=environment))
+    failed = [process.wait() for process in started]
+    say("compiled", "" if not any(failed) else f"with failures {failed}, compiled again below")
 
 
 # Checks.
@@ -149,7 +190,6 @@ def check():
     for batch, heads, n, d, causal, n_keys, dtype, turned in CHECKED:
         made = inputs_of(batch, heads, n, d, causal, n_keys, dtype, turned)
         everything.append((made, causal, {form: steps_of(made, causal, form) for form in FORMS}))
-    compile_all([job[1:] for _, _, jobs in everything for job in jobs.values()])
     right = True
     for shape, (made, causal, jobs) in zip(CHECKED, everything, strict=True):
         exact = reference(made, causal)
@@ -170,17 +210,16 @@ def check():
                     made["dq"].zero_()
                     launch(steps, tensors)
                     same &= torch.equal(first, made["dq"])
-                told.append(f"dQ the same bits in 10 more: {same}")
+                told.append(f"{form}: dQ the same bits in 10 more: {same}")
                 right &= same
-        fine = True
+        fine, numbers = True, []
         for name in exact:
+            of = [errors[form, name] for form in FORMS]
             # A comparison with NaN is false.
-            fine &= errors["whole", name] <= 1.5 * errors["", name] + 1e-4
+            fine &= all(error <= 1.5 * of[0] + 1e-4 for error in of)
+            numbers.append(name + " " + "/".join(f"{error:.1e}" for error in of))
         right &= fine
-        numbers = " ".join(
-            f"{name} {errors['', name]:.1e}/{errors['whole', name]:.1e}" for name in exact
-        )
-        say("CHECK", "right" if fine else "WRONG", shape[:6], jobs["whole"][0], numbers, *told)
+        say("CHECK", "right" if fine else "WRONG", shape[:6], jobs["whole"][0], *numbers, *told)
         del exact
     say("CHECKS", "all right" if right else "NOT ALL RIGHT")
 
@@ -232,14 +271,7 @@ def shape_of(n, d):
 
 def times(lengths=LENGTHS):
     shapes = [(n, d, causal) for n in lengths for d, causal in itertools.product((128, 64), (1, 0))]
-    jobs = []
-    for n, d, causal in shapes:
-        if n in (512, 1024, 2048, 4096):
-            made = inputs_of(*shape_of(n, d), bool(causal))
-            jobs += [steps_of(made, bool(causal), form)[1:] for form in FORMS]
-    compile_all(jobs)
-    jobs.clear()
-    ratios = []
+    ratios = {form: [] for form in FORMS[1:]}
     for n, d, causal in shapes:
         if time.monotonic() - BEGAN > STOP:
             say("out of time before", n, d, causal)
@@ -248,21 +280,25 @@ def times(lengths=LENGTHS):
         made = inputs_of(*shape_of(n, d), causal)
         found = {}
         for form in FORMS:
-            # Heads fewer than half of the multiprocessors would leave them idle.
-            if form and made["q"].shape[0] * made["q"].shape[1] < 60:
+            # Fewer heads than multiprocessors leave some idle.
+            if form and made["q"].shape[0] * made["q"].shape[1] < 120:
                 continue
             found[form] = graph_of([steps_of(made, causal, form)[1:]])
         took = race(found, 24 if n <= 4096 else 10)
         peer = FA4[d, causal][LENGTHS.index(n)]
         line = f"TIME {n:5d} d {d:3d} causal {causal!s:5} old {took['']:.4f} (/fa4 {took[''] / peer:.3f})"
-        if "whole" in took:
-            ratio = took["whole"] / took[""]
-            line += f" whole {took['whole']:.4f} whole/old {ratio:.3f} whole/fa4 {took['whole'] / peer:.3f}"
-            ratios.append(ratio)
+        for form in FORMS[1:]:
+            if form in took:
+                ratio = took[form] / took[""]
+                line += f" | {form} {took[form]:.4f} /old {ratio:.3f} /fa4 {took[form] / peer:.3f}"
+                ratios[form].append(ratio)
         say(line)
         del found, made
-    product = statistics.geometric_mean(ratios or [1.0])
-    say(f"geometric mean of whole/old over {len(ratios)} shapes: {product:.4f}")
+    for form, of in ratios.items():
+        if of:
+            say(
+                f"geometric mean of {form}/old, {len(of)} shapes: {statistics.geometric_mean(of):.4f}"
+            )
 
 
 def kernels():
@@ -311,9 +347,12 @@ def ordered():
         torch.use_deterministic_algorithms(True)
         old = graph_of([steps_of(made, causal, "")[1:]])
         torch.use_deterministic_algorithms(False)
-        took = race({"ordered": old, "whole": graph_of([steps_of(made, causal, "whole")[1:]])}, 12)
-        ratio = took["whole"] / took["ordered"]
-        say(f"ORDERED {n} d {d} causal {causal}: {took['ordered']:.4f} whole/ordered {ratio:.3f}")
+        found = {"ordered": old}
+        for form in FORMS[1:]:
+            found[form] = graph_of([steps_of(made, causal, form)[1:]])
+        took = race(found, 12)
+        told = " ".join(f"{form} {ms / took['ordered']:.3f}" for form, ms in took.items())
+        say(f"ORDERED {n} d {d} causal {causal}: {took['ordered']:.4f} ms; {told}")
 
 
 PARTS = {
@@ -325,9 +364,12 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or ["checks", "short", "slices", "kernels", "long"]
+    if sys.argv[1:2] == ["compile"]:
+        compile_some(int(sys.argv[2]), int(sys.argv[3]))
+        sys.exit()
+    compile_all()
     say(torch.__version__, torch.cuda.get_device_name(0))
-    for name in chosen:
+    for name in sys.argv[1:] or ["checks", "short", "slices", "kernels", "long"]:
         if name == "short":
             times(LENGTHS[:4])
         elif name == "long":

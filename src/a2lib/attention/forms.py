@@ -204,7 +204,7 @@ class Pass:
         permuted = on_hopper and call.head_dim > 64
         padded = ceil_div(call.n_queries, ROWS) * ROWS
         dq_shape = (padded, 128) if permuted else (call.n_queries, call.head_dim)
-        whole = form == "one_sweep" and dispatch.hopper_backward_whole(call)
+        whole = dispatch.hopper_backward_whole(call) if form == "one_sweep" else 0
         n_sums = call.n_heads
         if whole:
             n_sums = dispatch.staying(call.n_heads, call.multiprocessors, False)
@@ -240,7 +240,7 @@ class Pass:
         sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
         numbers = (*self._strides("o", "do"), *sizes)
         prepared = {**constants, "PRECISION": self.precision, "ORDERED": call.fixed_order}
-        prepared["WHOLE"] = whole
+        prepared["WHOLE"] = whole > 0
         options = {"num_warps": num_warps, "launch_pdl": False}
         self._add(Step("prepare", n_programs, tensors, numbers, prepared, options))
 
@@ -275,7 +275,7 @@ class Pass:
         tensors, rest = ("q", "k", "v", "do"), ("rows", *sums)
         self._add_tiled(kernel, tensors, rest, sizes, constants, options)
 
-    def _sweep_hopper(self, sums, chunk, whole=False):
+    def _sweep_hopper(self, sums, chunk, whole=0):
         """Add the kernel for Hopper: dQ is added up in the first of ``sums``, dK times scale and dV
         are stored in the others; with chunk, queries of a program, they are added up too."""
         call, BD = self.call, self.widths["BD"]
@@ -283,7 +283,7 @@ class Pass:
         n_heads = call.n_heads if chunk else call.n_kv_heads
         Bq = 128 if BD == 64 else 64
         stay = not chunk and not call.fixed_order and dispatch.hopper_backward_stays(call)
-        stay = stay or whole
+        stay = stay or whole > 0
         constants = {
             **self.widths,
             "Bq": Bq,
@@ -293,7 +293,7 @@ class Pass:
             "CHUNKS": chunk > 0,
             "STAY": stay,
             "GROUPED": not chunk and call.group > 1,
-            "ORDERED": call.fixed_order and not whole,
+            "ORDERED": call.fixed_order and whole == 0,
             "WHOLE": whole,
             "num_warps": 4,
         }

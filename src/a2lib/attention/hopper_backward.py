@@ -219,7 +219,7 @@ def _dq_product(ours, c: gl.constexpr, k, buffer):
 
 
 @gluon.jit
-def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, n0, m0):
+def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0, STORED):
     """Add a part of dQ, if there is some: rows before the first are no place for the copy engine.
     ORDERED: in block i, leave it to ``_add_backward``.
 
@@ -248,7 +248,7 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, n0, m0):
             row = m0 + c * 64 if ours.Bq == 128 else m0
             column = 0 if ours.Bq == 128 else c * 64
             if ours.WHOLE:
-                if n0 == 0:
+                if STORED:
                     store_tile(ours.DQ, [gl.program_id(0), row, column], ours.dq_s.index(c))
                 else:
                     _add(ours.DQ, [gl.program_id(0), row, column], ours.dq_s.index(c))
@@ -259,7 +259,7 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, n0, m0):
 @gluon.jit
 def _backward_block(
     ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, i, left, bh, n0, m0,
-    MASK: gl.constexpr, FIRST: gl.constexpr,
+    MASK: gl.constexpr, FIRST: gl.constexpr, STORED,
 ):  # fmt: skip
     """One block of queries: this consumer's keys get their dK and dV, the block before its dQ.
 
@@ -325,13 +325,13 @@ def _backward_block(
             ds = (p * (dp - delta[None, :])).to(q.dtype)
             dq = warpgroup_mma_wait(0, deps=[dq_token])
             dv_token = warpgroup_mma(weights, do, dv, is_async=True)
-            _dq_add(ours, c, dq, left, i, bh, n0, m0 - ours.Bq)
+            _dq_add(ours, c, dq, left, i, bh, m0 - ours.Bq, STORED)
         else:
             if HALVES == 1 and not FIRST:
                 # Not before: past a wait ptxas seldom moves exponentials, which dQ would wait for.
                 mbarrier.wait(ours.do_full.index(stage), phase)
                 dq = warpgroup_mma_wait(0, deps=[dq_token])
-                _dq_add(ours, c, dq, left, i, bh, n0, m0 - ours.Bq)
+                _dq_add(ours, c, dq, left, i, bh, m0 - ours.Bq, STORED)
                 dp_token = warpgroup_mma(
                     v_mine, do.permute((1, 0)), zero, use_acc=False, is_async=True
                 )
@@ -423,7 +423,9 @@ def _finish_part(ours, c: gl.constexpr, sums, part, bh, HALF: gl.constexpr):
     else:
         row = part * 128 + c * 64
         column = 0
-    place = ours.dq_s.index(c)._reinterpret(ours.DQ_OUT.dtype, [2, 1, 1, 64, 64], ours.DQ_OUT.layout)
+    place = ours.dq_s.index(c)._reinterpret(
+        ours.DQ_OUT.dtype, [2, 1, 1, 64, 64], ours.DQ_OUT.layout
+    )
     tile = place.index(HALF)
     as_matrix(tile, 64, 64).store((sums * ours.scale).to(ours.DQ_OUT.dtype))
     fence_async_shared()
@@ -456,7 +458,9 @@ def _finish_head(ours, c: gl.constexpr, bh):
 
 
 @gluon.jit
-def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks):
+def _backward_head(
+    ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks, STORED,
+):  # fmt: skip
     """The query blocks of one head, the masked ones first; ORDERED from the last one down."""
     N_MASKED: gl.constexpr = KEYS // ours.Bq if ours.CAUSAL else 0
     first = m0
@@ -464,7 +468,21 @@ def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n
         first = m0 + (n_blocks - 1) * ours.Bq
     if ours.FIRST:
         dk, dv = _backward_block(
-            ours, c, k_mine, v_mine, k, dk, dv, used, False, bh, n0, first, ours.CAUSAL, True
+            ours,
+            c,
+            k_mine,
+            v_mine,
+            k,
+            dk,
+            dv,
+            used,
+            False,
+            bh,
+            n0,
+            first,
+            ours.CAUSAL,
+            True,
+            STORED,
         )
     if ours.ORDERED:
         # One loop, which asks of each block whether it is masked: of two, with the masked one
@@ -472,19 +490,33 @@ def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n
         for i in range(ours.FIRST, n_blocks):
             m = first - i * ours.Bq
             dk, dv = _backward_block(
-                ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, ours.CAUSAL, False
+                ours,
+                c,
+                k_mine,
+                v_mine,
+                k,
+                dk,
+                dv,
+                used + i,
+                i > 0,
+                bh,
+                n0,
+                m,
+                ours.CAUSAL,
+                False,
+                STORED,
             )
         last_m = m0
     else:
         for i in range(ours.FIRST, N_MASKED):
             m = m0 + i * ours.Bq
             dk, dv = _backward_block(
-                ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, True, False
+                ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, True, False, STORED
             )
         for i in range(N_MASKED if N_MASKED > ours.FIRST else ours.FIRST, n_blocks):
             m = m0 + i * ours.Bq
             dk, dv = _backward_block(
-                ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, False, False
+                ours, c, k_mine, v_mine, k, dk, dv, used + i, i > 0, bh, n0, m, False, False, STORED
             )
         last_m = m0 + (n_blocks - 1) * ours.Bq
     used += n_blocks
@@ -492,12 +524,12 @@ def _backward_head(ours, c: gl.constexpr, k_mine, v_mine, k, dk, dv, used, bh, n
     mbarrier.wait(ours.ds_full.index(last & 1), (last >> 1) & 1)
     token = _dq_product(ours, c, k, last & 1)
     dq = warpgroup_mma_wait(0, deps=[token])
-    _dq_add(ours, c, dq, True, used, bh, n0, last_m)
+    _dq_add(ours, c, dq, True, used, bh, last_m, STORED)
     return dk, dv
 
 
 @gluon.jit
-def _backward_tile(ours, c: gl.constexpr, turn, used):
+def _backward_tile(ours, c: gl.constexpr, turn, used, STORED):
     """dK and dV of 64 keys over all queries that see them, of each head of the group; used counts
     the query blocks before, and those after are returned."""
     n0, bh, m0, n_blocks = _keys_and_blocks(ours, turn)
@@ -515,11 +547,13 @@ def _backward_tile(ours, c: gl.constexpr, turn, used):
         for g in range(ours.GROUP):
             dk, dv = _backward_head(
                 ours, c, k_mine, v_mine, k, dk, dv,
-                used + g * n_blocks, bh * ours.GROUP + g, n0, m0, n_blocks,
+                used + g * n_blocks, bh * ours.GROUP + g, n0, m0, n_blocks, STORED,
             )  # fmt: skip
         used += n_blocks * ours.GROUP
     else:
-        dk, dv = _backward_head(ours, c, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks)
+        dk, dv = _backward_head(
+            ours, c, k_mine, v_mine, k, dk, dv, used, bh, n0, m0, n_blocks, STORED
+        )
         used += n_blocks
     mbarrier.arrive(ours.kv_empty.index(0), count=1)
     if ours.WHOLE:
@@ -545,8 +579,6 @@ def _backward_tile(ours, c: gl.constexpr, turn, used):
         if ours.WHOLE:
             # What was added before the two stores: the next tile adds in order, behind it.
             _await_adds(2, used)
-            if turn % ((ours.Nk + KEYS - 1) // KEYS) == (ours.Nk + KEYS - 1) // KEYS - 1:
-                _finish_head(ours, c, bh)
     return used
 
 
@@ -554,11 +586,27 @@ def _backward_tile(ours, c: gl.constexpr, turn, used):
 def _backward_rows(ours, c: gl.constexpr):
     """Consumer c: its 64 keys of each of the program's tiles."""
     used = 0
-    if ours.STAY:
+    if ours.WHOLE == 1:
+        n_tiles = (ours.Nk + KEYS - 1) // KEYS
         for turn in range(_turns(ours)):
-            used = _backward_tile(ours, c, turn, used)
+            used = _backward_tile(ours, c, turn, used, turn % n_tiles == 0)
+            if turn % n_tiles == n_tiles - 1:
+                _finish_head(ours, c, gl.program_id(0) + turn // n_tiles * gl.num_programs(0))
+    elif ours.WHOLE == 2:
+        n_tiles = (ours.Nk + KEYS - 1) // KEYS
+        turn = 0
+        for bh in range(gl.program_id(0), ours.n_heads, gl.num_programs(0)):
+            used = _backward_tile(ours, c, turn, used, True)
+            turn += 1
+            for _ in range(1, n_tiles):
+                used = _backward_tile(ours, c, turn, used, False)
+                turn += 1
+            _finish_head(ours, c, bh)
+    elif ours.STAY:
+        for turn in range(_turns(ours)):
+            used = _backward_tile(ours, c, turn, used, False)
     else:  # a loop would cost registers
-        _backward_tile(ours, c, 0, 0)
+        _backward_tile(ours, c, 0, 0, False)
     tma.store_wait(0)
 
 

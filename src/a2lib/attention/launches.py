@@ -150,7 +150,12 @@ BLOCK_BYTES = 2**20
 def _key_of(switches: tuple, inputs: Sequence[Tensor]) -> tuple | None:
     """Return all that a pass over ``inputs`` depends on but their contents; None for what has no
     strides."""
-    key = (dispatch.trial, dispatch.without, torch.are_deterministic_algorithms_enabled(), *switches)
+    key = (
+        dispatch.trial,
+        dispatch.without,
+        torch.are_deterministic_algorithms_enabled(),
+        *switches,
+    )
     try:
         for x in inputs:
             key += (x.shape, x.stride(), x.dtype, x.device)

@@ -19,7 +19,7 @@ import torch
 from a2lib.attention import dispatch, forms, launches
 
 BEGAN = time.monotonic()
-FORMS = ("", "whole", "peeled")
+FORMS = ("", "whole", "peeled", "ring")
 TOKENS, HIDDEN = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 STOP = 140  # seconds after which nothing is begun

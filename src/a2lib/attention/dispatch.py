@@ -373,14 +373,25 @@ BACKWARD_HEADS = 4
 ORDERED_HEADS = {(True, 64): 16, (True, 128): 16, (False, 64): 8, (False, 128): 4}
 
 
-# A trial: "", "whole" or "peeled", whether programs of the backward for Hopper do whole heads; peeled
-# the first tile of a head has its own code.
+# A trial: "", or of the backward for Hopper "whole" or "peeled", programs do whole heads, peeled with
+# code of its own for the first tile of a head; or "ring", heads use few places for their sums.
 trial = ""
 
 
 def hopper_backward_whole(call: Call) -> int:
     """Return whether each program of the backward for Hopper does whole heads (1, 2 peeled)."""
-    return ("", "whole", "peeled").index(trial) if call.group == 1 else 0
+    return ("", "whole", "peeled", "ring").index(trial) if call.group == 1 else 0
+
+
+def ring_slots(call: Call) -> int:
+    """Return how many places for the sums of a head there are: of twice the heads that run at a
+    time, an even number."""
+    stay = hopper_backward_stays(call)
+    together = backward_heads_together(call, call.n_kv_heads, stay, False)
+    in_pairs = 2 if stay and call.causal else 1
+    running = ceil_div(MULTIPROCESSORS * in_pairs, ceil_div(call.n_keys, 128)) + in_pairs
+    slots = 2 * max(together * in_pairs, running)
+    return min(slots, call.n_heads)
 
 
 def hopper_backward_stays(call: Call) -> bool:

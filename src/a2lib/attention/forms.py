@@ -209,6 +209,8 @@ class Pass:
         if whole:
             n_sums = dispatch.staying(call.n_heads, call.multiprocessors, False)
             dq_shape = (padded, self.widths["BD"])
+        if whole == 3:
+            n_sums = dispatch.ring_slots(call)
         self._make("rows", (call.n_heads, 2, padded), torch.float32)
         self._make("dq_sums", (n_sums, *dq_shape), torch.float32)
         sums, unused = ("dq_sums", "dk", "dv"), "rows"
@@ -219,6 +221,10 @@ class Pass:
             sums = ("dq_sums", "dk_sums", "dv_sums")
         elif call.fixed_order:
             self._make("turns", (1 + call.n_heads * padded // 64,), torch.int32)
+            unused = "turns"
+
+        if whole == 3:
+            self._make("turns", (call.n_heads, 4), torch.int32)
             unused = "turns"
 
         # The kernels before and after.
@@ -237,10 +243,11 @@ class Pass:
 
         n_programs = padded // B * call.n_heads + of_keys
         tensors = ("o", "do", "lse", "rows", *sums, unused)
-        sizes = (call.heads, call.n_heads, call.n_queries, padded, call.n_keys)
+        sizes = (call.heads, call.n_heads, call.n_queries, padded, n_sums if whole else call.n_keys)
         numbers = (*self._strides("o", "do"), *sizes)
         prepared = {**constants, "PRECISION": self.precision, "ORDERED": call.fixed_order}
-        prepared["WHOLE"] = whole > 0
+        prepared["WHOLE"] = max(1, whole) if whole != 2 else 1
+        prepared["WHOLE"] = 0 if not whole else prepared["WHOLE"]
         options = {"num_warps": num_warps, "launch_pdl": False}
         self._add(Step("prepare", n_programs, tensors, numbers, prepared, options))
 
@@ -283,7 +290,7 @@ class Pass:
         n_heads = call.n_heads if chunk else call.n_kv_heads
         Bq = 128 if BD == 64 else 64
         stay = not chunk and not call.fixed_order and dispatch.hopper_backward_stays(call)
-        stay = stay or whole > 0
+        stay = stay or whole in (1, 2)
         constants = {
             **self.widths,
             "Bq": Bq,
@@ -301,24 +308,25 @@ class Pass:
             n_programs = dispatch.query_chunk_programs(chunk, 128, call) * n_heads
         else:
             n_programs = ceil_div(call.n_keys, 128) * n_heads
-        if whole:
+        if whole in (1, 2):
             n_programs = self.tensors[dq_sums].shape[0]
         elif stay:
             n_programs = dispatch.staying(n_programs, call.multiprocessors, call.causal)
         together = dispatch.backward_heads_together(call, n_heads, stay, chunk > 0)
         scales = (1.0 if chunk else self.scale, self.scale * LOG2E)
+        n_slots = self.tensors[dq_sums].shape[0] if whole == 3 else chunk
         lengths = (call.group, call.n_queries, call.n_keys)
-        sizes = (*scales, call.heads, n_heads, *lengths, together, chunk)
+        sizes = (*scales, call.heads, n_heads, *lengths, together, n_slots)
         blocks = {"q": Bq, "do": Bq, "k": 128, "v": 128, dq_sums: (1, 64, 64), "rows": (1, 2, Bq)}
         turns = "turns" if call.fixed_order else "rows"
         if chunk:
-            rest = (*gradients, "dq", turns)
+            rest = (*gradients, "dq", turns, "rows")
         elif whole:
             blocks |= {"dk": 64, "dv": 64, "dq": (1, 1, 64, 64)}
-            rest = (dq_sums,)
+            rest = (dq_sums, "turns" if whole == 3 else "rows")
         else:
             blocks |= {"dk": 64, "dv": 64}
-            rest = ("dq", turns)
+            rest = ("dq", turns, "rows")
         self._add_hopper("hopper_backward", n_programs, blocks, rest, sizes, constants, {})
 
     # What they share.

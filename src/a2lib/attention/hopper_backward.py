@@ -34,7 +34,7 @@ KEYS = gl.constexpr(128)
 # What the roles of a program share: tensors and sizes, places in shared memory and their barriers,
 # constants.
 Backward = record(
-    "Q DO K V DQ ROWS DK DV DQ_OUT TURNS scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
+    "Q DO K V DQ ROWS DK DV DQ_OUT TURNS COUNTS scale scale2 H n_heads GROUP Nq Nk TOGETHER chunk at "
     "q_s do_s k_s v_s rows_s ds_s dq_s q_full q_empty do_full do_empty kv_full kv_empty "
     "ds_full dq_full dq_empty turn_come "
     "d BD Bq STAGES CAUSAL RAGGED CHUNKS STAY GROUPED ORDERED WHOLE FIRST scores sums"
@@ -59,7 +59,7 @@ _meet = getattr(gl, "barrier", None) or gl.thread_barrier
 def _turns(ours):
     """Return how many tiles this program does."""
     n_tiles = (ours.Nk + KEYS - 1) // KEYS
-    if ours.WHOLE:
+    if ours.WHOLE == 1 or ours.WHOLE == 2:
         heads = (ours.n_heads - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
         turns = heads * n_tiles
     else:
@@ -95,7 +95,7 @@ def _keys_and_blocks(ours, turn):
         if ours.CAUSAL:
             m0 = gl.maximum(m0, n0)
     else:
-        if ours.WHOLE:
+        if ours.WHOLE == 1 or ours.WHOLE == 2:
             tile = turn % n_tiles
             bh = gl.program_id(0) + turn // n_tiles * gl.num_programs(0)
         else:
@@ -110,6 +110,23 @@ def _keys_and_blocks(ours, turn):
     if ours.CAUSAL:
         n_blocks = gl.maximum(n_blocks, KEYS // ours.Bq)
     return n0, bh, m0, n_blocks
+
+
+@gluon.jit
+def _await(number):
+    """Wait until the number there is not 0."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred none; .reg .b32 found;
+        again:
+        ld.acquire.gpu.global.u32 found, [$1];
+        redux.sync.and.b32 found, found, 0xffffffff;
+        setp.eq.u32 none, found, 0;
+        @none bra again;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l", [number], gl.int32, False, 1,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -141,6 +158,11 @@ def _load_backward(ours):
             if i == 0:
                 kv_full = ours.kv_full.index(0)
                 mbarrier.wait(ours.kv_empty.index(0), (turn & 1) ^ 1)
+                if ours.WHOLE == 3:
+                    if bh >= ours.chunk:  # the slot's last head has been finished
+                        before = ours.COUNTS + (bh - ours.chunk).to(gl.int64) * 4 + 1
+                        _await(before.to(gl.int64))
+                        _await((before + 2).to(gl.int64))
                 mbarrier.expect(kv_full, ours.K.block_type.nbytes + ours.V.block_type.nbytes)
                 load_tile(ours.K, [b, h // ours.GROUP, n0, 0], kv_full, ours.k_s.index(0))
                 load_tile(ours.V, [b, h // ours.GROUP, n0, 0], kv_full, ours.v_s.index(0))
@@ -247,7 +269,7 @@ def _dq_add(ours, c: gl.constexpr, dq, some, i, bh, m0, STORED):
         else:
             row = m0 + c * 64 if ours.Bq == 128 else m0
             column = 0 if ours.Bq == 128 else c * 64
-            if ours.WHOLE:
+            if ours.WHOLE == 1 or ours.WHOLE == 2:
                 if STORED:
                     store_tile(ours.DQ, [gl.program_id(0), row, column], ours.dq_s.index(c))
                 else:
@@ -395,21 +417,58 @@ def _fence_global(number):
 
 
 @gluon.jit
-def _load_sums(ours, c: gl.constexpr, part):
-    """This consumer's part number ``part``, (64, 64), of the sums of a head, in fp32."""
+def _count(number, most, BARRIER: gl.constexpr):
+    """Add 1 to the number there, and tell the warpgroup whether it was so many before. A result by
+    way of shared memory, as Triton has it, makes consumers spill."""
+    return gl.inline_asm_elementwise(
+        f"""{{
+        .reg .pred first, last; .reg .b32 old;
+        mov.u32 old, %tid.x;
+        and.b32 old, old, 127;
+        setp.eq.u32 first, old, 0;
+        @first atom.acq_rel.gpu.global.add.u32 old, [$1], 1;
+        setp.eq.and.s32 last, old, $2, first;
+        bar.red.or.pred last, {BARRIER}, 128, last;
+        selp.b32 old, 1, 0, last;
+        redux.sync.or.b32 $0, old, 0xffffffff;
+        }}""",
+        "=r,l,r", [number, most], gl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _release(number):
+    """Set the number there to 1, behind all that the warpgroup has written before it met."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred first; .reg .b32 at;
+        mov.u32 at, %tid.x;
+        and.b32 at, at, 127;
+        setp.eq.u32 first, at, 0;
+        mov.u32 at, 1;
+        @first fence.acq_rel.gpu;
+        @first st.release.gpu.global.u32 [$1], at;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l", [number], gl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _sums_of(ours, c: gl.constexpr, slot, part):
+    """Where this consumer's part number ``part``, (64, 64), of the sums of a head is."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
     columns = gl.arange(0, 64, gl.SliceLayout(0, layout))
     n_rows = (ours.Nq + 127) // 128 * 128
-    first = gl.program_id(0).to(gl.int64) * n_rows
+    first = slot.to(gl.int64) * n_rows
     if ours.Bq == 128:
         first += part * 128 + c * 64
         first *= ours.BD
     else:
         first += part * 64
         first = first * ours.BD + c * 64
-    places = ours.TURNS + first + rows[:, None] * ours.BD + columns[None, :]
-    return gl.load(places, cache_modifier=".cg")
+    return ours.TURNS + first + rows[:, None] * ours.BD + columns[None, :]
 
 
 @gluon.jit
@@ -433,7 +492,7 @@ def _finish_part(ours, c: gl.constexpr, sums, part, bh, HALF: gl.constexpr):
 
 
 @gluon.jit
-def _finish_head(ours, c: gl.constexpr, bh):
+def _finish_head(ours, c: gl.constexpr, bh, slot, zeroed):
     """Write this consumer's sums of a head, all of which this program has added, to dQ."""
     _fence_global(bh)
     _meet()
@@ -443,10 +502,18 @@ def _finish_head(ours, c: gl.constexpr, bh):
         second = gl.minimum(part + 1, n_parts - 1)
         third = gl.minimum(part + 2, n_parts - 1)
         fourth = gl.minimum(part + 3, n_parts - 1)
-        a = _load_sums(ours, c, part)
-        b = _load_sums(ours, c, second)
-        x = _load_sums(ours, c, third)
-        y = _load_sums(ours, c, fourth)
+        a = gl.load(_sums_of(ours, c, slot, part), cache_modifier=".cg")
+        b = gl.load(_sums_of(ours, c, slot, second), cache_modifier=".cg")
+        x = gl.load(_sums_of(ours, c, slot, third), cache_modifier=".cg")
+        y = gl.load(_sums_of(ours, c, slot, fourth), cache_modifier=".cg")
+        if ours.WHOLE == 3:
+            if zeroed:
+                layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+                zero = gl.zeros([64, 64], gl.float32, layout)
+                gl.store(_sums_of(ours, c, slot, part), zero)
+                gl.store(_sums_of(ours, c, slot, second), zero)
+                gl.store(_sums_of(ours, c, slot, third), zero)
+                gl.store(_sums_of(ours, c, slot, fourth), zero)
         tma.store_wait(0)
         _finish_part(ours, c, a, part, bh, 0)
         _finish_part(ours, c, b, second, bh, 1)
@@ -536,6 +603,9 @@ def _backward_tile(ours, c: gl.constexpr, turn, used, STORED):
     dk = gl.zeros([64, ours.BD], gl.float32, ours.sums)
     dv = gl.zeros([64, ours.BD], gl.float32, ours.sums)
     mbarrier.wait(ours.kv_full.index(0), turn & 1)
+    if ours.WHOLE == 3:
+        _fence_global(bh)
+        bh = bh % ours.chunk
     k = as_matrix(ours.k_s.index(0), KEYS, ours.BD)
     k_mine = k.slice(c * 64, 64, 0)
     v_mine = as_matrix(ours.v_s.index(0), KEYS, ours.BD).slice(c * 64, 64, 0)
@@ -557,8 +627,10 @@ def _backward_tile(ours, c: gl.constexpr, turn, used, STORED):
         used += n_blocks
     mbarrier.arrive(ours.kv_empty.index(0), count=1)
     if ours.WHOLE:
-        turn = _again(turn)
+        turn = _again(turn + n0 * 0)
         n0, bh, m0, n_blocks = _keys_and_blocks(ours, turn)
+        if ours.WHOLE == 3:
+            slot = bh % ours.chunk
     row = n0 + c * 64
     if ours.CHUNKS:
         bh_kv = bh // ours.H * (ours.H // ours.GROUP) + bh % ours.H // ours.GROUP
@@ -579,6 +651,17 @@ def _backward_tile(ours, c: gl.constexpr, turn, used, STORED):
         if ours.WHOLE:
             # What was added before the two stores: the next tile adds in order, behind it.
             _await_adds(2, used)
+            if ours.WHOLE == 3:
+                _fence_global(bh)
+                _meet()
+                counts = ours.COUNTS + bh.to(gl.int64) * 4 + c * 2
+                n_tiles = (ours.Nk + KEYS - 1) // KEYS
+                last = _count(counts.to(gl.int64), n_tiles - 1, 14 + c)
+                if last != 0:
+                    zeroed = bh + ours.chunk < ours.n_heads
+                    _finish_head(ours, c, bh, slot, zeroed)
+                    if zeroed:
+                        _release((counts + 1).to(gl.int64))
     return used
 
 
@@ -591,7 +674,8 @@ def _backward_rows(ours, c: gl.constexpr):
         for turn in range(_turns(ours)):
             used = _backward_tile(ours, c, turn, used, turn % n_tiles == 0)
             if turn % n_tiles == n_tiles - 1:
-                _finish_head(ours, c, gl.program_id(0) + turn // n_tiles * gl.num_programs(0))
+                bh = gl.program_id(0) + turn // n_tiles * gl.num_programs(0)
+                _finish_head(ours, c, bh, gl.program_id(0), False)
     elif ours.WHOLE == 2:
         n_tiles = (ours.Nk + KEYS - 1) // KEYS
         turn = 0
@@ -601,7 +685,7 @@ def _backward_rows(ours, c: gl.constexpr):
             for _ in range(1, n_tiles):
                 used = _backward_tile(ours, c, turn, used, False)
                 turn += 1
-            _finish_head(ours, c, bh)
+            _finish_head(ours, c, bh, gl.program_id(0), False)
     elif ours.STAY:
         for turn in range(_turns(ours)):
             used = _backward_tile(ours, c, turn, used, False)
@@ -615,7 +699,7 @@ BACKWARD_SIZES = ["H", "n_heads", "GROUP", "Nq", "Nk", "TOGETHER", "chunk"]
 
 @gluon.jit(do_not_specialize=BACKWARD_SIZES)
 def backward_kernel(
-    Q, DO, K, V, DQ, ROWS, DK, DV, DQ_OUT, TURNS,
+    Q, DO, K, V, DQ, ROWS, DK, DV, DQ_OUT, TURNS, COUNTS,
     scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk,
     d: gl.constexpr, BD: gl.constexpr, Bq: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CHUNKS: gl.constexpr, STAY: gl.constexpr,
@@ -641,6 +725,11 @@ def backward_kernel(
     holds: a program's first tile stores, the others add, and behind the last the program writes
     scale times the sums to descriptor DQ_OUT, (B, H, Nq, d) in blocks of (64, 64). TURNS points to
     DQ. The order of additions is fixed.
+
+    With WHOLE 3, "ring": DQ has only chunk slots, zeros at first, of Nq rounded up to 128 by BD,
+    and head bh adds to slot bh % chunk once the slot's last head has been finished. COUNTS: int32
+    zeros, four a head, for each consumer the tiles that have added, and whether the slot has been
+    given back. The consumer who adds last writes dQ, and zeros to the slot if somebody needs it.
 
     With CHUNKS, without all of these, a program has chunk queries, a multiple of 128, of one of
     n_heads query heads; and it adds to DK and DV too, contiguous fp32 zeros like K.
@@ -676,7 +765,7 @@ def backward_kernel(
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     ours = Backward(
-        Q, DO, K, V, DQ, ROWS, DK, DV, DQ_OUT, TURNS,
+        Q, DO, K, V, DQ, ROWS, DK, DV, DQ_OUT, TURNS, COUNTS,
         scale, scale2, H, n_heads, GROUP, Nq, Nk, TOGETHER, chunk, at,
         q_s, do_s, k_s, v_s, rows_s, ds_s, dq_s, q_full, q_empty, do_full, do_empty, kv_full,
         kv_empty, ds_full, dq_full, dq_empty, turn_come,

@@ -460,7 +460,8 @@ def split_kernel(
 def prepare_kernel(
     O, DO, LSE, ROWS, DQ, DK, DV, TURNS, stride_o, stride_do, H, n_heads_total, Nq, n_rows, Nk,
     d: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, PERMUTED: tl.constexpr,
-    PRECISION: tl.constexpr, ORDERED: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, ORDERED: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """ROWS: (B H, 2, n_rows) fp32, the log-sum-exp of each query, to the base that PRECISION has,
     and rowsum(dO * O); DQ: (B H, Nq, d) fp32 zeros, to which dQ is added, or PERMUTED (B H, n_rows,
@@ -494,7 +495,13 @@ def prepare_kernel(
         if tl.program_id(0) == 0:
             tl.store(TURNS, 0)
         tl.store(TURNS + 1 + tl.program_id(0) * 2 + tl.arange(0, 2), tl.zeros([2], tl.int32))
-    elif not WHOLE:
+    elif WHOLE == 3:
+        if m0 == 0:
+            tl.store(TURNS + bh * 4 + tl.arange(0, 4), tl.zeros([4], tl.int32))
+        if bh < Nk:  # slots
+            zeros = tl.zeros([B, BD], tl.float32)
+            store_rows(DQ + bh * n_rows * BD, zeros, m0, n_rows, BD, B, BD, BD)
+    elif WHOLE == 0:
         n = n_rows if PERMUTED else Nq
         width: tl.constexpr = BD if PERMUTED else d
         zeros = tl.zeros([B, BD], tl.float32)

@@ -423,9 +423,8 @@ def _count(number, most, BARRIER: gl.constexpr):
     return gl.inline_asm_elementwise(
         f"""{{
         .reg .pred first, last; .reg .b32 old;
-        mov.u32 old, %tid.x;
-        and.b32 old, old, 127;
-        setp.eq.u32 first, old, 0;
+        elect.sync old|first, 0xffffffff;
+        mov.b32 old, 0;
         @first atom.acq_rel.gpu.global.add.u32 old, [$1], 1;
         setp.eq.and.s32 last, old, $2, first;
         bar.red.or.pred last, {BARRIER}, 128, last;
@@ -442,9 +441,7 @@ def _release(number):
     gl.inline_asm_elementwise(
         """{
         .reg .pred first; .reg .b32 at;
-        mov.u32 at, %tid.x;
-        and.b32 at, at, 127;
-        setp.eq.u32 first, at, 0;
+        elect.sync at|first, 0xffffffff;
         mov.u32 at, 1;
         @first fence.acq_rel.gpu;
         @first st.release.gpu.global.u32 [$1], at;
@@ -656,7 +653,7 @@ def _backward_tile(ours, c: gl.constexpr, turn, used, STORED):
                 _meet()
                 counts = ours.COUNTS + bh.to(gl.int64) * 4 + c * 2
                 n_tiles = (ours.Nk + KEYS - 1) // KEYS
-                last = _count(counts.to(gl.int64), n_tiles - 1, 14 + c)
+                last = _count(counts.to(gl.int64), n_tiles * 4 - 1, 14 + c)
                 if last != 0:
                     zeroed = bh + ours.chunk < ours.n_heads
                     _finish_head(ours, c, bh, slot, zeroed)
@@ -728,7 +725,7 @@ def backward_kernel(
 
     With WHOLE 3, "ring": DQ has only chunk slots, zeros at first, of Nq rounded up to 128 by BD,
     and head bh adds to slot bh % chunk once the slot's last head has been finished. COUNTS: int32
-    zeros, four a head, for each consumer the tiles that have added, and whether the slot has been
+    zeros, four a head, for each consumer the warps that have added, and whether the slot has been
     given back. The consumer who adds last writes dQ, and zeros to the slot if somebody needs it.
 
     With CHUNKS, without all of these, a program has chunk queries, a multiple of 128, of one of

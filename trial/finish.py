@@ -1,6 +1,6 @@
 """Trial: programs of the backward for Hopper that do whole heads, and slices of the batch.
 
-    PYTHONPATH=src python trial/finish.py            # checks, 24 shapes, slices
+    PYTHONPATH=src python trial/finish.py
     PYTHONPATH=src python trial/finish.py checks short    # parts: checks, short, slices, kernels, long, ordered
 
 "old" is the backward as it is, "whole" and "peeled" are the trial. Times are of a CUDA graph of one backward, behind
@@ -24,8 +24,8 @@ FORMS = ("", "whole", "peeled", "ring")
 IN_ORDER = ("whole", "peeled")  # the order of additions is fixed
 TOKENS, HIDDEN = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-STOP = 140  # seconds after which nothing is begun
-END = 230  # and after which the process ends, whatever it waits for
+STOP = 125  # seconds after which nothing is begun
+END = 165  # and after which the process ends, whatever it waits for
 
 # Of an H200, from CUDA graphs: FlashAttention-4's rows (head size, causal, tokens).
 FA4 = {

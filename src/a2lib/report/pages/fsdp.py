@@ -32,7 +32,7 @@ GRAPH_STEPS = {
     "PyTorch's FSDP2": ("fsdp2", "ms"),
 }
 PYTHON_STEPS = {
-    "one GPU": (COPIES, "ms_without"),
+    "one GPU, autocast": (COPIES, "ms_without"),
     "FSDP, copy engines": (COPIES, "ms"),
     "FSDP, NCCL": (NCCL, "ms"),
     "PyTorch's FSDP2": ("fsdp2", "ms"),
@@ -181,22 +181,36 @@ def steps_table(steps: pd.DataFrame, lines: dict, capture: bool) -> pd.DataFrame
     return table
 
 
-def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
-    """Return the parts of the 2.0B step in a CUDA graph: as expected from one GPU's with 16-bit
-    weights, FSDP's over copy engines, and by how much they are longer."""
-    row = step(steps, COPIES)
-    update = least_update_ms(ceiling)
-    passes = narrow_ddp(steps).ms_without - update
-    parts = {
+def torch_update_ms(updates: pd.DataFrame, model: str = "xl25") -> float:
+    """Return the ms that PyTorch's AdamW, which FSDP uses, was measured to take for all weights, in
+    the steps of another section (fp32, two GPUs, started on an idle GPU)."""
+    return one(updates, optimizer="plain", model=model, precision="fp32").ms_optimizer
+
+
+def parts(steps: pd.DataFrame, ceiling: pd.DataFrame, updates: pd.DataFrame, model: str) -> dict:
+    """Return part -> its ms as expected, and as FSDP takes over copy engines in a CUDA graph.
+
+    One GPU's update is taken at its bytes' time; half of PyTorch's as measured follows FSDP's.
+    """
+    row = step(steps, COPIES, model)
+    passes = narrow_ddp(steps, model=model).ms_without - least_update_ms(ceiling, model)
+    half = torch_update_ms(updates, model) / 2
+    return {
         "forward, backward, without waits": (passes, row.backward_ms - row.ms_waited),
         "waits for gathers": (0, row.ms_waited),
-        "all after the backward: update": (update / 2, row.ms - row.backward_ms),
-        "whole step": (passes + update / 2, row.ms),
+        "all after the backward: update": (half, row.ms - row.backward_ms),
+        "whole step": (passes + half, row.ms),
     }
-    table = pd.DataFrame({"part": [*parts]})
-    table["expected"] = cells([expected for expected, _ in parts.values()])
-    table["FSDP"] = cells([measured for _, measured in parts.values()])
-    table["longer by"] = cells([measured - expected for expected, measured in parts.values()])
+
+
+def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame, updates: pd.DataFrame) -> pd.DataFrame:
+    """Return the parts of the 2.0B step, and by how much those of both models are longer."""
+    small, large = (parts(steps, ceiling, updates, model) for model in MODELS)
+    table = pd.DataFrame({"part": [*small]})
+    table["expected"] = cells([expected for expected, _ in small.values()])
+    table["FSDP"] = cells([measured for _, measured in small.values()])
+    table["longer by"] = cells([measured - expected for expected, measured in small.values()])
+    table["3.4B longer by"] = cells([measured - expected for expected, measured in large.values()])
     return table
 
 

@@ -96,37 +96,65 @@ def steps_table(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["model", "launched", "sent by", "replicated", "sharded"])
 
 
-def updates_table(steps: pd.DataFrame, estimated: dict[str, float]) -> pd.DataFrame:
-    """Return updates of the 2.0B model in bf16, launched from Python over NCCL, in ms by
-    ``estimate`` and as measured."""
-    mode = {"model": "xl25", "precision": "bf16", "capture": False, "carrier": "backend"}
-    ours = pick(steps, wrapper="bucketed", **mode)
-    by_torch = estimated["half"] + estimated["broadcasts"]
-    updates = {
-        "a2lib, replicated": (estimated["whole"], one(ours, optimizer="plain")),
-        "a2lib, sharded": (estimated["both"], one(ours, optimizer="sharded")),
-        "PyTorch, replicated": (estimated["whole"], of_torch(steps, "plain")),
-        "PyTorch, sharded": (by_torch, of_torch(steps, "zero")),
-    }
+def updates_in_bf16(benchmark: pd.DataFrame) -> pd.Series:
+    """Return the ms of PyTorch's AdamW in one GPU's 2.0B steps in bf16, launched from Python."""
+    mode = {"mode": "train-step", "phase": "optimizer", "capture": False, "precision": "bf16"}
+    return pick(benchmark, model="xl25", context=512, **mode)["ms"].astype(float)
+
+
+def updates_of(steps: pd.DataFrame, model: str) -> list[list[float]]:
+    """Return the ms of a2lib's replicated updates of a model, and of its sharded ones."""
+    rows = [pair for pair in pairs(steps) if pair[0].model == model]
+    return [[pair[place].ms_optimizer for pair in rows] for place in (0, 1)]
+
+
+def updates_table(steps: pd.DataFrame, estimated: dict[str, dict[str, float]]) -> pd.DataFrame:
+    """Return all updates in ms, by the ``estimate`` of each model and as measured, from the
+    shortest to the longest."""
+    updates = []
+    for model, by_bytes in estimated.items():
+        plain, sharded = updates_of(steps, model)
+        updates.append((f"{TITLES[model]}, replicated", by_bytes["whole"], plain))
+        updates.append((f"{TITLES[model]}, sharded", by_bytes["both"], sharded))
+    theirs = [[of_torch(steps, o).ms_optimizer] for o in ("plain", "zero")]
+    by_bytes = estimated["xl25"]
+    by_torch = by_bytes["half"] + by_bytes["broadcasts"]
+    updates.append(("PyTorch, 2.0B, replicated", by_bytes["whole"], theirs[0]))
+    updates.append(("PyTorch, 2.0B, sharded", by_torch, theirs[1]))
     lines = []
-    for name, (expected, row) in updates.items():
-        lines.append([name, *cells((expected, row.ms_optimizer))])
+    for name, expected, measured in updates:
+        ends = [f"{least_or_most:.1f}" for least_or_most in (min(measured), max(measured))]
+        lines.append([name, f"{expected:.1f}", " to ".join(dict.fromkeys(ends))])
     return pd.DataFrame(lines, columns=["update", "estimate", "measured"])
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:
     """Return what the rank that holds more has at each moment of the first step in fp32, and in a
-    later step, in GB."""
+    later step, in GB; moments and peaks replicated and sharded."""
     lines = []
-    moments = [*MOMENTS, "step"]
-    rows = pick(memory, precision="fp32", moment=moments)
-    rows = rows.assign(place=rows["moment"].map(moments.index))
-    for row in rows.sort_values(["model", "optimizer", "place"]).itertuples():
-        sizes = [getattr(row, column) for column in PARTS]
-        when = "later" if row.moment == "step" else row.moment
-        words = f"{TITLES[row.model]}, {when}, {OPTIMIZERS[row.optimizer]}"
-        lines.append([words, *cells(pd.Series([*sizes, row.tensor_bytes]) / 1e9)])
-    return pd.DataFrame(lines, columns=["moment", *PARTS.values(), "peak"])
+    for model in ("xl25", "2.7B"):
+        for when in (*MOMENTS, "step"):
+            plain, sharded = (moment(memory, o, when, "fp32", model) for o in ("plain", "sharded"))
+            sizes = [plain.parameter_bytes, plain.gradient_bytes]
+            sizes += [row.optimizer_bytes for row in (plain, sharded)]
+            sizes += [row.tensor_bytes for row in (plain, sharded)]
+            words = f"{TITLES[model]}, {'later' if when == 'step' else when}"
+            lines.append([words, *cells(pd.Series(sizes) / 1e9)])
+    names = ["weights", "gradients", "moments", "moments, sharded", "peak", "peak, sharded"]
+    return pd.DataFrame(lines, columns=["when", *names])
+
+
+def peaks_table(memory: pd.DataFrame) -> pd.DataFrame:
+    """Return a later step's peak of tensors, and what the driver says that the process holds, in
+    GB, by what averages the gradients (2.0B model, bf16)."""
+    lines = []
+    for carrier, words in CARRIERS.items():
+        for optimizer in ("plain", "sharded"):
+            mode = {"moment": "step", "model": "xl25", "precision": "bf16", "wrapper": "bucketed"}
+            row = one(memory, optimizer=optimizer, carrier=carrier, **mode)
+            sizes = pd.Series([row.tensor_bytes, row.driver_bytes]) / 1e9
+            lines.append([f"{OPTIMIZERS[optimizer]}, {words}", *cells(sizes)])
+    return pd.DataFrame(lines, columns=["optimizer", "tensors", "driver"])
 
 
 def estimate(model: str, ceiling: pd.DataFrame, messages: pd.DataFrame) -> dict[str, float]:

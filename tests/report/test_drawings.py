@@ -178,3 +178,13 @@ def test_the_torus_has_the_devices_and_axes_of_the_mesh():
     # Two arrows along a plane, one along the row of planes: the torus axes of X and of Y.
     arrows = [path for path in root.iter("path") if path.get("class") == "arrow"]
     assert len(arrows) == mesh.M_X + mesh.M_Y
+
+
+def test_the_grid_has_the_axes_of_the_405b_layout():
+    root = read("layout-grid")
+    paths = {path.get("id"): path.get("d") for path in root.iter("path")}
+    tensor, stages = paths["stage"].count("M"), paths["pipeline"].count("M")
+    used = [(use.get("href"), use.get("class")) for use in root.iter("use")]
+    assert used.count(("#stage", "thin")) == stages
+    assert numbers(r"(\d+) (?:GPUs of|stages|such)", "layout-grid") == [tensor, stages, 128]
+    assert f"{tensor * stages * 128:,} GPUs" in text("layout-grid")

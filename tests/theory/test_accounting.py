@@ -104,6 +104,16 @@ def test_half_of_the_overlap_asks_for_more_tokens():
     assert mesh.rate(XXL, least / 2) == pytest.approx(seconds["compute"] / block)
 
 
+def test_a_step_hides_as_much_as_its_two_passes():
+    mesh, tokens = Mesh(), 800
+    seconds = mesh.seconds(XXL, tokens)
+    # In bf16 either pass sends as much for its FLOPs; one byte less is sent in both passes.
+    assert mesh.step_rate(XXL, tokens) == pytest.approx(mesh.rate(XXL, tokens))
+    saved = seconds["fsdp"]
+    spent = 3 * seconds["compute"] + 3 * seconds["fsdp"] / 2 - saved / 2
+    assert mesh.step_rate(XXL, tokens, gathered=1) == pytest.approx(3 * seconds["compute"] / spent)
+
+
 def test_tensor_parallelism_and_the_bubble_keep_the_rate_below_ninety_percent():
     base, wide, _, piped, packed = tricks()
     mesh = Mesh(X=4, Y=16, M_X=1, M_Y=2)

@@ -129,6 +129,18 @@ def test_fsdp_over_nodes_sends_an_eighth_of_its_ring_by_each_card(over_nvlink):
         assert (seconds <= cost.compute_s) == is_hidden
 
 
+@pytest.mark.parametrize("over_nvlink", [2, 9, 90])
+def test_fsdp_in_two_stages_sends_a_shard_over_the_network_and_the_rest_within(over_nvlink):
+    example = parallelism.EXAMPLE
+    network = example.bandwidth / over_nvlink
+    limit = parallelism.fsdp_nodes_in_two_stages(example, network)
+    for nodes, is_hidden in ((limit, True), (limit + 1, False)):
+        compute = parallelism.fully_sharded(example, 8 * nodes)["forward"].compute_s
+        from_nodes = example.weight_bytes / 8 * (nodes - 1) / nodes / network
+        from_its_own = example.weight_bytes * 7 / 8 / example.bandwidth
+        assert (max(from_nodes, from_its_own) <= compute) == is_hidden
+
+
 def test_operations_are_those_of_a_real_ffn_and_its_gradients():
     n, tokens, d, f = 2, 12, 8, 20
     x = torch.randn(tokens // n, d, requires_grad=True)

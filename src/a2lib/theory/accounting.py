@@ -139,6 +139,18 @@ class Mesh:
         compute, sent = seconds["compute"], max(seconds["fsdp"], seconds["tp"])
         return compute / (max(compute, sent) + min(compute, sent) / 2)
 
+    def step_rate(self, stack: Stack, tokens_per_device: float, gathered: int = NARROW) -> float:
+        """Return the same of forward and backward, with weights that are gathered in so many bytes
+        each. The backward gathers them again and reduce-scatters gradients in bf16, and computes
+        twice as much."""
+        seconds = self.seconds(stack, tokens_per_device)
+        spent = 0.0
+        for products, sent_bytes in ((1, gathered), (2, gathered + NARROW)):
+            compute = products * seconds["compute"]
+            sent = max(sent_bytes / NARROW * seconds["fsdp"], seconds["tp"])
+            spent += max(compute, sent) + min(compute, sent) / 2
+        return 3 * seconds["compute"] / spent
+
     def most_rate(self, stack: Stack) -> float:
         """Return the ``rate`` of a batch so large that FSDP's communication does not count."""
         seconds = self.seconds(stack, 1)

@@ -186,6 +186,14 @@ def fsdp_limit_over_nodes(layer: Layer, network: float, node: int = 8):
     return min(data_limit(layer), data_limit(replace(layer, bandwidth=node * network)))
 
 
+def fsdp_nodes_in_two_stages(layer: Layer, network: float, node: int = 8) -> int:
+    """Return the most nodes of compute-bound FSDP that gathers in two stages at once: each device
+    a shard from the other nodes, and from its own node's devices what they have gathered."""
+    between = data_limit(replace(layer, bandwidth=network))
+    within = data_slope(layer) / (node - 1)
+    return math.floor(min(between, within))
+
+
 # The example of the command and of the book: the FFN of the 8B model and the tokens of one step
 # of the 2026 leaderboard, on an H200.
 _SHAPE, _ON = SIZES["8B"], DEVICES["H200"]

@@ -286,9 +286,9 @@ def estimate(model: str, ranks: int = 2, wrapper: str = NCCL) -> Estimate:
     return evaluate(Training(*sizes, sent_gradients=sent), layout, H200)
 
 
-def fsdp_step(fsdp: pd.DataFrame, model: str, wrapper: str = NCCL):
-    """Return the row of an FSDP step in a CUDA graph."""
-    return one(fsdp, model=model, wrapper=wrapper, capture=True)
+def fsdp_step(fsdp: pd.DataFrame, model: str, wrapper: str = NCCL, captured: bool = True):
+    """Return the row of an FSDP step, in a CUDA graph or launched from Python."""
+    return one(fsdp, model=model, wrapper=wrapper, capture=captured)
 
 
 def fsdp_peak(fsdp_memory: pd.DataFrame, model: str) -> float:

@@ -135,13 +135,6 @@ def hosts_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().rename(columns={"world_size": "GPUs"})
 
 
-def over_fewest(rows: pd.DataFrame) -> pd.Series:
-    """Return published times over those of the fewest ranks of the same host and size, by device,
-    size and ranks."""
-    times = rows.set_index(["device", "size", "world_size"])["ms"].sort_index()
-    return times / times.groupby(["device", "size"]).transform("first")
-
-
 def beside_line(rows: pd.DataFrame, line: Line) -> pd.Series:
     """Return published times of all-reduces over those of a line, by size and GPUs; ``rows`` are of
     one host, and about 1 GB counts as 1 GiB."""

@@ -6,6 +6,7 @@ from invented_rows import BLANK, flash
 
 from a2lib.lab import StoreError
 from a2lib.report import data
+from a2lib.report.pages.collectives import HOSTS, published
 from a2lib.report.pages.flash import SHAPE
 
 
@@ -78,3 +79,16 @@ def test_a_published_table_that_cannot_be_shown(tmp_path):
         (tmp_path / "reference" / "x.csv").write_text(content)
         with pytest.raises(data.ReportError, match=complaint):
             data.load_reference("x", tmp_path)
+
+
+def test_what_the_page_on_collectives_says_of_more_gpus_by_published_times():
+    rows = published(data.load_reference("collectives")).query("backend == 'nccl'")
+    times = rows.set_index(["device", "size", "world_size"])["ms"].sort_index()
+    for device in HOSTS:
+        for _, host in times[device].groupby("size"):
+            two_and_six = host.droplevel("size")
+            assert two_and_six[6] < 1.67 * two_and_six[2]
+    largest = rows[rows["size"] > 9e8].set_index(["device", "world_size"])["bus"]
+    for device in (*HOSTS, "host of six L4"):
+        assert largest[device].min() == largest[device, 2]
+    assert largest["RTX 5090, PCIe", 6] < largest["RTX 5090, PCIe", 2]

@@ -153,6 +153,24 @@ def test_a_ring_passes_on_what_it_received_the_round_before():
     assert (len(rows), len(seen)) == (8, 16)
 
 
+def test_a_ring_of_three_adds_chunks_and_passes_the_sums_on():
+    ranks = range(3)
+    held = [[1, 1, 1] for _ in ranks]
+    rounds = ["".join(map(str, row)) for row in held]
+    for step in range(4):
+        before = [list(row) for row in held]
+        for rank in ranks:
+            beside = (rank + 1) % 3
+            is_adding = step < 2
+            chunk = (rank - step) % 3  # in the third round, the one that it has just completed
+            kept = before[beside][chunk] if is_adding else 0
+            held[beside][chunk] = before[rank][chunk] + kept
+        rounds += ["".join(map(str, row)) for row in held]
+    drawn = [line for line in text("collectives-ring").split("\n") if line.isdigit()]
+    assert drawn == rounds
+    assert rounds[-3:] == ["333"] * 3
+
+
 def test_a_backward_begins_with_the_last_layer_and_sends_after_it_computes():
     forward, backward = text("parallelism-fsdp").split("\nbackward\n")
     assert re.findall(r"C(\d)", forward) == re.findall(r"C(\d)", backward)[::-1]

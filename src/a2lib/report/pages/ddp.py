@@ -195,8 +195,8 @@ def buckets_sent(bucket_mb: float) -> int:
 
 def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
     """Return the 2.0B steps in a CUDA graph by bucket size, with the number of its all-reduces and
-    what the handout's formula expects to be exposed. It takes the buckets that are sent as equal,
-    after a backward that takes as long as their bytes travel."""
+    what the handout's formula expects to be exposed; last, gradients sent in bf16. The formula
+    takes the buckets as equal, after a backward that takes as long as their bytes travel."""
     size = 4 * parameter_count(SIZES["xl25"])
     line = collectives.fitted(messages)
     lines = []
@@ -205,7 +205,12 @@ def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
         number = buckets_sent(bucket_mb)
         formula = 1e3 * overhead_s(size, number, line)
         times_ms = cells((formula, row.exposed, row.alone))
-        lines.append([bucket_mb, number, *times_ms, digits(row.paid)])
+        lines.append([f"{bucket_mb:,}", number, *times_ms, digits(row.paid)])
+    number = buckets_sent(100)  # buckets are counted in bytes of the fp32 gradients
+    narrow = step(rows, bucket_mb=100, sent_dtype="bf16")
+    formula = 1e3 * overhead_s(size / 2, number, line)
+    times_ms = cells((formula, narrow.exposed, narrow.alone))
+    lines.append(["100, bf16", number, *times_ms, digits(narrow.paid)])
     heads = ["MiB", "n", "formula", "added", "alone", "share"]
     return pd.DataFrame(lines, columns=heads)
 

@@ -195,11 +195,16 @@ def best_public() -> float:
     return float(rows.set_index("implementation").loc["leaderboard_2025_best", "ms"])
 
 
+def peak_mhz() -> float:
+    """Return the clock of the data sheet's peak, at which all tensor cores together reach it."""
+    return sheet("bf16_dense") / (sheet("multiprocessors") * sheet("tensor_bf16")) * 1e6
+
+
 def rates() -> dict[str, float]:
     """Return the most that each unit of the GPU does in a ms: operations, exponentials, bytes; at
     the clock of the data sheet's peak."""
     peak = sheet("bf16_dense") * 1e9
-    clocks = peak / sheet("tensor_bf16")  # of all SMs together, in a ms
+    clocks = peak_mhz() * 1e3 * sheet("multiprocessors")  # of all SMs together, in a ms
     return {
         "tensor cores": peak,
         "exponentials": sheet("exponentials") * clocks,

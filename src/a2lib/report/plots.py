@@ -173,12 +173,8 @@ def heat(ax, ratios: pd.DataFrame) -> None:
 
 
 def _ratio_text(ratio: float) -> str:
-    """Return a ratio in percent, which is short enough for a map on a phone; with a decimal where
-    the text would else be the same on both sides of a tie's limit."""
-    if np.isnan(ratio):
-        return "–"
-    short = f"{100 * ratio:.0f}"
-    return f"{100 * ratio:.1f}" if short in ("98", "102") else short
+    """Return a ratio in percent, which is short enough for a map on a phone."""
+    return "–" if np.isnan(ratio) else f"{100 * ratio:.0f}"
 
 
 def name_lanes(ax, at: Sequence[float], names: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from a2lib.report.page import pick
+from a2lib.report.page import one, pick
 from a2lib.report.plots import lying
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import digits
@@ -57,15 +57,19 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return derived.merge(gains, "left", ["kind", "pass", "gpu", "rung"])
 
 
+def newest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the last run, which is of one GPU; a run's name begins with its time."""
+    return rows[rows["run"] == rows["run"].max()]
+
+
 def gain(rows: pd.DataFrame, kind: str, rung: str) -> float:
-    """Return what a step gains in both passes at a shape, the median of the GPUs."""
-    return float(gains(rows, kind, rung).median())
+    """Return what a step gains in both passes at a shape, in the last run."""
+    return float(one(newest(rows), kind=kind, rung=rung, pass_="end_to_end").gain)
 
 
 def ms(rows: pd.DataFrame, kind: str, rung: str) -> float:
-    """Return the GPU time of both passes by a step, or by a peer, the median of the GPUs."""
-    times = pick(rows, kind=kind, rung=rung, pass_="end_to_end")["ms"]
-    return float(times.astype(float).median())
+    """Return the GPU time of both passes by a step, or by a peer, in the last run."""
+    return float(one(newest(rows), kind=kind, rung=rung, pass_="end_to_end").ms)
 
 
 def gains(rows: pd.DataFrame, kind: str, rung: str) -> pd.Series:

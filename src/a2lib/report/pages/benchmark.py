@@ -30,6 +30,8 @@ LADDER = {
     "+ CUDA graph": (FAST, True),
     "+ 16-bit weights": (NARROW, True),
 }
+# What a bar says where a change brings another with it.
+LADDER_WORDS = {"+ 16-bit weights": "+ 16-bit weights,\na2lib's AdamW"}
 STEP = {"mode": "train-step", "phase": "wall", "warmup": 5}
 WAY = ["precision", "attention", "compile"]
 CASE = ["model", "context", "batch", "mode", *WAY, "warmup"]
@@ -127,6 +129,7 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
         parts = steps[["ms_gpu", "more"]].set_axis(list(LADDER_PARTS), axis=1)
+        parts = parts.rename(index=LADDER_WORDS)
         words = [f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()]
         stacked(ax, parts, LADDER_PARTS, text=words, numbers=False, xlabel="a step, ms")
         longest = steps["ms"].iloc[1:].max()

@@ -41,8 +41,8 @@ def step(precision, attention="eager", compile="none", capture=False):
     return ms("benchmark", **key, capture=capture)
 
 
-def ddp(value, **way):
-    return ms("ddp", value, model="xl25", sent_dtype="fp32", capture=True, **way)
+def ddp(value, capture=True, **way):
+    return ms("ddp", value, model="xl25", sent_dtype="fp32", capture=capture, **way)
 
 
 def longer(without, **way):
@@ -50,7 +50,7 @@ def longer(without, **way):
     return 100 * (ddp("ms", **way) / ddp(without, **way) - 1)
 
 
-AFTER = {"wrapper": "naive", "carrier": "backend"}
+TORCH = {"wrapper": "torch_ddp", "carrier": "backend", "bucket_mb": 25}
 DURING = {"wrapper": "updating", "carrier": "copy_engines", "bucket_mb": 100}
 EXPECTED = {
     "ours": lambda: attention("a2lib"),
@@ -62,11 +62,14 @@ EXPECTED = {
         ms("ddp", "sent_bytes", model="2.7B", wrapper="flat", capture=False, precision="bf16") / 4e9
     ),
     "fp32": lambda: step("fp32"),
+    "TF32": lambda: step("tf32"),
     "bf16": lambda: step("bf16"),
     "captured": lambda: step("bf16", "flash", "blocks", capture=True),
-    "billions, two GPUs": lambda: ddp("sent_bytes", **AFTER) / 4e9,
-    "after": lambda: longer("ms_without", **AFTER),
+    "captured, PyTorch": lambda: step("bf16", "sdpa_flash", "blocks", capture=True),
+    "billions, two GPUs": lambda: ddp("sent_bytes", **DURING) / 4e9,
+    "DDP": lambda: longer("ms_without", **TORCH),
     "during": lambda: longer("ms_without_updating", **DURING),
+    "during, launched": lambda: longer("ms_without", **DURING, capture=False),
     "8B": lambda: ms("leaderboard", way="own_copies") / 1e3,
     "8B, PyTorch": lambda: ms("leaderboard", way="recomputed") / 1e3,
 }
@@ -77,7 +80,7 @@ def test_every_number_of_the_results_has_its_slot():
     assert sorted(WRITTEN) == sorted(EXPECTED)
     assert len(WRITTEN) == len(SLOT.findall(RESULTS))
     rest = re.sub(r"<!--.*?-->", "", SLOT.sub("", RESULTS), flags=re.S)
-    named = "FlashAttention-2 FlashAttention-4 2,048 8,192 16,384 32,768 8B 16 64 bf16 fp32"
+    named = "FlashAttention-2 FlashAttention-4 2,048 8,192 16,384 32,768 8B 16 64 bf16 fp32 TF32"
     assert set(re.findall(r"\b(?:[\w,.-]*\d,)?[\w-]*\d\w*", rest)) == set(named.split())
 
 

@@ -1,10 +1,9 @@
 """Eager attention in PyTorch: times and memory of its passes beside what theory counts of them."""
 
-import numpy as np
 import pandas as pd
 
 from a2lib.report import panels, plots
-from a2lib.report.metrics import ceilings, copy_bandwidth
+from a2lib.report.metrics import by_graph, ceilings, copy_bandwidth
 from a2lib.report.page import one, pick
 from a2lib.report.style import Chart, Look, Looks
 from a2lib.report.tables import cells
@@ -40,7 +39,7 @@ MASKS = {False: "no mask", True: "causal"}
 def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Add columns to the rows of batch 8 in fp32.
 
-    gpu: GPU time in ms, of a CUDA-graph replay or of the call where that is shorter
+    gpu: GPU time in ms, of a CUDA-graph replay, or of the call where a row has no replay
     whole: bytes of all tensors at the peak
     held, added: of eager attention, bytes before a pass and at its peak, by counting
     matrix: bytes of one matrix
@@ -53,9 +52,13 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         is_eager = row.implementation == "eager"
         theory.append(_theory(row, rate, bandwidth) if is_eager else {})
     return rows.assign(
-        gpu=np.fmin(rows["ms"].astype(float), rows["ms_graph"].astype(float)),
+        gpu=_gpu_ms(rows),
         whole=rows["held_bytes"] + rows["peak_bytes"],
     ).join(pd.DataFrame(theory, index=rows.index))
+
+
+def _gpu_ms(rows: pd.DataFrame) -> pd.Series:
+    return by_graph(rows)["ms"].astype(float)
 
 
 def shape(n: int = LONGEST, d: int = 64, causal: bool = False) -> Eager:
@@ -110,10 +113,14 @@ def least_shares(rows: pd.DataFrame) -> pd.Series:
     return here["least"] / here["gpu"]
 
 
-def errors_over_eager(accuracy: pd.DataFrame, score_scale: int) -> pd.Series:
-    """Return the errors of a2lib's output and gradients over eager's, fp32, causal heads of 64."""
-    here = pick(accuracy, dtype="fp32", head_dim=64, causal=True, score_scale=score_scale)
-    wide = here.pivot_table("error", ["heads", "tensor"], "implementation")
+def errors_over_eager(
+    accuracy: pd.DataFrame, score_scale: int, measure: str = "error"
+) -> pd.DataFrame:
+    """Return the errors of a2lib's output and gradients over eager's, fp32 and causal: a column for
+    each tensor, a line for each head size and number of heads."""
+    here = pick(accuracy, dtype="fp32", causal=True, score_scale=score_scale)
+    lines = ["head_dim", "heads"]
+    wide = here.pivot_table(measure, lines, ["implementation", "tensor"])
     return wide["a2lib"] / wide["eager"]
 
 
@@ -175,7 +182,7 @@ def unmasked_matmul_ms(rate: float) -> float:
 def with_heads(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     """Return the rows of ``flash`` for causal heads of 64, with ``gpu`` as above."""
     here = pick(rows, batch=1, head_dim=64, seq_len=LONGEST, causal=True, pass_="end_to_end")
-    return here.assign(gpu=np.fmin(here["ms"].astype(float), here["ms_graph"].astype(float)))
+    return here.assign(gpu=_gpu_ms(here))
 
 
 def peer(rows: pd.DataFrame, name: str):

@@ -8,7 +8,7 @@ from a2lib.report.page import one, pick
 from a2lib.report.plots import stacked
 from a2lib.report.style import COLOURS, PAPER, chart
 from a2lib.report.traces import legend
-from a2lib.report.units import ms, percent
+from a2lib.report.units import count, ms, percent
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import eager_step, fused_step
 from a2lib.theory.transformer import forward_flops, step_flops
@@ -30,6 +30,8 @@ LADDER = {
     "+ CUDA graph": (FAST, True),
     "+ 16-bit weights": (NARROW, True),
 }
+# What a bar says where a change brings another with it.
+LADDER_WORDS = {"+ 16-bit weights": "+ 16-bit weights,\na2lib's AdamW"}
 STEP = {"mode": "train-step", "phase": "wall", "warmup": 5}
 WAY = ["precision", "attention", "compile"]
 CASE = ["model", "context", "batch", "mode", *WAY, "warmup"]
@@ -121,19 +123,17 @@ LADDER_PARTS = {"GPU time": COLOURS[1], "waiting for Python": "#808080"}
 @chart(height=3.1)
 def ladder(figure, rows: pd.DataFrame, *models: str):
     """Draw LADDER for each model side by side: GPU time, and what launching from Python adds; at
-    the end the step's time and its MFU. Beside another model, a first bar that leaves no room for
-    the others is cut, with a break."""
+    the end the step's time and its MFU. A first bar that leaves no room for the others is cut, with
+    a break."""
     axes = figure.subplots(1, len(models), squeeze=False)[0]
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
         parts = steps[["ms_gpu", "more"]].set_axis(list(LADDER_PARTS), axis=1)
+        parts = parts.rename(index=LADDER_WORDS)
         words = [f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()]
         stacked(ax, parts, LADDER_PARTS, text=words, numbers=False, xlabel="a step, ms")
         longest = steps["ms"].iloc[1:].max()
         limit = 2.25 * longest
-        if len(models) == 1:
-            longest = steps["ms"].max()
-            limit = 1.3 * longest
         if steps["ms"].iloc[0] > limit:
             ax.texts[0].remove()
             ax.annotate(words[0], (0.97 * limit, 0), color=PAPER, ha="right", va="center")
@@ -146,6 +146,66 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
     for ax in axes[1:]:
         ax.set_yticklabels([])
     legend(figure, LADDER_PARTS, columns=2)
+
+
+LINEAR, ELSE = "least: linear layers", "least: everything else"
+ABOVE = "above the least"
+WAITING = "waiting for Python"
+LEAST_PARTS = {LINEAR: COLOURS[1], ELSE: COLOURS[3], ABOVE: COLOURS[0], WAITING: "#808080"}
+PRECISIONS = {"fp32": PLAIN, "TF32": TF32, "bf16": BF16}
+# A bf16 step -> its configuration, whether it runs in a CUDA graph, and whether it is fused.
+BF16_STEPS = {
+    "bf16": (BF16, False, False),
+    "+ Flash, compiled": (FAST, False, True),
+    "PyTorch's Flash": (PEER, False, True),
+    "+ CUDA graph": (FAST, True, True),
+    "PyTorch's, in a graph": (PEER, True, True),
+    "+ 16-bit weights": (NARROW, True, True),
+}
+
+
+def least_and_above(rows: pd.DataFrame, ceiling: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Return what a bf16 step's ms are, a line for each of BF16_STEPS: the least time of its linear
+    layers and of everything else, what its GPU time is above that, and the wait for Python."""
+    lines = {}
+    for name, (configuration, capture, fused) in BF16_STEPS.items():
+        row = step(rows, model, configuration, capture)
+        limit = least(ceiling, model, configuration["precision"], fused=fused)
+        linear, total = limit["products"].ms, limit["total"].ms
+        gpu = min(row.ms_gpu, row.ms)
+        lines[name] = (linear, total - linear, gpu - total, row.ms - gpu)
+    return pd.DataFrame.from_dict(lines, orient="index", columns=list(LEAST_PARTS))
+
+
+@chart(height=4.7)
+def least_bars(figure, rows: pd.DataFrame, ceiling: pd.DataFrame, model: str):
+    """Draw a step by precision, and below it, on a larger scale, what the bf16 steps' ms are; at
+    the right each step's ms and MFU."""
+    above, below = figure.subplots(2, 1, height_ratios=(len(PRECISIONS), len(BF16_STEPS)))
+    plain = [step(rows, model, way) for way in PRECISIONS.values()]
+    whole = pd.DataFrame({"step": [row.ms for row in plain]}, index=list(PRECISIONS))
+    stacked(above, whole, {"step": COLOURS[2]}, numbers=False)
+    _times_beside(above, plain)
+    above.set_title("By precision", loc="left")
+    parts = least_and_above(rows, ceiling, model)
+    stacked(below, parts, LEAST_PARTS, numbers=False, xlabel="a step, ms")
+    steps = [step(rows, model, way, capture) for way, capture, _ in BF16_STEPS.values()]
+    _times_beside(below, steps)
+    below.set_title("In bf16, on a larger scale", loc="left")
+    legend(figure, LEAST_PARTS, columns=2)
+
+
+def _times_beside(ax, steps) -> None:
+    """Write ms and MFU of each step at the right of its bar, under a header."""
+    longest = max(row.ms for row in steps)
+    ticks = ax.get_xticks()
+    ax.set_xticks(ticks[ticks <= longest])
+    ax.set_xlim(0, 1.4 * longest)
+    ax.grid(False)
+    lines = [("ms", "MFU"), *((count(row.ms), percent(row.mfu)) for row in steps)]
+    for y, texts in enumerate(lines, -1):
+        for x, text in zip((0.86, 1.0), texts, strict=True):
+            ax.text(x, y, text, transform=ax.get_yaxis_transform(), ha="right", va="center")
 
 
 def firsts(rows: pd.DataFrame, rows_of) -> pd.DataFrame:

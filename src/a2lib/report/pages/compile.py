@@ -17,11 +17,21 @@ from a2lib.theory.step_floor import compiled_step, eager_step
 
 MODELS = ("small", "medium", "large", "xl25", "2.7B")
 HEAD_SIZES = (16, 32, 64, 128)
-BATCH, TOKENS = 4, 512  # of the models' training steps
+BATCH, TOKENS = 4, 512  # of the models' training steps, where nothing else is said
 NUMBER_BYTES = {"fp32": 4, "bf16": 2}
-STEP = {"mode": "train-step", "context": TOKENS, "phase": "wall"}
+STEP = {"mode": "train-step", "phase": "wall"}
 # The steps whose kernels were traced and whose compiled form keeps the GPU busy.
-TRACED = tuple((model, "fp32") for model in MODELS) + (("2.7B", "bf16"),)
+TRACED = (
+    ("small", "fp32", TOKENS),
+    ("small", "fp32", 1024),
+    ("medium", "fp32", TOKENS),
+    ("large", "fp32", TOKENS),
+    ("xl25", "fp32", TOKENS),
+    ("2.7B", "fp32", 128),
+    ("2.7B", "fp32", TOKENS),
+    ("2.7B", "fp32", 1024),
+    ("2.7B", "bf16", TOKENS),
+)
 
 
 def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -57,15 +67,22 @@ def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     return rows
 
 
-def step(rows: pd.DataFrame, model: str, precision: str = "fp32", compiled: str = "blocks"):
+def step(
+    rows: pd.DataFrame,
+    model: str,
+    precision: str = "fp32",
+    compiled: str = "blocks",
+    context: int = TOKENS,
+):
     """Return the row of a whole training step, launched from Python."""
-    return one(rows, model=model, precision=precision, compile=compiled, **STEP)
+    case = {"model": model, "precision": precision, "compile": compiled, "context": context}
+    return one(rows, **case, **STEP)
 
 
-def bytes_left(model: str, precision: str) -> float:
+def bytes_left(model: str, precision: str, context: int = TOKENS) -> float:
     """Return which part of the bytes that an eager step moves outside of matmuls remains if all
     between two matmuls is one kernel, by counting."""
-    case = SIZES[model], BATCH, TOKENS, precision
+    case = SIZES[model], BATCH, context, precision
     fused, eager = compiled_step(*case), eager_step(*case)
     return bytes_between_matmuls(fused) / bytes_between_matmuls(eager)
 
@@ -80,15 +97,17 @@ def predictions(rows: pd.DataFrame, replayed: pd.DataFrame, traces: pd.DataFrame
         mean of their steps
     """
     table = []
-    for model, precision in TRACED:
-        share = traced(traces, model, precision).share  # the eager way is called as its precision
-        left = bytes_left(model, precision)
+    for model, precision, context in TRACED:
+        # The eager way is called as its precision.
+        share = traced(traces, model, precision, context=context).share
+        left = bytes_left(model, precision, context)
         eager = {**PLAIN, "precision": precision}
-        eager_ms = benchmark.step(replayed, model, eager, capture=True).ms
-        compiled = step(rows, model, precision)
+        eager_ms = benchmark.step(replayed, model, eager, capture=True, context=context).ms
+        compiled = step(rows, model, precision, context=context)
         line = {
             "model": model,
             "precision": precision,
+            "context": context,
             "share": share,
             "left": left,
             "predicted": (1 - share) * (1 - left),

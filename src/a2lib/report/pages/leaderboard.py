@@ -77,6 +77,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         predicted
     in ..., in collectives, in copies, in blocks: ms of a traced step's kernels by piece; of what
         runs beside them; of the blocks' matmuls
+    in barriers: ms of barriers among the collectives
     in FP8, FP8 calls: ms and number of the matmuls of FP8 operands among them
     computing: ms of the kernels of TRACED, the sum
     """
@@ -111,14 +112,16 @@ def ladder(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["way"].isin(LADDER)]
 
 
-def attention_rates(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Return operations per ms of causal attention in bf16 (16 heads of 128, 16,384 tokens), by
-    implementation and pass."""
-    same = (rows["heads"] == 16) & (rows["head_dim"] == 128) & (rows["seq_len"] == 16384)
+def attention_rates(
+    rows: pd.DataFrame, heads: int = 16, tokens: int = 16384
+) -> dict[tuple[str, str], float]:
+    """Return operations per ms of causal attention in bf16 with heads of 128, by implementation and
+    pass. 16 heads with 16,384 tokens is the largest shape of many heads."""
+    same = (rows["heads"] == heads) & (rows["head_dim"] == 128) & (rows["seq_len"] == tokens)
     rows = by_graph(rows[same & (rows["dtype"] == "bf16") & rows["causal"]])
     rates = {}
     for row in rows.to_dict("records"):
-        flops = attention_flops(row["batch"], 16, 16384, 16384, 128, True, row["pass"])
+        flops = attention_flops(row["batch"], heads, tokens, tokens, 128, True, row["pass"])
         rates[row["implementation"], row["pass"]] = flops / row["ms"]
     return rates
 
@@ -207,6 +210,7 @@ def _traced(rows: pd.DataFrame) -> pd.DataFrame:
         times = kernels["ms"].groupby("in " + piece).sum().to_dict()
         in_blocks = (kind == "matmul") & (kernels["calls"] >= int(picture.about["layers"]))
         times["in blocks"] = kernels["ms"][in_blocks].sum()
+        times["in barriers"] = kernels["ms"][name.str.contains("barrier_kernel")].sum()
         in_fp8 = name.str.match(FP8_MATMUL)
         times["in FP8"] = kernels["ms"][in_fp8].sum()
         times["FP8 calls"] = kernels["calls"][in_fp8].sum()

@@ -128,17 +128,22 @@ def pieces(case: StepMemory) -> dict[str, int]:
 
 def peak_bars(rows: pd.DataFrame, steps: dict[str, StepMemory]) -> Chart:
     """Draw the bytes at the peak of each step by category, by counting, in GB, and a line at the
-    memory that the driver gives. A step that ran out of memory or was not run says so."""
-    sizes, words = {}, []
+    memory that the driver gives. A step that ran out of memory or was not run says so, and is
+    paler."""
+    sizes, words, pale = {}, [], []
     for name, case in steps.items():
         status = _status(rows, case)
         sizes[name if status else f"{name}, not run"] = pieces(case)
         total = f"{peak(case).total / 1e9:.0f}"
         words.append(f"{total}, oom" if "oom" in status else total)
+        pale.append("ok" not in status)
     frame = pd.DataFrame.from_dict(sizes, orient="index") / 1e9
     capacity = rows["capacity"].iloc[0] / 1e9
 
     def limit(ax):
+        for pieces_ in ax.containers:
+            for piece, is_pale in zip(pieces_, pale, strict=True):
+                piece.set_alpha(0.5 if is_pale else 1)
         plots.reference(ax, capacity, "", vertical=True)
         place = ("data", "axes fraction")
         name = f"{capacity:.0f} GB, one H200"
@@ -201,11 +206,14 @@ def counted_step(context: int) -> int:
     return asked(step(context, attention="flash"))
 
 
-def bf16_over_fp32(rows: pd.DataFrame, mode: str = "train-step") -> pd.Series:
-    """Return the peak in bf16 divided by that in fp32 with eager attention, by model and context,
-    where both fit."""
+def bf16_over_fp32(
+    rows: pd.DataFrame, mode: str = "train-step", value: str = "tensor_bytes"
+) -> pd.Series:
+    """Return the peak in bf16 (or another ``value``) divided by that in fp32 with eager attention,
+    by model and context, where both fit."""
     few = pick(finished(rows, mode), attention="eager")
-    wide = few.pivot_table("tensor_bytes", ["model", "context"], "precision").dropna()
+    few = few.assign(value=few[value].astype(float))
+    wide = few.pivot_table("value", ["model", "context"], "precision").dropna()
     return wide["bf16"] / wide["fp32"]
 
 
@@ -224,10 +232,14 @@ def peak_cells(rows: pd.DataFrame) -> list[str]:
 
 
 def peaks(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
-    """Return a table of the 3.4B model's peaks: a line per context, a column per mode."""
+    """Return a table of the 3.4B model's peaks: a line per context, a column per mode, and what
+    the training step with eager attention reserves."""
     few = pick(rows, model=MODEL, phase="step", step_number=1, precision=precision)
     attention = few["attention"].map({"eager": "", "flash": ", FlashAttention"})
     few = few.assign(cell=peak_cells(few), column=few["mode"].map(MODES) + attention)
-    wide = few.pivot(index="context", columns="column", values="cell").reset_index()
+    wide = few.pivot(index="context", columns="column", values="cell")
+    steps = pick(few, mode="train-step", attention="eager").set_index("context")
+    sizes = steps["reserved_bytes"].map(lambda size: digits(size / 1e9, 3), na_action="ignore")
+    wide = wide.assign(reserved=sizes).reset_index()
     wide["context"] = wide["context"].map("{:,}".format)
     return wide.rename(columns={"context": "tokens"})

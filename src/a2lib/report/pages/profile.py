@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pandas as pd
 
-from a2lib.report import traces
+from a2lib.report import panels, plots, traces
 from a2lib.report.metrics import moved_bytes
 from a2lib.report.page import one, pick
 from a2lib.report.plots import stacked
-from a2lib.report.style import chart
+from a2lib.report.style import Chart, Look, Looks, chart
 from a2lib.report.units import digits
 from a2lib.shapes import SIZES
 from a2lib.theory.step_floor import eager_step
@@ -49,6 +49,18 @@ BETWEEN = {
     "norms": ("ln1", "ln2", "block"),
 }
 CAST = r"triton_poi_fused(__to_copy(_cat)?|_cat)_\d+"
+# An fp32 step's model and configuration -> its line over the tokens.
+LENGTHS = Looks(
+    {
+        ("2.7B", "fp32, compiled"): Look("3.4B, compiled", "#d55e00", "s"),
+        ("small", "fp32, compiled"): Look("small, compiled", "#0072b2", "s"),
+        ("2.7B", "fp32"): Look("3.4B", "#d55e00", "o"),
+        ("xl25", "fp32"): Look("2.0B", "#00825f", "o"),
+        ("large", "fp32"): Look("large", "#b0558a", "o"),
+        ("medium", "fp32"): Look("medium", "#444444", "o"),
+        ("small", "fp32"): Look("small", "#0072b2", "o"),
+    }
+)
 SOFTMAX_FLOPS = 5  # per score: compare, subtract, exponential, add, divide
 SOFTMAX_BYTES = 8  # per score: read and written, in fp32 in either precision
 
@@ -64,6 +76,7 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     flash_calls: calls of fused attention
     top, top_kind, top_calls, top_ms, top_share: the name that takes most, of all its launches
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
+    softmax_casts: autocast's casts of the scores, before and after the softmax
     multiply_flops, ...: by counting (``count_work``)
     launch_us: CPU time per launch in µs, while Python does not wait for a full queue
     quick, slow: the phase in the quickest and in the slowest process that timed it
@@ -139,6 +152,13 @@ def forward_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     sums["scores"] = ms_in("scores", matmuls)
     sums["values"] = ms_in("values", matmuls)
     sums["softmax"] = ms_in("softmax", kernels[kernels["kind"] != "copy"])
+    copies = kernels[kernels["kind"] == "copy"]
+    to_bf16 = copies[copies["kernel"].str.contains("bfloat16_copy")]
+    for part, casts in (("softmax", copies), ("values", to_bf16)):
+        sums[f"{part}_casts"] = ms_in(part, casts)
+    casts = ["softmax_casts", "values_casts"]
+    sums["softmax_casts"] = sums[casts].sum(axis=1)
+    sums = sums.drop(columns="values_casts")
     sums["softmax_ratio"] = sums["softmax"] / (sums["scores"] + sums["values"])
     return sums
 
@@ -213,12 +233,28 @@ def tops(rows: pd.DataFrame) -> pd.DataFrame:
     return by_size(traced.drop_duplicates(["model", "context", "phase"]))
 
 
+def shares_by_length(rows: pd.DataFrame) -> Chart:
+    """Draw the share of matmuls in the kernel time of fp32 steps over their tokens, a line for each
+    model, eager or in compiled blocks."""
+    line_of = pd.Series(list(zip(rows["model"], rows["way"], strict=True)), rows.index)
+    rows = rows.assign(line=line_of, percent=100 * rows["share"].astype(float))
+
+    def draw(figure):
+        ax = figure.subplots()
+        ends = plots.lines(ax, rows, "context", "percent", "line", LENGTHS)
+        panels.doubling_axis(ax)
+        ax.set(xlabel="tokens", ylabel="matmuls in kernel time (%)")
+        panels.name_ends(figure, ends, LENGTHS)
+
+    return Chart(draw, height=3.2)
+
+
 @chart(height=4.4)
 def ways(figure, steps: dict[str, list]):
     """Draw the share of each class in the kernel time of steps, with the sum at each bar's end, a
     panel for each model; ``steps`` are the rows of the traced steps by model."""
-    panels = figure.subplots(len(steps), 1)
-    for ax, (model, rows) in zip(panels, steps.items(), strict=True):
+    axes = figure.subplots(len(steps), 1)
+    for ax, (model, rows) in zip(axes, steps.items(), strict=True):
         table = pd.DataFrame(rows).set_index("way")
         shares = 100 * table[list(CLASSES.values())].div(table["total"], axis=0)
         bars = shares.set_axis(list(CLASSES), axis=1)
@@ -226,5 +262,5 @@ def ways(figure, steps: dict[str, list]):
         xlabel = "share of the kernel time in a step (%)"
         stacked(ax, bars, COLOURS, text=sums, xlabel=xlabel, least=0.08, room=0.2)
         ax.set_title(model, loc="left")
-    panels[0].set_xlabel("")
+    axes[0].set_xlabel("")
     traces.legend(figure, COLOURS, columns=2)

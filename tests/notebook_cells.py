@@ -1,10 +1,15 @@
 """The cells of a notebook that hold its experiment, run with its sweeps or without them."""
 
 import csv
+import itertools
 import json
 import operator
 from types import SimpleNamespace
 
+import committed
+
+from a2lib.lab import read_section, sweep
+from a2lib.lab.notebook import Run
 from a2lib.lab.sections import COMMON, SECTIONS
 from a2lib.lab.store import format_value
 from a2lib.paths import ROOT
@@ -40,6 +45,25 @@ def stored_keys(table, keys):
         assert set(key) == set(SECTIONS[table].key)
         stored.add(tuple(format_value(column, key[column]) for column in SECTIONS[table].key))
     return stored
+
+
+def flat(tasks):
+    """Return the keys of all tasks."""
+    return list(itertools.chain.from_iterable(tasks))
+
+
+def published(table):
+    """Return the keys of the committed rows of `table`, as it stores them; there are some."""
+    found = set(map(table.identify, committed.measured(table.section.name)))
+    assert found
+    return found
+
+
+def rows_of_two_ranks(table, tasks, measure, **options):
+    """Return the rows of `table` after a sweep over `tasks` by two ranks of the CPU."""
+    run = Run(table.section.name, {}, {}, "cpu", "cpu")
+    assert sweep(table, tasks, measure, run, ranks=2, device="cpu", **options) == 0
+    return read_section(table.section.name)["cpu"]
 
 
 def fits(row, section):

@@ -3,7 +3,8 @@
 import committed
 import pytest
 import torch
-from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+from notebook_cells import committed_keys, flat, load_cells, run_cells, stored_keys
+from tables import values, where
 
 from a2lib.lab import sweep
 from a2lib.lab.notebook import Run
@@ -24,13 +25,16 @@ def gpu_cells(monkeypatch):
 
 def numbers(row, *columns):
     """Return a committed row with these columns as numbers."""
-    return {**row, "causal": row["causal"] == "true"} | {c: int(row[c]) for c in columns}
+    row = {**row, "causal": row["causal"] == "true"}
+    for column in columns:
+        row[column] = int(row[column])
+    return row
 
 
 def test_the_sweeps_ask_for_every_committed_row(gpu_cells):
     asked = {
         "attention": gpu_cells.pass_keys(),
-        "attention_saved": sum(gpu_cells.saved_tasks(), []),
+        "attention_saved": flat(gpu_cells.saved_tasks()),
         "attention_limit": gpu_cells.limit_keys(),
     }
     for table, keys in asked.items():
@@ -41,8 +45,8 @@ def test_the_sweeps_ask_for_every_committed_row(gpu_cells):
 def test_the_formula_has_what_tensors_took_at_every_committed_peak():
     cells = load_cells("attention")
     sizes = ("batch", "seq_len", "head_dim", "held_bytes", "peak_bytes")
-    rows = [row for row in committed.measured("attention") if row["implementation"] == "eager"]
-    for row in (numbers(row, *sizes) for row in rows if row["status"] == "ok"):
+    for row in where(committed.measured("attention"), implementation="eager", status="ok"):
+        row = numbers(row, *sizes)
         counted = cells.tensors_at_peak(row)
         indices = 2 * 8 * row["seq_len"] if row["causal"] else 0
         assert 0 <= row["held_bytes"] + row["peak_bytes"] - counted <= indices
@@ -91,7 +95,7 @@ def test_saved_tensors_are_the_matrices_or_none(causal):
         "tiled": {"o": vector, "lse": 2 * 128 * 4},
     }
     for task in cells.saved_tasks():
-        sizes = {row["tensor"]: row["saved_bytes"] for row in cells.measure_saved(task)}
+        sizes = dict(values(cells.measure_saved(task), "tensor", "saved_bytes"))
         own = expected[task[0]["implementation"]]
         assert sizes == {**dict.fromkeys("qkv", vector), **own, "other": 0}
 

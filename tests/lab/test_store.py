@@ -39,12 +39,6 @@ def test_a_row_comes_back_as_text_and_stands_in_the_file_as_such(store, make_row
     assert sorted(os.listdir(store.path.parent)) == [".lock", "cpu.csv"]
 
 
-def test_a_row_that_is_measured_again_keeps_its_place(filled, make_row):
-    filled.put(make_row(seq_len=64), make_row(seq_len=256, note="again"))
-    stored = [("128", ""), ("256", "again"), ("512", ""), ("64", "")]
-    assert values(filled.rows(), "seq_len", "note") == stored
-
-
 def test_a_notebook_shows_what_was_asked_for_else_what_is_stored_else_what_is_published(
     store, make_row, capsys
 ):
@@ -178,7 +172,7 @@ def test_a_time_is_stored_to_six_digits_and_is_then_stable(ms):
     assert format_value("ms", float(text)) == text
 
 
-def test_several_rows_are_put_together_or_none_of_them(store, make_row):
+def test_several_rows_are_put_together_each_in_its_place_or_none_of_them(store, make_row):
     store.put()
     assert not store.path.exists()
     several = []

@@ -3,7 +3,7 @@
 import committed
 import pytest
 import torch
-from notebook_cells import committed_keys, flat, load_cells, run_cells, stored_keys
+from notebook_cells import identities, load_cells, published, run_cells
 from tables import values, where
 
 from a2lib.lab import sweep
@@ -11,7 +11,6 @@ from a2lib.lab.notebook import Run
 from a2lib.lab.sanity import WrongResult
 
 TINY = {"seq_len": 16, "head_dim": 8, "batch": 2, "causal": True, "calls": 3}
-
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -32,14 +31,12 @@ def numbers(row, *columns):
 
 
 def test_the_sweeps_ask_for_every_committed_row(gpu_cells):
-    asked = {
-        "attention": gpu_cells.pass_keys(),
-        "attention_saved": flat(gpu_cells.saved_tasks()),
-        "attention_limit": gpu_cells.limit_keys(),
-    }
-    for table, keys in asked.items():
-        assert stored_keys(table, keys) == committed_keys(table)
-        assert len(stored_keys(table, keys)) == len(keys)
+    for table, tasks in (
+        (gpu_cells.table, [gpu_cells.pass_keys()]),
+        (gpu_cells.saved, gpu_cells.saved_tasks()),
+        (gpu_cells.limits, [gpu_cells.limit_keys()]),
+    ):
+        assert identities(table, tasks) == published(table)
 
 
 def test_the_formula_has_what_tensors_took_at_every_committed_peak():

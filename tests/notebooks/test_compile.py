@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 from inductor_plans import planned
-from notebook_cells import committed_keys, fits, flat, load_cells, run_cells, stored_keys
+from notebook_cells import fits, identities, load_cells, published, run_cells
 from tables import by
 
 from a2lib.lab import inductor
@@ -47,14 +47,11 @@ def measured(cells, names=None):
 # What is asked for
 
 
-@pytest.mark.parametrize("table", ["compile_attention", "compile_model"])
-def test_the_sweeps_ask_for_every_committed_row(monkeypatch, table):
+def test_the_sweeps_ask_for_every_committed_row(monkeypatch):
     monkeypatch.setattr("a2lib.lab.device_kind", lambda: "cuda")
     cells = load_cells("compile", sweep="all")
-    tasks = {"compile_attention": cells.attention_tasks, "compile_model": cells.model_tasks}[table]
-    asked = stored_keys(table, flat(tasks))
-    assert committed_keys(table) <= asked
-    assert len(asked) == len(flat(tasks))
+    assert published(cells.attentions) <= identities(cells.attentions, cells.attention_tasks)
+    assert published(cells.models) <= identities(cells.models, cells.model_tasks)
 
 
 # Attention

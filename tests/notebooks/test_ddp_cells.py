@@ -37,7 +37,6 @@ MAKE["sums"] = lambda model: MyDDP(model, 1)
 MAKE["nothing"] = lambda model: model
 """
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 

@@ -262,7 +262,7 @@ def test_burst_is_a_row_for_each_with_its_mean(board):
 
 def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(board):
     """But for seconds in which a busy machine began no call."""
-    board.SUSTAINED["cpu"].update(n_seconds=3, second_s=0.02, idle_s=0.0)
+    board.SUSTAINED["cpu"].update(n_seconds=3, second_s=0.2, idle_s=0.0)
     rows = list(board.measure_protocols(protocol_task(board, "sustained")[:1]))
     seconds = values(rows, "second")
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] == 0

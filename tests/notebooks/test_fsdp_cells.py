@@ -42,7 +42,6 @@ why_not = lambda group, device: ""
 REPLICATED.update(ddp_copies=by_gloo, ddp_updating=by_gloo, nobody=lambda model: model)
 """
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 

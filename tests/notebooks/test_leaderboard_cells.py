@@ -25,7 +25,6 @@ def measure(keys):
     yield from measure_compiled(keys)
 """
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from notebook_cells import committed_keys, flat, load_cells, run_cells, stored_keys
+from notebook_cells import identities, load_cells, published, run_cells
 from tables import by, values
 
 from a2lib.lab import bulk, start, sweep
@@ -12,26 +12,19 @@ from a2lib.theory.memory.step import StepMemory, peak
 
 SMALL = {"context": 16, "batch": 2}
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
-
-
-def asked_by(**parameters):
-    """Return the keys that a run asks for, by table."""
-    cells = load_cells("memory", **parameters)
-    return {
-        "memory": flat(cells.tasks),
-        "memory_recording": flat(cells.recording_tasks),
-        "memory_block": flat(cells.block_tasks),
-    }
 
 
 def test_the_sweeps_and_the_default_ask_for_every_committed_row(monkeypatch):
     monkeypatch.setattr("a2lib.lab.device_kind", lambda: "cuda")
-    default = asked_by()
-    for table, keys in asked_by(sweep="all").items():
-        assert len(stored_keys(table, keys)) == len(keys)
-        assert stored_keys(table, [*keys, *default[table]]) == committed_keys(table)
+    whole, default = load_cells("memory", sweep="all"), load_cells("memory")
+    for table, tasks in (
+        (whole.peaks, "tasks"),
+        (whole.recordings, "recording_tasks"),
+        (whole.blocks, "block_tasks"),
+    ):
+        asked = identities(table, getattr(whole, tasks))
+        assert asked | identities(table, getattr(default, tasks)) == published(table)
 
 
 def test_the_pictures_are_named_as_the_committed_ones(monkeypatch):

@@ -1,19 +1,15 @@
 """notebooks/mixed_precision.ipynb on the CPU: what its cells ask for, compute and store."""
 
 import pytest
-from notebook_cells import committed_keys, flat, load_cells, run_cells, stored_keys
+from notebook_cells import identities, load_cells, published, run_cells
 from tables import values
 
 
 def test_every_committed_row_is_asked_for():
     cells = load_cells("mixed_precision")
-    asked = {
-        "accumulation": cells.sum_keys(),
-        "autocast_dtypes": flat(cells.dtype_tasks),
-        "layernorm": flat(cells.part_tasks()),
-    }
-    for table, keys in asked.items():
-        assert stored_keys(table, keys) == committed_keys(table)
+    assert identities(cells.sums, [cells.sum_keys()]) == published(cells.sums)
+    assert identities(cells.dtypes, cells.dtype_tasks) == published(cells.dtypes)
+    assert identities(cells.parts, cells.part_tasks()) == published(cells.parts)
 
 
 def test_rows_are_stored_and_a_readers_own_with_them(tmp_path, monkeypatch, forked_workers):

@@ -14,7 +14,6 @@ from a2lib.paths import ROOT
 
 SMALL = {"tokens": 16, "d_model": 16, "d_ff": 32, "layers": 2}
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 

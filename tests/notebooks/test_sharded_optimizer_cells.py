@@ -32,7 +32,6 @@ MAKE["mine"] = lambda params, options: torch.optim.AdamW(params, **options)
 MAKE["half"] = lambda params, options: Half(params, **options)
 """
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 

@@ -1,12 +1,14 @@
 """The cells of a notebook that hold its experiment, run with its sweeps or without them."""
 
-import csv
+import itertools
 import json
-import operator
 from types import SimpleNamespace
 
-from a2lib.lab.sections import COMMON, SECTIONS
-from a2lib.lab.store import format_value
+import committed
+
+from a2lib.lab import read_section, sweep
+from a2lib.lab.notebook import Run
+from a2lib.lab.sections import COMMON
 from a2lib.paths import ROOT
 
 TAGS = ("parameters", "cases", "measure")
@@ -25,21 +27,23 @@ def run_cells(name, added=None, **parameters):
     return _run(name, parameters, added=added)
 
 
-def committed_keys(table, device="nvidia-h200"):
-    """Return the keys of the committed rows of `table`, as they are stored."""
-    path = ROOT / "data" / "measured" / table / f"{device}.csv"
-    columns = operator.itemgetter(*SECTIONS[table].key)
-    with open(path, newline="", encoding="utf-8") as file:
-        return set(map(columns, csv.DictReader(file)))
+def flat(tasks):
+    """Return the keys of all tasks."""
+    return list(itertools.chain.from_iterable(tasks))
 
 
-def stored_keys(table, keys):
-    """Return `keys` of `table` as they are stored; each must have the key columns and no other."""
-    stored = set()
-    for key in keys:
-        assert set(key) == set(SECTIONS[table].key)
-        stored.add(tuple(format_value(column, key[column]) for column in SECTIONS[table].key))
-    return stored
+def published(table):
+    """Return the keys of the committed rows of `table`, as it stores them; there are some."""
+    found = set(map(table.identify, committed.measured(table.section.name)))
+    assert found
+    return found
+
+
+def rows_of_two_ranks(table, tasks, measure, **options):
+    """Return the rows of `table` after a sweep over `tasks` by two ranks of the CPU."""
+    run = Run(table.section.name, {}, {}, "cpu", "cpu")
+    assert sweep(table, tasks, measure, run, ranks=2, device="cpu", **options) == 0
+    return read_section(table.section.name)["cpu"]
 
 
 def fits(row, section):
@@ -48,13 +52,14 @@ def fits(row, section):
 
 
 def identities(table, tasks):
-    """Return the keys of `tasks` as `table` stores them; none may be asked for twice."""
+    """Return the keys of `tasks` as `table` stores them: each has the key columns and no other, and
+    none is asked for twice."""
     asked = set()
-    for task in tasks:
-        for key in task:
-            identity = table.identify(key)
-            assert identity not in asked
-            asked.add(identity)
+    for key in flat(tasks):
+        assert set(key) == set(table.key)
+        identity = table.identify(key)
+        assert identity not in asked
+        asked.add(identity)
     return asked
 
 

@@ -3,7 +3,9 @@ file reads, has its runs, and is written back byte for byte."""
 
 import re
 import shutil
+from operator import attrgetter
 
+import pandas as pd
 import pytest
 
 from a2lib import paths
@@ -13,10 +15,8 @@ from a2lib.lab.sections import COMMON, FLAGS, INTEGERS, RESULTS
 
 DATA = paths.ROOT / "data"
 MEASURED = DATA / "measured"
-TABLES = [p for p in sorted(MEASURED.glob("*/*.csv")) if p.parent.name != "bulk"]
-PICTURES = {}  # of each bulk table
-for path in sorted(MEASURED.glob("bulk/*/*/*.csv")):
-    PICTURES.setdefault(path.parent.parent.name, []).append(path)
+TABLES = sorted(MEASURED.glob("*/*.csv"))
+PICTURES = sorted(MEASURED.glob("bulk/*/*/*.csv"))
 
 
 @pytest.fixture
@@ -28,7 +28,8 @@ def data(tmp_path):
 
 
 def test_measured_holds_sections_and_runs_alone():
-    assert {path.name for path in MEASURED.glob("[!.]*")} <= {*SECTIONS, "runs.csv", "bulk"}
+    for path in MEASURED.glob("[!.]*"):
+        assert path.name in (*SECTIONS, "runs.csv", "bulk")
     assert TABLES and PICTURES
 
 
@@ -44,24 +45,25 @@ def test_a_table(path, data):
     assert (data / path.relative_to(DATA)).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("table", PICTURES)
-def test_the_pictures_of_a_table(table, data):
-    for path in PICTURES[table]:
-        device, name = path.parent.name, path.stem
+def test_the_pictures(data):
+    for path in PICTURES:
+        table, device, name = path.parts[-3], path.parts[-2], path.stem
         found = bulk.read(table, device, name, DATA)
         bulk.put(table, device, name, found.rows, run=found.run, about=found.about, data=data)
-        assert (data / path.relative_to(DATA)).read_bytes() == path.read_bytes(), name
+        assert (data / path.relative_to(DATA)).read_bytes() == path.read_bytes(), path
 
 
-# A table of data/README.md: its section, and its rows as (column, " (key)" or "", meaning).
-README = {
-    name: re.findall(r"^\| `(\w+)`( \(key\))? \| (.+) \|$", table, re.M)
-    for name, table in re.findall(
-        r"<!-- columns of (\w+) -->\n\n(.*?)\n\n",
-        (DATA / "README.md").read_text(encoding="utf-8"),
-        re.S,
-    )
-}
+def columns_of_the_readme():
+    """Return the tables of data/README.md as one: each column with its section and its meaning."""
+    text = (DATA / "README.md").read_text(encoding="utf-8")
+    rows = []
+    for section, table in re.findall(r"<!-- columns of (\w+) -->\n\n(.*?)\n\n", text, re.S):
+        for line in re.findall(r"^\| `(\w+)`( \(key\))? \| (.+) \|$", table, re.M):
+            rows.append((section, *line))
+    return pd.DataFrame(rows, columns=["section", "column", "key", "meaning"])
+
+
+README = columns_of_the_readme()
 
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=list(SECTIONS))
@@ -69,20 +71,21 @@ def test_a_section(section):
     """Its columns end in the common ones and a reason, and stand in the readme of the data."""
     assert section.columns[-7:] == ("note", *COMMON)
     assert len(set(section.columns)) == len(section.columns)
-    expected = [(c, " (key)") for c in section.key] + [(c, "") for c in section.values]
-    assert [(column, key) for column, key, _ in README[section.name]] == expected
+    said = README[README["section"] == section.name]
+    assert list(said["column"]) == [*section.key, *section.values]
+    is_key = said["column"].isin(section.key)
+    assert (said["key"] == is_key.map({True: " (key)", False: ""})).all()
 
 
 def test_a_column_means_the_same_and_is_of_one_kind_everywhere():
-    meanings = {(column, meaning) for rows in README.values() for column, _, meaning in rows}
-    used = {column for column, _ in meanings}
-    assert len(meanings) == len(used) and set(README) == set(SECTIONS)
-    kinds = INTEGERS, RESULTS, FLAGS
-    assert set().union(*kinds) <= used | set(COMMON)
-    assert sum(map(len, kinds)) == len(set().union(*kinds))
+    assert (README.groupby("column")["meaning"].nunique() == 1).all()
+    assert set(README["section"]) == set(SECTIONS)
+    kinds = [*INTEGERS, *RESULTS, *FLAGS]
+    assert set(kinds) <= {*README["column"], *COMMON}
+    assert len(kinds) == len(set(kinds))
 
 
 def test_make_runs_the_notebooks_of_the_registry():
     """Its wildcard is over notebooks/."""
-    found = {s.notebook for s in SECTIONS.values() if s.notebook}
-    assert found == {p.stem for p in (paths.ROOT / "notebooks").glob("*.ipynb")}
+    notebooks = {path.stem for path in (paths.ROOT / "notebooks").glob("*.ipynb")}
+    assert set(map(attrgetter("notebook"), SECTIONS.values())) - {None, ""} == notebooks

@@ -1,6 +1,7 @@
 """The notebook in lab/README.md is a whole one: its cells run, and what a reader adds is a row."""
 
 import re
+from operator import methodcaller
 
 from a2lib.paths import ROOT
 
@@ -30,7 +31,8 @@ def test_the_figure_of_the_readme_has_each_size_once():
     namespace = {}
     exec("\n".join(lines), namespace)
     axes = eval(last, namespace)
-    labels = [label.get_text() for label in axes.get_xticklabels()]
+    written = methodcaller("get_text")
+    labels = list(map(written, axes.get_xticklabels()))
     assert "128" in labels and len(labels) == len(set(labels))
-    devices = {text.get_text() for text in axes.get_legend().get_texts()}
+    devices = set(map(written, axes.get_legend().get_texts()))
     assert {"nvidia-h100-80gb-hbm3", "nvidia-h200"} <= devices

@@ -40,8 +40,10 @@ def test_grouped_keys_have_gradients_of_the_whole_group():
     expected.check(lambda *qkv: attention_reference(*qkv, True), (q, k, v))
 
     def of_one_head(q, k, v):
-        shared = (x.repeat_interleave(group, dim=1).detach() for x in (k, v))
-        return attention_reference(q, *shared, True) + 0 * attention_reference(q, k, v, True)
+        k_shared = k.repeat_interleave(group, dim=1).detach()
+        v_shared = v.repeat_interleave(group, dim=1).detach()
+        o = attention_reference(q, k_shared, v_shared, True)
+        return o + 0 * attention_reference(q, k, v, True)
 
     with pytest.raises(sanity.WrongResult, match="dk"):
         expected.check(of_one_head, (q, k, v))
@@ -51,7 +53,8 @@ def test_grouped_keys_have_gradients_of_the_whole_group():
 @pytest.mark.parametrize("fault", [0.8, float("nan")])
 def test_a_wrong_gradient_is_found_and_named(which, fault):
     expected, _, gradients = results("bf16", 1, 2, 96, 32)
-    spoilt = [g * fault if i == which else g for i, g in enumerate(gradients)]
+    spoilt = list(gradients)
+    spoilt[which] = fault * spoilt[which]
     name = ("dq", "dk", "dv")[which]
     refused(name, expected.check_gradients, *spoilt, error=sanity.WrongResult)
 

@@ -4,10 +4,12 @@ import math
 from operator import attrgetter
 
 import allocations
+import pandas as pd
 import pytest
 import torch
 from allocations import recorded
 from refusals import refused
+from tables import values
 
 from a2lib.lab import snapshot as memory
 from a2lib.model import TransformerLM, cross_entropy
@@ -18,10 +20,16 @@ def bytes_by_category(row):
     return {category: row[category] for category in CATEGORIES if row[category]}
 
 
+def timeline(phase, points):
+    """Return the timeline of the recording, and in all the bytes of each moment."""
+    table = pd.DataFrame(memory.timeline_rows(recorded(), phase, points))
+    return table.assign(total=table[list(CATEGORIES)].sum(axis="columns"))
+
+
 def test_allocations_have_ends_categories_and_lines():
     found, line = recorded(), "model/layers.py:40 forward"
     shown = attrgetter("bytes", "start_us", "end_us", "category", "phase", "name", "line")
-    assert [shown(allocation) for allocation in found.allocations] == [
+    assert list(map(shown, found.allocations)) == [
         (1000, -math.inf, math.inf, "parameters", "", "w", ""),
         (400, 10, 30, "temporaries", "step 0/forward", "", line),
         (600, 20, 50, "saved for backward", "step 0/forward", "ffn", line),
@@ -31,17 +39,14 @@ def test_allocations_have_ends_categories_and_lines():
 
 
 def test_the_timeline_by_category():
-    rows = memory.timeline_rows(recorded(), "step 0", 100)
-    totals = [sum(bytes_by_category(row).values()) for row in rows]
-    phases = [row["phase"].rpartition("/")[2] for row in rows]
-    assert [row["time_us"] for row in rows] == [0, 0, 10, 20, 30, 40]
-    assert totals == [1000, 1400, 2000, 1600, 1900, 1300]
-    assert phases == ["forward"] * 4 + ["backward"] * 2
+    whole = timeline("step 0", 100)
+    assert list(whole["time_us"]) == [0, 0, 10, 20, 30, 40]
+    assert list(whole["total"]) == [1000, 1400, 2000, 1600, 1900, 1300]
+    assert list(whole["phase"]) == ["step 0/forward"] * 4 + ["step 0/backward"] * 2
     forward = {"parameters": 1000, "temporaries": 400, "saved for backward": 600}
-    assert bytes_by_category(rows[2]) == forward
-    assert bytes_by_category(rows[5]) == {"parameters": 1000, "gradients": 300}
-    few = memory.timeline_rows(recorded(), "step 0", points=4)
-    assert [sum(bytes_by_category(row).values()) for row in few] == [1000, 2000, 1300]
+    assert bytes_by_category(whole.loc[2]) == forward
+    assert bytes_by_category(whole.loc[5]) == {"parameters": 1000, "gradients": 300}
+    assert list(timeline("step 0", points=4)["total"]) == [1000, 2000, 1300]
 
 
 def test_the_peak_of_a_phase():
@@ -54,18 +59,18 @@ def test_the_peak_of_a_phase():
 def test_the_largest_by_line_of_code():
     rows = memory.line_rows(recorded(), "step 0", 20)
     line = "model/layers.py:40 forward"
-    assert [(r["bytes"], r["count"], r["phase"], r["name"], r["line"]) for r in rows] == [
+    assert values(rows, "bytes", "count", "phase", "name", "line") == [
         (600, 1, "forward", "ffn", line),
         (400, 1, "forward", "", line),
         (300, 1, "backward", "w", ""),
     ]
     inside = memory.line_rows(recorded(), "step 0/forward", 1)
-    assert [row["bytes"] for row in inside] == [600]
+    assert values(inside, "bytes") == [600]
 
 
 def test_what_nobody_owns_is_other():
     found = memory.read(allocations.snapshot())
-    assert {a.category for a in found.allocations} == {"other"}
+    assert set(map(attrgetter("category"), found.allocations)) == {"other"}
 
 
 def test_blocks_that_the_history_does_not_explain_are_said():
@@ -102,13 +107,11 @@ def test_a_recorder_knows_who_holds_what(no_history):
                 with recorder.phase("optimizer"):
                     optimizer.step()
                     optimizer.zero_grad()
-    names = [p.name for p in recorder.recording.phases]
-    inner = ["forward", "backward", "optimizer"]
-    assert names == [
-        *(f"step 0/{name}" for name in inner), "step 0", *(f"step 1/{name}" for name in inner),
-        "step 1",
+    assert list(map(attrgetter("name"), recorder.recording.phases)) == [
+        "step 0/forward", "step 0/backward", "step 0/optimizer", "step 0",
+        "step 1/forward", "step 1/backward", "step 1/optimizer", "step 1",
     ]  # fmt: skip
-    held = {(owner.category, owner.name) for owner in recorder._owners}
+    held = set(map(attrgetter("category", "name"), recorder._owners))
     assert ("saved for backward", "layers.1.ffn.w2") in held
     assert ("gradients", "layers.1.ffn.w2.weight") in held
     assert ("parameters", "lm_head.weight") in held

@@ -127,9 +127,9 @@ def measured(tmp_path, forked_workers, capsys):
 
     def run(*pieces, remeasure=False):
         table = Table("toy", "cpu", tmp_path / "data", key="part size")
-        tasks = [[{"part": part, "size": 4} for part in PARTS]]
+        task = [{"part": part, "size": 4} for part in PARTS]
         run = Run("toy", {}, {}, "cpu", "cpu", remeasure=remeasure)
-        sweep(table, tasks, cells(*pieces)["measure"], run)
+        sweep(table, [task], cells(*pieces)["measure"], run)
         return (capsys.readouterr().out.splitlines() or [""])[0], table
 
     return run

@@ -1,6 +1,7 @@
 """Training steps on the CPU: phases, losses, gradients; on a GPU: tests/gpu/test_steps.py."""
 
 import contextlib
+import itertools
 import math
 
 import pytest
@@ -21,10 +22,10 @@ def losses(step, n=3):
     return [timed(step).loss for _ in range(n)]
 
 
-@pytest.mark.parametrize(
-    ("mode", "precision"),
-    [*((mode, "fp32") for mode in PHASES), ("train-step", "bf16_weights")],
-)
+OF_EACH_MODE = [("train-step", "bf16_weights"), *itertools.product(PHASES, ["fp32"])]
+
+
+@pytest.mark.parametrize(("mode", "precision"), OF_EACH_MODE)
 def test_every_phase_of_a_mode_has_its_time(mode, precision):
     step = make(mode=mode, precision=precision)
     values = []
@@ -32,8 +33,8 @@ def test_every_phase_of_a_mode_has_its_time(mode, precision):
         times = timed(step)
         assert tuple(times.ms) == (*PHASES[mode], "step", "wall")
         assert tuple(times.host_ms) == (*PHASES[mode], "step")
-        phases = sum(times.ms[name] for name in PHASES[mode])
-        assert 0 < phases <= times.ms["step"] <= times.ms["wall"]
+        whole, wall = times.ms.pop("step"), times.ms.pop("wall")
+        assert 0 < sum(times.ms.values()) <= whole <= wall
         assert (times.loss is not None) == ("loss" in PHASES[mode])
         values.append(times.loss)
     if "optimizer" in PHASES[mode]:
@@ -45,13 +46,14 @@ def test_every_phase_of_a_mode_has_its_time(mode, precision):
 def test_one_seed_is_one_training():
     first, again, other = losses(make()), losses(make()), losses(make(seed=1))
     assert first == again != other
-    assert all(abs(loss - math.log(SHAPE.vocab_size)) < 3 for loss in first)
+    assert first == pytest.approx([math.log(SHAPE.vocab_size)] * 3, abs=3)
 
 
 def test_weights_of_zero_stay_zero():
     step = make(weights="zero")
     assert losses(step) == pytest.approx([math.log(SHAPE.vocab_size)] * 3)
-    assert not any(p.any() for p in step.model.parameters())
+    for weights in step.model.parameters():
+        assert not weights.any()
 
 
 def test_what_changes_nothing_of_the_result():
@@ -86,10 +88,13 @@ def test_gradients_between_steps_are_dropped_or_zero(mode):
     step = make(mode=mode)
     step.keep_gradients = True
     assert losses(step) == dropped
-    places = [gradient.data_ptr() for gradient in step.gradients()]
-    assert places and not any(gradient.any() for gradient in step.gradients())
+    before = step.gradients()
+    assert before
+    for gradient in before:
+        assert not gradient.any()
     timed(step)
-    assert [gradient.data_ptr() for gradient in step.gradients()] == places
+    for gradient, old in zip(step.gradients(), before, strict=True):
+        assert gradient.data_ptr() == old.data_ptr()
 
 
 def test_autocast_is_on_where_asked_and_off_in_backward():

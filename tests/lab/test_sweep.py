@@ -1,5 +1,6 @@
 """A sweep resumes where it stopped, and nothing that a configuration does stops it."""
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from tables import by, values
 from waiting import until
 
 from a2lib.lab import Table, guard, read_runs, sweep
@@ -43,7 +45,12 @@ def nothing_stays(tmp_path, monkeypatch):
 
 
 def keys(*parts, sizes=(1, 2)):
-    return [{"part": part, "size": size} for part in parts for size in sizes]
+    return [{"part": part, "size": size} for part, size in itertools.product(parts, sizes)]
+
+
+def one_key_each(*parts):
+    """Return a task of one key for each part."""
+    return [keys(part, sizes=(1,)) for part in parts]
 
 
 def measure(asked):
@@ -86,16 +93,17 @@ def statuses(table):
     return found
 
 
-def notes(table, part):
-    return {row["note"] for row in table.rows() if row["part"] == part}
+def notes(table, *parts):
+    found = table.frame()
+    return set(found.loc[found["part"].isin(parts), "note"])
 
 
 def test_rows_are_stored_by_one_process_and_name_their_run(table, run):
     assert sweep(table, [keys("a", "b"), keys("c")], measure, run) == 0
     assert statuses(table) == {"a": ["ok"] * 2, "b": ["ok"] * 2, "c": ["ok"] * 2}
-    assert len({row["note"] for row in table.rows()}) == 1
+    assert len(notes(table, "a", "b", "c")) == 1
     [recorded] = read_runs(table.data)
-    assert {row["run"] for row in table.rows()} == {recorded["run"]}
+    assert set(values(table.rows(), "run")) == {recorded["run"]}
     assert recorded["command"] == "papermill notebooks/toy.ipynb"
     assert set(json.loads(recorded["source"])) == {"measure"}
 
@@ -123,17 +131,17 @@ FAILING = {
 
 
 def test_what_fails_alone_is_a_row_and_the_rest_is_measured(table, run):
-    tasks = [keys("a", "abort", "b"), *(keys(part, sizes=(1,)) for part in list(FAILING)[1:])]
-    assert sweep(table, [*tasks, keys("c")], measure, run) == 0
+    _, *others = FAILING
+    tasks = [keys("a", "abort", "b"), *one_key_each(*others), keys("c")]
+    assert sweep(table, tasks, measure, run) == 0
     found = statuses(table)
-    assert [found[part] for part in "abc"] == [["ok"] * 2] * 3
+    assert found["a"] == found["b"] == found["c"] == ["ok"] * 2
     for part, (status, note) in FAILING.items():
         assert set(found[part]) == {status} and notes(table, part) == {note}
 
 
 def test_behind_a_lost_device_another_process_goes_on(table, run):
-    tasks = [keys(part, sizes=(1,)) for part in ("a", "raise", "b", "lost", "c")]
-    sweep(table, tasks, measure, run)
+    sweep(table, one_key_each("a", "raise", "b", "lost", "c"), measure, run)
     assert notes(table, "a") == notes(table, "b") != notes(table, "c")
     assert notes(table, "lost") == {"RuntimeError: CUDA error: device-side assert triggered"}
 
@@ -162,20 +170,21 @@ def test_a_sweep_measures_what_is_missing_and_again_only_when_asked(table, run):
     sweep(table, [keys("a")], measure, run)
     assert table.rows()[0] == before[0] and len(table.rows()) == 2
     assert sweep(table, [keys("a")], measure, run) == 0
-    earlier = {recorded["run"] for recorded in read_runs(table.data)}
+    earlier = by(read_runs(table.data), "run")
     assert len(earlier) == 2
     run.remeasure = True
     sweep(table, [keys("a")], measure, run)
-    (last,) = {recorded["run"] for recorded in read_runs(table.data)} - earlier
-    assert [row["run"] for row in table.rows()] == [last] * 2
+    (last,) = by(read_runs(table.data), "run").keys() - earlier
+    assert values(table.rows(), "run") == [last] * 2
 
 
 def test_what_is_measured_again_is_the_oldest_first(table):
     for part, started in (("a", "20260102"), ("b", "20260101")):
-        table.put(*({**key, **OK, "status": "ok", "run": started} for key in keys(part)))
-    stored = {table.identify(row): row["run"] for row in table.rows()}
+        for key in keys(part):
+            table.put({**key, **OK, "status": "ok", "run": started})
+    stored = dict(zip(map(table.identify, table.rows()), values(table.rows(), "run"), strict=True))
     again = _pending(table, [keys("a"), keys("b"), keys("new")], stored, remeasure=True)
-    assert [task[0]["part"] for task in again] == ["new", "b", "a"]
+    assert list(again) == [keys("new"), keys("b"), keys("a")]
 
 
 def test_who_was_ended_from_outside_is_measured_by_the_next_sweep(table, run):
@@ -195,27 +204,22 @@ def test_the_time_limit_ends_between_tasks_and_counts(table, run, capsys):
     run.until = time.time() + 4  # a busy machine may take all of it to start a process
     left = sweep(table, tasks, measure, run)
     assert 0 < left == 60 - len(table.rows())
-    assert {row["status"] for row in table.rows()} <= {"ok"}
+    assert set(values(table.rows(), "status")) <= {"ok"}
     printed = capsys.readouterr().out
-    assert (
-        f"{60 - left} rows measured\n  run     " in printed and f"{left} rows are left" in printed
-    )
+    assert f"{60 - left} rows measured\n  run     " in printed
+    assert f"{left} rows are left" in printed
 
 
 def test_each_task_may_have_a_process_of_its_own(table, run):
     sweep(table, [keys("a"), keys("b")], measure, run, fresh=True)
-    assert len(notes(table, "a") | notes(table, "b")) == 2
+    assert len(notes(table, "a", "b")) == 2
 
 
 def test_what_a_worker_started_ends_with_it(table, run):
     sweep(table, [keys("grandchild")], measure, run)
-    ended = subprocess.run(["pgrep", "-f", "sleep 601"], capture_output=True, text=True).stdout
-    assert not [pid for pid in ended.split() if is_marked(pid)]
-
-
-def is_marked(pid):
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        return guard.VARIABLE.encode() in file.read()
+    left = subprocess.run(["pgrep", "-f", "sleep 601"], capture_output=True, text=True).stdout
+    for pid in left.split():  # of another's, perhaps
+        assert guard.VARIABLE.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def test_a_measure_that_cannot_travel_is_refused_in_one_line(table, run):
@@ -266,16 +270,14 @@ def killed_once(asked):
 @pytest.mark.slow
 def test_who_is_killed_is_measured_again_and_a_rank_that_aborts_is_a_row(table, run):
     """Each part ends torchrun, so that another starts: one sweep for all."""
-    asked = [keys(part, sizes=(1,)) for part in (*KILLED, "abort")]
-    sweep(table, asked, killed_once, run, ranks=2)
+    sweep(table, one_key_each(*KILLED, "abort"), killed_once, run, ranks=2)
     for part in KILLED:
         assert notes(table, part) == {"3 gloo"}, part
     assert notes(table, "abort") == {"rank 1 of 2 was killed by SIGABRT"}
 
 
 def test_what_a_rank_raises_or_where_it_hangs_is_the_row(table, run, forked_workers):
-    tasks = [keys("raise", sizes=(1,)), keys("hang", sizes=(1,))]
-    sweep(table, tasks, in_group, run, ranks=2, silence_s=12)
+    sweep(table, one_key_each("raise", "hang"), in_group, run, ranks=2, silence_s=12)
     assert notes(table, "raise") == {"rank 1 of 2: ValueError: first line"}
     [note] = notes(table, "hang")
     assert "rank 1 in play" in note and "rank 0 in" in note
@@ -317,23 +319,22 @@ def test_a_sweep_that_is_ended_keeps_its_rows_and_leaves_no_process(
     path = [str(Path(__file__).parents[1])]
     child = python(SCRIPT.format(path=path, data=str(table.data), ranks=ranks))
     assert until(lambda: len(table.rows()) >= 2 or child.poll() is not None, 60)
-    workers = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_worker_of(pid)]
+    workers = list(filter(is_worker, Path("/proc").glob("[0-9]*")))
     assert workers
     child.send_signal(number)
     said, _ = child.communicate(timeout=60)
     assert said.splitlines()[-1:] == [Interrupted.__name__] or number == signal.SIGKILL
-    assert until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), 20)
+    assert until(lambda: not any(map(Path.exists, workers)), 20)
     kept = table.rows()
-    assert 2 <= len(kept) < 59 and {row["status"] for row in kept} == {"ok"}
+    assert 2 <= len(kept) < 59 and set(values(kept, "status")) == {"ok"}
     sweep(table, [keys("slow", sizes=(1, 2, 3))], measure, run)
-    assert [row for row in table.rows() if row in kept] == kept
+    assert table.rows()[: len(kept)] == kept
 
 
-def is_worker_of(pid):
+def is_worker(process):
+    """Return whether a folder of /proc is of a worker that this test's child started."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as environ:
-            mine = os.environ["TMPDIR"].encode() in environ.read()
-        with open(f"/proc/{pid}/cmdline", "rb") as command:
-            return mine and b"a2lib.lab.worker" in command.read()
+        is_ours = os.environ["TMPDIR"].encode() in (process / "environ").read_bytes()
+        return is_ours and b"a2lib.lab.worker" in (process / "cmdline").read_bytes()
     except OSError:
         return False

@@ -3,6 +3,8 @@
 import runpy
 from types import SimpleNamespace
 
+from tables import values
+
 from a2lib.lab import SECTIONS, Table, bulk
 from a2lib.lab.runs import COLUMNS, read_runs, runs_table
 from a2lib.paths import ROOT
@@ -29,7 +31,7 @@ def measured(data, day, passes=(), pictures="", device="gpu"):
 
 
 def times(data, device="gpu"):
-    return {row["pass"]: row["ms"] for row in Table("flash", device, data).rows()}
+    return dict(values(Table("flash", device, data).rows(), "pass", "ms"))
 
 
 def test_what_is_newer_and_its_runs(tmp_path, capsys):
@@ -43,9 +45,9 @@ def test_what_is_newer_and_its_runs(tmp_path, capsys):
     assert take_rows.main([str(there), "--into", str(here)]) == 0
     assert times(here) == {"forward": "2", "backward": "3", "end_to_end": "3"}
     assert times(here, "other") == {"forward": "4"}
-    pictures = [bulk.read("strip", "gpu", name, here) for name in "abc"]
-    assert [picture.rows[0]["start_us"] for picture in pictures] == [2, 3, 5]
-    assert [run["run"] for run in read_runs(here)] == ["run-2", "run-3", "run-4", "run-5"]
+    for name, day in {"a": 2, "b": 3, "c": 5}.items():
+        assert bulk.read("strip", "gpu", name, here).rows[0]["start_us"] == day
+    assert values(read_runs(here), "run") == ["run-2", "run-3", "run-4", "run-5"]
     printed = capsys.readouterr().out
     assert "flash, gpu: 2 rows" in printed and "bulk strip, gpu: 2 pictures" in printed
     assert take_rows.take(there, here) == {}

@@ -10,6 +10,7 @@ import math
 import statistics
 import types
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -90,12 +91,12 @@ def test_short_calls_are_repeated_often_and_long_ones_seldom(ms, bounds, calls, 
 def test_samples_are_taken_in_turns():
     fast, slow, middle = takes(1), takes(4000), takes(20)
     results, clock = measure({"fast": fast, "slow": slow, "middle": middle})
-    assert [results[name].n for name in ("fast", "slow", "middle")] == [100, 3, 5]
-    batches = [(fn, n) for fn, n in clock.log[3 + 2 + 3 :]]
-    assert {n for fn, n in batches if fn is fast} == {10}
-    assert {n for fn, n in batches if fn is not fast} == {1}
-    order = "".join("fms"[[fast, middle, slow].index(fn)] for fn, _ in batches)
-    assert [order.count(letter) for letter in "fms"] == [10, 5, 2]
+    assert (results["fast"].n, results["slow"].n, results["middle"].n) == (100, 3, 5)
+    letters, order = {fast: "f", middle: "m", slow: "s"}, ""
+    for fn, n in clock.log[3 + 2 + 3 :]:
+        assert n == (10 if fn is fast else 1)
+        order += letters[fn]
+    assert Counter(order) == {"f": 10, "m": 5, "s": 2}
     # Between any two turns of a slow function the fast one had its own.
     assert "mm" not in order and "ss" not in order
 
@@ -141,7 +142,8 @@ def test_a_failed_call_keeps_nothing_alive():
     try:
         results, _ = measure({"fn": out_of_memory})
         assert isinstance(results["fn"], MemoryError)
-        assert [reference() for reference in alive] == [None]
+        [reference] = alive
+        assert reference() is None
     finally:
         gc.enable()
 
@@ -222,32 +224,33 @@ def maker(name, *milliseconds):
     return make
 
 
-def replay(*makers, expected=1.0):
-    made = {make().name: make for make in makers}
+def replay(makers, expected=1.0):
     fake, clock = FakeGraphs(), FakeClock()
-    expected_ms = dict.fromkeys(made, expected)
-    done = graphs.time_replays(made, expected_ms, max_n=20, graphs=fake, clock=clock)
+    expected_ms = dict.fromkeys(makers, expected)
+    done = graphs.time_replays(makers, expected_ms, max_n=20, graphs=fake, clock=clock)
     assert not fake.alive and clock.released
     return done, fake, clock
 
 
 def test_all_are_captured_and_then_replayed_in_turns():
-    done, fake, clock = replay(maker("a", 1.0), maker("b", 2.0))
+    done, fake, clock = replay({"a": maker("a", 1.0), "b": maker("b", 2.0)})
     assert list(done) == ["a", "b"]
     assert done == {"a": Timing(1.0, 1.0, 1.0, 20), "b": Timing(2.0, 2.0, 2.0, 20)}
     assert fake.log == [("a", 2), ("b", 2)]
-    turns = [tuple((fn.name, n) for fn, n in clock.log[i : i + 2]) for i in range(0, 20, 2)]
-    # Neither always comes behind the other.
-    assert set(turns) == {(("a", 2), ("b", 2)), (("b", 2), ("a", 2))}
+    turns = set()
+    for (first, first_n), (second, second_n) in zip(clock.log[::2], clock.log[1::2], strict=True):
+        assert first_n == second_n == 2
+        turns.add(first.name + second.name)
+    assert turns == {"ab", "ba"}  # neither always comes behind the other
     # A long call is run once before its capture.
-    assert replay(maker("a", 1.0), expected=graphs.SHORT_MS)[1].log == [("a", 1)]
+    assert replay({"a": maker("a", 1.0)}, expected=graphs.SHORT_MS)[1].log == [("a", 1)]
 
 
 @pytest.mark.parametrize("at", [0, 10])
 def test_a_failure_of_a_capture_or_a_replay_names_the_call_and_ends_the_process(at):
-    error = MemoryError("out of memory")
+    fails = maker("b", *[2.0] * at, MemoryError("out of memory"))
     with pytest.raises(LostContext) as caught:
-        replay(maker("a", 1.0), maker("b", *[2.0] * at, error), maker("c", 3.0))
+        replay({"a": maker("a", 1.0), "b": fails, "c": maker("c", 3.0)})
     assert (caught.value.name, caught.value.columns) == ("b", {"note": "no graph: out of memory"})
 
 

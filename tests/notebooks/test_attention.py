@@ -3,14 +3,14 @@
 import committed
 import pytest
 import torch
-from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+from notebook_cells import identities, load_cells, published, run_cells
+from tables import values, where
 
 from a2lib.lab import sweep
 from a2lib.lab.notebook import Run
 from a2lib.lab.sanity import WrongResult
 
 TINY = {"seq_len": 16, "head_dim": 8, "batch": 2, "causal": True, "calls": 3}
-
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -24,25 +24,26 @@ def gpu_cells(monkeypatch):
 
 def numbers(row, *columns):
     """Return a committed row with these columns as numbers."""
-    return {**row, "causal": row["causal"] == "true"} | {c: int(row[c]) for c in columns}
+    row = {**row, "causal": row["causal"] == "true"}
+    for column in columns:
+        row[column] = int(row[column])
+    return row
 
 
 def test_the_sweeps_ask_for_every_committed_row(gpu_cells):
-    asked = {
-        "attention": gpu_cells.pass_keys(),
-        "attention_saved": sum(gpu_cells.saved_tasks(), []),
-        "attention_limit": gpu_cells.limit_keys(),
-    }
-    for table, keys in asked.items():
-        assert stored_keys(table, keys) == committed_keys(table)
-        assert len(stored_keys(table, keys)) == len(keys)
+    for table, tasks in (
+        (gpu_cells.table, [gpu_cells.pass_keys()]),
+        (gpu_cells.saved, gpu_cells.saved_tasks()),
+        (gpu_cells.limits, [gpu_cells.limit_keys()]),
+    ):
+        assert identities(table, tasks) == published(table)
 
 
 def test_the_formula_has_what_tensors_took_at_every_committed_peak():
     cells = load_cells("attention")
     sizes = ("batch", "seq_len", "head_dim", "held_bytes", "peak_bytes")
-    rows = [row for row in committed.measured("attention") if row["implementation"] == "eager"]
-    for row in (numbers(row, *sizes) for row in rows if row["status"] == "ok"):
+    for row in where(committed.measured("attention"), implementation="eager", status="ok"):
+        row = numbers(row, *sizes)
         counted = cells.tensors_at_peak(row)
         indices = 2 * 8 * row["seq_len"] if row["causal"] else 0
         assert 0 <= row["held_bytes"] + row["peak_bytes"] - counted <= indices
@@ -91,7 +92,7 @@ def test_saved_tensors_are_the_matrices_or_none(causal):
         "tiled": {"o": vector, "lse": 2 * 128 * 4},
     }
     for task in cells.saved_tasks():
-        sizes = {row["tensor"]: row["saved_bytes"] for row in cells.measure_saved(task)}
+        sizes = dict(values(cells.measure_saved(task), "tensor", "saved_bytes"))
         own = expected[task[0]["implementation"]]
         assert sizes == {**dict.fromkeys("qkv", vector), **own, "other": 0}
 

@@ -1,19 +1,20 @@
 """notebooks/collectives.ipynb: what it asks for, and its rows from two ranks."""
 
 import pytest
-from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+from notebook_cells import identities, load_cells, published, run_cells
+from tables import values
 
 OPERATIONS = "all_reduce,all_gather,reduce_scatter,broadcast"
 
 
 def test_the_sweeps_ask_for_every_committed_row(gpus):
     gpus(2)
-    groups = load_cells("collectives", sweep="all").keys_by_group()
+    cells = load_cells("collectives", sweep="all")
+    groups = cells.keys_by_group()
     assert list(groups) == [("nccl", 2), ("gloo", 2), ("gloo", 4), ("gloo", 6)]
     for (backend, ranks), keys in groups.items():
-        assert {(key["backend"], key["world_size"]) for key in keys} == {(backend, ranks)}
-    asked = stored_keys("collectives", sum(groups.values(), []))
-    assert committed_keys("collectives") == asked
+        assert set(values(keys, "backend", "world_size")) == {(backend, ranks)}
+    assert identities(cells.table, groups.values()) == published(cells.table)
 
 
 @pytest.mark.slow

@@ -3,16 +3,18 @@
 The wrappers themselves are checked in ranks: tests/parallel/checks_ddp.py.
 """
 
-import committed
+from operator import itemgetter
+
 import pytest
 from forked import STEPS
-from notebook_cells import load_cells
+from notebook_cells import identities, load_cells, published, rows_of_two_ranks
+from tables import by, values
 
-from a2lib.lab import bulk, read_section, sweep
-from a2lib.lab.notebook import Run
+from a2lib.lab import bulk
 
 SWEEPS = ("essential", "xl25", "2.7B", "plain-xl25", "plain-2.7B", "all", "peers", "fair")
 OURS = ["naive", "flat", "overlapped", "bucketed", "updating"]
+OF_RANKS = ("ms_rank_min", "ms_rank_median", "ms_rank_max")
 # The wrapper of a reader who has followed the handout, and one of whom forgets to divide.
 OF_A_READER = """
 import torch.distributed as dist
@@ -35,44 +37,36 @@ MAKE["sums"] = lambda model: MyDDP(model, 1)
 MAKE["nothing"] = lambda model: model
 """
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
-def keys(cells):
-    return [cells.table.identify(key) for task in cells.tasks for key in task]
+def asked_by(**parameters):
+    """Return the keys that a run asks for, each once."""
+    cells = load_cells("ddp", **parameters)
+    return identities(cells.table, cells.tasks)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_asks_for_each_row_once(gpus, name):
     gpus(2)
-    asked = keys(load_cells("ddp", sweep=name))
-    assert len(asked) == len(set(asked))
+    assert asked_by(sweep=name)
 
 
 def test_the_sweeps_and_the_default_ask_for_every_published_row(gpus):
     gpus(2)
-    cells = load_cells("ddp", sweep="all")
-    published = {cells.table.identify(row) for row in committed.measured("ddp")}
-    asked = {*keys(cells), *keys(load_cells("ddp"))}
-    for name in ("peers", "fair"):
-        asked.update(keys(load_cells("ddp", sweep=name)))
-    assert published and published <= asked
-    assert set(keys(load_cells("ddp", sweep="essential"))) <= set(keys(cells))
+    whole = asked_by(sweep="all")
+    others = asked_by() | asked_by(sweep="peers") | asked_by(sweep="fair")
+    assert published(load_cells("ddp").table) <= whole | others
+    assert asked_by(sweep="essential") <= whole
 
 
 def test_what_the_parameters_name(gpus):
     gpus(0)
     [task] = load_cells("ddp").tasks
-    assert [key["wrapper"] for key in task] == OURS
-    assert {(key["model"], key["backend"], key["precision"]) for key in task} == {
-        ("tiny", "gloo", "fp32")
-    }
+    assert values(task, "wrapper") == OURS
+    assert set(values(task, "model", "backend", "precision")) == {("tiny", "gloo", "fp32")}
     [task] = load_cells("ddp", wrappers="flat,torch_ddp", batch=3).tasks
-    assert [(key["wrapper"], key["bucket_mb"], key["batch"]) for key in task] == [
-        ("flat", 0, 3),
-        ("torch_ddp", 25, 3),
-    ]
+    assert values(task, "wrapper", "bucket_mb", "batch") == [("flat", 0, 3), ("torch_ddp", 25, 3)]
 
 
 def test_weights_of_16_bits_and_an_option_that_gloo_lacks(gpus):
@@ -81,9 +75,7 @@ def test_weights_of_16_bits_and_an_option_that_gloo_lacks(gpus):
     named = "bucketed,updating,bucketed_max_ctas_8,torch_ddp_zero_cta"
     options = {"precision": "bf16_weights", "sent_dtype": "bf16", "context": 8}
     cells = load_cells("ddp", wrappers=named, **options)
-    run = Run("ddp", {}, {}, "cpu", "cpu")
-    assert sweep(cells.table, cells.tasks, cells.measure, run, ranks=2, device="cpu") == 0
-    rows = {row["wrapper"]: row for row in read_section("ddp")["cpu"]}
+    rows = by(rows_of_two_ranks(cells.table, cells.tasks, cells.measure), "wrapper")
     for name in ("bucketed", "updating"):
         assert (rows[name]["status"], rows[name]["precision"]) == ("ok", "bf16_weights"), rows[name]
         assert float(rows[name]["ms"]) > 0 and float(rows[name]["ms_without"]) > 0
@@ -97,32 +89,32 @@ def test_rows_of_two_ranks_with_wrappers_of_the_readers_own(gpus, tmp_path):
     gpus(0)
     cells = load_cells("ddp", context=8, bucket_mb=100)
     exec(OF_A_READER, cells.namespace)
-    [first, *_] = cells.tasks[0]
-    ways = [cells.way(name) for name in ("mine", "sums", "nothing")]
+    [task] = cells.tasks
+    ways = [cells.way("mine"), cells.way("sums"), cells.way("nothing")]
     ways += [cells.way("bucketed", 100, "copy_engines"), cells.way("torch_ddp", 25)]
-    tasks = [[*cells.tasks[0], *({**first, **way} for way in ways)]]
-    run = Run("ddp", {}, {}, "cpu", "cpu")
-    assert sweep(cells.table, tasks, cells.measure, run, ranks=2, device="cpu") == 0
-    rows = {(row["wrapper"], row["carrier"]): row for row in read_section("ddp")["cpu"]}
-    assert {name for name, row in rows.items() if row["status"] != "ok"} == {
-        ("sums", "backend"),
-        ("nothing", "backend"),
-        ("bucketed", "copy_engines"),
-    }
+    of_the_readers = [{**task[0], **way} for way in ways]
+    rows = rows_of_two_ranks(cells.table, [task + of_the_readers], cells.measure)
+    rows = by(rows, "wrapper", "carrier")
+    for name in ("sums", "nothing"):
+        assert rows[name, "backend"]["status"] == "error"
     assert "off their mean by 1" in rows["sums", "backend"]["note"]
     assert rows["bucketed", "copy_engines"]["status"] == "unsupported"
     for name in (*OURS, "mine", "torch_ddp"):
         row = rows[name, "backend"]
-        of_ranks = [float(row[f"ms_rank_{part}"]) for part in ("min", "median", "max")]
-        assert of_ranks == sorted(of_ranks) and of_ranks[0] > 0
+        assert row["status"] == "ok", row
+        least, middle, most = map(float, itemgetter(*OF_RANKS)(row))
+        assert 0 < least <= middle <= most
         assert float(row["ms"]) > 0 and int(row["n"]) == STEPS and int(row["sent_bytes"]) > 0
         assert row["conditions"].endswith("cores")
         # PyTorch's cannot send without a backward; the reader's has no step without messages.
         assert bool(row["ms_communication"]) is (name in OURS)
         assert bool(row["ms_without"]) is (name != "mine")
-    drawn = {f"ddp-tiny-{way}-2-ranks" for way in ("naive", "overlapped", "bucketed-100-MB")}
-    assert set(bulk.pictures("strip")) == {("cpu", name) for name in drawn}
+    assert set(bulk.pictures("strip")) == {
+        ("cpu", "ddp-tiny-naive-2-ranks"),
+        ("cpu", "ddp-tiny-overlapped-2-ranks"),
+        ("cpu", "ddp-tiny-bucketed-100-MB-2-ranks"),
+    }
     picture = bulk.read("strip", "cpu", "ddp-tiny-bucketed-100-MB-2-ranks")
     assert picture.run == rows["bucketed", "backend"]["run"]
     assert (picture.about["section"], picture.about["wrapper"]) == ("ddp", "bucketed")
-    assert "backward" in {row["phase"] for row in picture.rows}
+    assert "backward" in values(picture.rows, "phase")

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from notebook_cells import fits, load_cells, run_cells
+from notebook_cells import fits, flat, load_cells, run_cells
+from tables import by, values, where
 
 from a2lib import lab
 from a2lib.attention import attention_reference
@@ -53,16 +54,18 @@ def test_the_line_for_ones_own_attention_runs_as_it_stands(tmp_path, monkeypatch
     assert (rows["n"] >= 5).all()
 
 
-def by_name(rows):
-    """Rows of `measure` by (implementation, pass), none of them twice."""
-    rows = list(rows)
-    found = {(row["implementation"], row["pass"]): row for row in rows}
-    assert len(found) == len(rows)
-    return found
+def measured(notebook, keys, *implementations):
+    """Return the rows of these implementations' keys, of all by default, by both names."""
+    if implementations:
+        keys = [key for key in keys if key["implementation"] in implementations]
+    rows = by(notebook.measure(keys), "implementation", "pass")
+    assert set(rows) == set(values(keys, "implementation", "pass"))
+    return rows
 
 
 def statuses(rows, name):
-    return [rows[name, pass_].get("status", "ok") for pass_ in PASSES if (name, pass_) in rows]
+    """Return what became of the forward, of the backward and of both."""
+    return [rows[name, pass_].get("status", "ok") for pass_ in PASSES]
 
 
 def wrong(q, k, v, is_causal):
@@ -120,16 +123,20 @@ def test_every_committed_row_can_be_measured_again(on_a_gpu, monkeypatch, name, 
         "flash_ladder": notebook.ladder_tasks,
     }[name]
     table = lab.Table(name, "nvidia-h200", ROOT / "data")
-    asked = [table.identify({**key, **change}) for task in tasks for key in task]
-    assert len(set(asked)) == len(asked)
-    committed = {table.identify({**row, **change}) for row in table.rows()}
-    assert committed and committed <= set(asked)
+    asked = set()
+    for key in flat(tasks):
+        identity = table.identify({**key, **change})
+        assert identity not in asked
+        asked.add(identity)
+    assert table.rows()
+    for row in table.rows():
+        assert table.identify({**row, **change}) in asked
 
 
 def test_a_cpu_measures_what_it_can(cells):
     (keys,) = cells().tasks
-    assert {key["implementation"] for key in keys} == {"eager", "tiled", "sdpa_flash"}
-    assert {(key["seq_len"], key["dtype"]) for key in keys} == {(128, "fp32")}
+    assert set(values(keys, "implementation")) == {"eager", "tiled", "sdpa_flash"}
+    assert set(values(keys, "seq_len", "dtype")) == {(128, "fp32")}
 
 
 # flash
@@ -137,7 +144,7 @@ def test_a_cpu_measures_what_it_can(cells):
 
 def test_times_are_positive_and_in_order(cells):
     notebook = cells(**TINY, implementations="eager,sdpa_flash,tiled")
-    rows = by_name(notebook.measure(notebook.tasks[0]))
+    rows = measured(notebook, notebook.tasks[0])
     assert len(rows) == 9
     for row in rows.values():
         assert fits(row, notebook.table.section) and row["n"] >= 2
@@ -154,11 +161,11 @@ def test_what_fails_or_is_wrong_has_no_time_and_the_others_go_on(cells, bad, sta
     notebook = cells(**TINY)
     notebook.MAKE["bad"] = bad
     keys = notebook.keys_at(notebook.shapes_of("shape")[0])
-    rows = by_name(notebook.measure([k for k in keys if k["implementation"] in ("bad", "eager")]))
-    failing = [row for row in rows.values() if "status" in row]
-    assert failing and statuses(rows, "eager") == ["ok"] * 3
+    rows = measured(notebook, keys, "bad", "eager")
+    assert statuses(rows, "eager") == ["ok"] * 3
+    failing = where(rows.values(), implementation="bad", status=status)
+    assert failing and set(statuses(rows, "bad")) <= {"ok", status}
     for row in failing:
-        assert row["implementation"] == "bad" and row["status"] == status
         assert row["note"].startswith(note) and row.get("ms") is row.get("peak_bytes") is None
 
 
@@ -168,20 +175,17 @@ def test_grouped_keys_are_measured_and_one_that_forgets_the_groups_is_refused(ce
     assert keys[0]["heads"] > keys[0]["kv_heads"]
 
     def first_group_for_all(q, k, v, is_causal):
-        repeats = q.shape[1]
-        k, v = (x[:, :1].expand(-1, repeats, -1, -1) for x in (k, v))
-        return attention_reference(q, k, v, is_causal)
+        return attention_reference(q, k[:, :1].expand_as(q), v[:, :1].expand_as(q), is_causal)
 
     notebook.MAKE["tiled"] = first_group_for_all
-    rows = by_name(notebook.measure(keys))
+    rows = measured(notebook, keys)
     assert statuses(rows, "eager") == ["ok"] * 3 and statuses(rows, "tiled") == ["error"] * 3
 
 
 def test_a_backward_that_is_wrong_leaves_the_forward(cells):
     notebook = cells(**TINY)
     notebook.MAKE["eager"] = WrongBackward.apply
-    keys = [key for key in notebook.tasks[0] if key["implementation"] == "eager"]
-    rows = by_name(notebook.measure(keys))
+    rows = measured(notebook, notebook.tasks[0], "eager")
     assert statuses(rows, "eager") == ["ok", "error", "error"]
     assert "wrong dq" in rows["eager", "backward"]["note"]
 
@@ -189,23 +193,22 @@ def test_a_backward_that_is_wrong_leaves_the_forward(cells):
 def test_what_needs_a_gpu_is_refused_with_the_reason(cells):
     notebook = cells(**TINY, implementations="a2lib,flex,fa4,sdpa_cudnn")
     rows = list(notebook.measure(notebook.tasks[0]))
-    assert [row["status"] for row in rows] == ["unsupported"] * 12
+    assert values(rows, "status") == ["unsupported"] * 12
     assert rows[0]["note"] == "a2lib needs a CUDA GPU"
 
 
 def test_what_cannot_fit_the_cpu_is_not_run(cells, monkeypatch):
     notebook = cells(**TINY, implementations="eager,sdpa_flash")
     monkeypatch.setattr(notebook.memory, "available_bytes", lambda: 1)
-    rows = by_name(notebook.measure(notebook.tasks[0]))
+    rows = measured(notebook, notebook.tasks[0])
     assert statuses(rows, "eager") == ["oom"] * 3 and statuses(rows, "sdpa_flash") == ["ok"] * 3
 
 
 def test_a_lost_device_ends_the_process_and_blames_nobody_in_turns(cells):
     notebook = cells(**TINY)
     notebook.MAKE["eager"] = failing_late(LOST)
-    keys = [k for k in notebook.tasks[0] if k["implementation"] != "tiled"]
     with pytest.raises(failures.LostContext, match="illegal memory access"):
-        list(notebook.measure(keys))
+        measured(notebook, notebook.tasks[0], "eager", "sdpa_flash")
 
 
 # The tables beside it
@@ -216,17 +219,15 @@ def test_ceilings_have_a_time_each(cells):
     for settings in notebook.BURST.values():
         settings.update(QUICK)
     rows = list(notebook.measure_ceilings(notebook.ceiling_keys))
-    assert [row["operation"] for row in rows] == ["matmul"] * 3 + ["copy"]
-    assert all(row["ms"] > 0 and fits(row, notebook.ceiling.section) for row in rows)
+    assert values(rows, "operation") == ["matmul"] * 3 + ["copy"]
+    for row in rows:
+        assert row["ms"] > 0 and fits(row, notebook.ceiling.section)
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_ladder_of_a_cpu(cells, replace, right):
     notebook = cells(sweep="ladder")
-    if not right:
-        replace(notebook, flash_attention=wrong)
-    else:
-        replace(notebook, flash_attention=attention_reference)
+    replace(notebook, flash_attention=attention_reference if right else wrong)
     (keys,) = notebook.ladder_tasks
     rows = list(notebook.measure_ladder(keys))
     assert len(rows) == len(keys) == 2 * len([*RUNGS, *notebook.LADDER_PEERS])
@@ -253,7 +254,7 @@ def board(cells):
 
 def test_burst_is_a_row_for_each_with_its_mean(board):
     rows = list(board.measure_protocols(protocol_task(board, "burst")))
-    assert [row["implementation"] for row in rows] == ["eager", "sdpa_flash"]
+    assert values(rows, "implementation") == ["eager", "sdpa_flash"]
     for row in rows:
         assert fits(row, board.protocol.section) and row["second"] == 0 and row["n"] > 0
         assert row["ms"] > 0 and row["ms_mean"] > 0 and row["sm_mhz"] is None
@@ -261,9 +262,9 @@ def test_burst_is_a_row_for_each_with_its_mean(board):
 
 def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(board):
     """But for seconds in which a busy machine began no call."""
-    board.SUSTAINED["cpu"].update(n_seconds=3, second_s=0.02, idle_s=0.0)
+    board.SUSTAINED["cpu"].update(n_seconds=3, second_s=0.2, idle_s=0.0)
     rows = list(board.measure_protocols(protocol_task(board, "sustained")[:1]))
-    seconds = [row["second"] for row in rows]
+    seconds = values(rows, "second")
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] == 0
     for row in rows:
         assert row["ms_mean"] > 0 and row["n"] > 0 and fits(row, board.protocol.section)
@@ -271,7 +272,7 @@ def test_sustained_is_a_row_for_each_second_and_the_first_is_stored_last(board):
 
 def test_what_is_wrong_gets_no_time_by_a_protocol(board):
     board.MAKE["eager"] = wrong
-    rows = {r["implementation"]: r for r in board.measure_protocols(protocol_task(board, "burst"))}
+    rows = by(board.measure_protocols(protocol_task(board, "burst")), "implementation")
     assert rows["eager"]["status"] == "error" and "wrong o" in rows["eager"]["note"]
     assert "ms" not in rows["eager"] and rows["sdpa_flash"]["ms"] > 0
 
@@ -294,8 +295,9 @@ def test_in_a_fixed_order_is_what_is_checked_and_timed(board):
 def test_first_calls_are_three_seconds_and_wrong_ones_an_error(board):
     (key,) = protocol_task(board, "first")
     rows = list(board.measure_first([key]))
-    assert [row["second"] for row in rows] == [2, 1, 0]
-    assert all(row["ms"] > 0 and fits(row, board.protocol.section) for row in rows)
+    assert values(rows, "second") == [2, 1, 0]
+    for row in rows:
+        assert row["ms"] > 0 and fits(row, board.protocol.section)
     board.MAKE["eager"] = wrong
     with pytest.raises(RuntimeError, match="wrong o"):
         list(board.measure_first([key]))
@@ -311,7 +313,7 @@ def test_the_board_sums_and_differentiates_three_dimensions(board, replace, monk
 
     monkeypatch.setattr(torch, "randn", randn)
     monkeypatch.setattr(torch, "compile", lambda fn: fn)
-    (key,) = [key for (key,) in board.protocol_tasks("board") if key["implementation"] == name]
+    (key,) = where(flat(board.protocol_tasks("board")), implementation=name)
     with pytest.raises(board.UnsupportedError):
         board.board_call(key)
     replace(board, ON_GPU=True)
@@ -319,20 +321,17 @@ def test_the_board_sums_and_differentiates_three_dimensions(board, replace, monk
     qkv, do = made
     assert qkv.shape == (3, 2, 256, 64) and do.shape == (2, 256, 64) and qkv.grad is None
     call()
-    q, k, v = (x[None].double() for x in qkv.detach())
-    exact = torch.stack([q, k, v]).requires_grad_()
+    exact = qkv.detach()[:, None].double().requires_grad_()
     attention_reference(*exact.unbind(), True).sum().backward()
     right = exact.grad.squeeze(1)
     assert (qkv.grad - right).norm() < 0.02 * right.norm()
 
 
-def accuracy_task(notebook, name="eager", scale=1):
-    task = next(
-        t
-        for t in notebook.accuracy_tasks()
-        if (t[0]["implementation"], t[0]["score_scale"], t[0]["dtype"]) == (name, scale, "fp32")
-    )
-    return [{**key, "seq_len": 24, "head_dim": 16} for key in task]
+def accuracy_task(notebook, scale):
+    """Return the first task of eager fp32 scores of this size, at few tokens."""
+    for task in notebook.accuracy_tasks():
+        if where(task, implementation="eager", score_scale=scale, dtype="fp32"):
+            return [{**key, "seq_len": 24, "head_dim": 16} for key in task]
 
 
 @pytest.mark.parametrize("larger", [0, 0.5])
@@ -343,7 +342,7 @@ def test_a_known_error_is_found_in_each_tensor(board, larger):
         (1 + larger) * attention_reference(q, k, v, is_causal)
     )
     rows = list(board.measure_accuracy(accuracy_task(board, scale=10)))
-    assert [row["tensor"] for row in rows] == ["o", "dq", "dk", "dv"]
+    assert values(rows, "tensor") == ["o", "dq", "dk", "dv"]
     for row in rows:
         assert fits(row, board.accuracy.section) and row["score_scale"] == 10
         for name in ("error", "error_max"):

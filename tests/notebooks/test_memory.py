@@ -1,8 +1,10 @@
 """notebooks/memory.ipynb: what it asks for, counts and stores."""
 
+import pandas as pd
 import pytest
 import torch
-from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+from notebook_cells import identities, load_cells, published, run_cells
+from tables import by, values
 
 from a2lib.lab import bulk, start, sweep
 from a2lib.shapes import MODELS, Shape
@@ -10,27 +12,19 @@ from a2lib.theory.memory.step import StepMemory, peak
 
 SMALL = {"context": 16, "batch": 2}
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
-
-
-def asked_by(**parameters):
-    """Return the keys that a run asks for, by table."""
-    cells = load_cells("memory", **parameters)
-    tasks = {
-        "memory": cells.tasks,
-        "memory_recording": cells.recording_tasks,
-        "memory_block": cells.block_tasks,
-    }
-    return {table: [key for task in each for key in task] for table, each in tasks.items()}
 
 
 def test_the_sweeps_and_the_default_ask_for_every_committed_row(monkeypatch):
     monkeypatch.setattr("a2lib.lab.device_kind", lambda: "cuda")
-    default = asked_by()
-    for table, keys in asked_by(sweep="all").items():
-        assert len(stored_keys(table, keys)) == len(keys)
-        assert stored_keys(table, [*keys, *default[table]]) == committed_keys(table)
+    whole, default = load_cells("memory", sweep="all"), load_cells("memory")
+    for table, tasks in (
+        (whole.peaks, "tasks"),
+        (whole.recordings, "recording_tasks"),
+        (whole.blocks, "block_tasks"),
+    ):
+        asked = identities(table, getattr(whole, tasks))
+        assert asked | identities(table, getattr(default, tasks)) == published(table)
 
 
 def test_the_pictures_are_named_as_the_committed_ones(monkeypatch):
@@ -38,33 +32,32 @@ def test_the_pictures_are_named_as_the_committed_ones(monkeypatch):
     steps, blocks = set(), set()
     for cells in (load_cells("memory"), load_cells("memory", sweep="all")):
         for case in cells.recorded:
-            steps |= {f"{cells.picture(case)}-{n}" for n in cells.STEPS}
-        blocks |= {cells.picture({**case, "mode": "forward-backward"}) for case in cells.kept}
+            for n in cells.STEPS:
+                steps.add(("nvidia-h200", f"{cells.picture(case)}-{n}"))
+        for case in cells.kept:
+            blocks.add(("nvidia-h200", cells.picture({**case, "mode": "forward-backward"})))
     monkeypatch.delenv("A2LIB_DATA")
-    for table, names in {
-        "memory": steps,
-        "largest": steps,
-        "lines": steps,
-        "saved": blocks,
-    }.items():
-        assert {name for _, name in bulk.pictures(table)} == names
+    for table in ("memory", "largest", "lines"):
+        assert set(bulk.pictures(table)) == steps
+    assert set(bulk.pictures("saved")) == blocks
 
 
 @pytest.mark.parametrize("mode", ["inference", "train-step"])
 def test_peaks_are_those_of_the_count(plain_frames, mode):
     cells = load_cells("memory", **SMALL, mode=mode)
     (keys,) = cells.tasks
-    rows = list(cells.measure(keys))
-    assert all(set(row) == {*cells.peaks.key, "tensor_bytes"} for row in rows)
-    most = {(row["step_number"], row["phase"]): row["tensor_bytes"] for row in rows}
-    names = cells.phases(cells.asked[0])
-    assert set(most) == {(step, phase) for step in (0, 1) for phase in names}
-    for step in (0, 1):
-        assert most[step, "step"] == max(most[step, name] for name in names[:-1])
+    rows = pd.DataFrame(cells.measure(keys))
+    assert set(rows.columns) == {*cells.peaks.key, "tensor_bytes"}
+    # A line for each of two steps, a column for each phase.
+    most = rows.pivot(index="step_number", columns="phase", values="tensor_bytes")
+    assert list(most.index) == [0, 1]
+    assert set(most.columns) == set(cells.phases(cells.asked[0]))
+    assert most.notna().all(axis=None)
+    assert (most.pop("step") == most.max(axis="columns")).all()
     if mode == "train-step":
         # A CPU makes a tensor of the scores less.
         counted = peak(StepMemory(MODELS["tiny"], **SMALL)).total
-        assert most[1, "step"] == pytest.approx(counted, rel=0.05)
+        assert most.loc[1].max() == pytest.approx(counted, rel=0.05)
 
 
 def test_out_of_memory_names_the_phase_and_keeps_what_was_before():
@@ -78,7 +71,7 @@ def test_out_of_memory_names_the_phase_and_keeps_what_was_before():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. If you are")
 
     names["run_steps"] = run_steps
-    rows = {(row["step_number"], row["phase"]): row for row in cells.measure(cells.tasks[0])}
+    rows = by(cells.measure(cells.tasks[0]), "step_number", "phase")
     assert rows[0, "step"]["tensor_bytes"] and rows[1, "loss"]["tensor_bytes"]
     note = "in step 1, backward: CUDA out of memory. Tried to allocate 2 GiB."
     for phase in ("backward", "optimizer", "step"):
@@ -93,21 +86,20 @@ def test_an_attention_and_a_size_of_the_readers_are_measured_in_a_worker():
 
     cells = load_cells("memory", **SMALL)
     cells.ATTENTION["mine"], cells.sizes["wide"] = mine, Shape(16, 16, 1, 2, vocab_size=11)
-    tasks = [[{**key, "attention": "mine", "model": "wide"} for key in cells.tasks[0]]]
-    assert sweep(cells.peaks, tasks, cells.measure, start("memory", vars(cells)), whole=True) == 0
+    task = [{**key, "attention": "mine", "model": "wide"} for key in cells.tasks[0]]
+    assert sweep(cells.peaks, [task], cells.measure, start("memory", vars(cells)), whole=True) == 0
     rows = cells.peaks.rows()
-    assert {(row["attention"], row["status"]) for row in rows} == {("mine", "ok")}, rows
+    assert set(values(rows, "attention", "status")) == {("mine", "ok")}, rows
 
 
 @pytest.mark.slow
 def test_all_cells_store_rows_and_pictures_and_recordings_are_of_a_gpu_alone(tmp_path):
     cells = run_cells("memory", **SMALL)
-    for table, n in ((cells.peaks, 2 * 5), (cells.blocks, 1)):
-        assert [row["status"] for row in table.rows()] == ["ok"] * n
-    rows = cells.recordings.rows()
-    assert [row["status"] for row in rows] == ["unsupported"] * 2
-    assert {row["note"] for row in rows} == {"the history of allocations is a GPU's"}
-    pictures = [path.parent.parent.name for path in tmp_path.glob("data/measured/bulk/*/cpu/*.csv")]
-    assert pictures == ["saved"]
+    assert values(cells.peaks.rows(), "status") == ["ok"] * 2 * 5
+    assert values(cells.blocks.rows(), "status") == ["ok"]
+    of_a_gpu = ("unsupported", "the history of allocations is a GPU's")
+    assert values(cells.recordings.rows(), "status", "note") == [of_a_gpu] * 2
+    (picture,) = tmp_path.glob("data/measured/bulk/*/cpu/*.csv")
+    assert picture.parent.parent.name == "saved"
     (block,) = cells.blocks.frame().to_dict("records")
     assert block["saved_bytes"] == cells.formula(block)

@@ -1,18 +1,15 @@
 """notebooks/mixed_precision.ipynb on the CPU: what its cells ask for, compute and store."""
 
 import pytest
-from notebook_cells import committed_keys, load_cells, run_cells, stored_keys
+from notebook_cells import identities, load_cells, published, run_cells
+from tables import values
 
 
 def test_every_committed_row_is_asked_for():
     cells = load_cells("mixed_precision")
-    asked = {
-        "accumulation": cells.sum_keys(),
-        "autocast_dtypes": sum(cells.dtype_tasks, []),
-        "layernorm": sum(cells.part_tasks(), []),
-    }
-    for table, keys in asked.items():
-        assert stored_keys(table, keys) == committed_keys(table)
+    assert identities(cells.sums, [cells.sum_keys()]) == published(cells.sums)
+    assert identities(cells.dtypes, cells.dtype_tasks) == published(cells.dtypes)
+    assert identities(cells.parts, cells.part_tasks()) == published(cells.parts)
 
 
 def test_rows_are_stored_and_a_readers_own_with_them(tmp_path, monkeypatch, forked_workers):
@@ -38,15 +35,14 @@ def test_rows_are_stored_and_a_readers_own_with_them(tmp_path, monkeypatch, fork
 @pytest.mark.parametrize("low", ["none", "fp16", "bf16"])
 def test_dtypes_under_the_cpus_autocast(low):
     cells = load_cells("mixed_precision")
-    cells_of = [{"autocast": low, "quantity": name} for name in cells.TENSORS]
-    observed = {row["quantity"]: row["observed"] for row in cells.measure_dtypes(cells_of)}
-    wide = {name for name, dtype in observed.items() if dtype == "fp32"}
+    keys = [{"autocast": low, "quantity": name} for name in cells.TENSORS]
+    observed = dict(values(cells.measure_dtypes(keys), "quantity", "observed"))
     if low == "none":
-        assert wide == set(cells.TENSORS)
+        assert observed == dict.fromkeys(cells.TENSORS, "fp32")
         return
-    weights = ("fc1.weight", "ln.weight", "fc2.weight")
-    assert wide == {"fc1.weight", "loss: cross-entropy", *(f"gradient of {w}" for w in weights)}
-    assert set(observed.values()) == {"fp32", low}
+    wide = ["fc1.weight", "loss: cross-entropy"]
+    wide += ["gradient of fc1.weight", "gradient of ln.weight", "gradient of fc2.weight"]
+    assert observed == dict.fromkeys(cells.TENSORS, low) | dict.fromkeys(wide, "fp32")
 
 
 @pytest.mark.gpu

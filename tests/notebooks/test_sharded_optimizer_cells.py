@@ -3,13 +3,12 @@
 The optimizer itself is checked in ranks: tests/parallel/checks_sharded_optimizer.py.
 """
 
-import committed
 import pytest
 from forked import STEPS
-from notebook_cells import identities, load_cells
+from notebook_cells import flat, identities, load_cells, published, rows_of_two_ranks
+from tables import by, values
 
-from a2lib.lab import ParameterError, read_section, sweep
-from a2lib.lab.notebook import Run
+from a2lib.lab import ParameterError
 
 WAYS = {
     ("plain", "bucketed"),
@@ -33,7 +32,6 @@ MAKE["mine"] = lambda params, options: torch.optim.AdamW(params, **options)
 MAKE["half"] = lambda params, options: Half(params, **options)
 """
 
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
@@ -43,19 +41,18 @@ def test_a_sweep_asks_for_published_rows_each_once(gpus, name):
     cells = load_cells("sharded_optimizer", sweep=name)
     for table, tasks in ((cells.table, cells.tasks), (cells.memory_table, cells.memory_tasks)):
         asked = identities(table, tasks)
-        published = {table.identify(row) for row in committed.measured(table.section.name)}
-        assert published == asked if name == "all" else published > asked
+        assert published(table) == asked if name == "all" else published(table) > asked
 
 
 def test_what_the_parameters_name(gpus):
     gpus(0)
     cells = load_cells("sharded_optimizer")
-    asked = [(key["optimizer"], key["wrapper"]) for task in cells.tasks for key in task]
+    asked = values(flat(cells.tasks), "optimizer", "wrapper")
     assert len(asked) == 4 and set(asked) == WAYS
     gpus(2)
     cells = load_cells("sharded_optimizer", wrappers="copy_engines", capture=True)
     [task] = cells.tasks
-    assert {(key["carrier"], key["capture"]) for key in task} == {("copy_engines", True)}
+    assert set(values(task, "carrier", "capture")) == {("copy_engines", True)}
     with pytest.raises(ParameterError, match="torch_ddp"):
         load_cells("sharded_optimizer", capture=True, wrappers="torch_ddp")
 
@@ -64,28 +61,25 @@ def test_what_the_parameters_name(gpus):
 def test_what_every_rank_holds_and_sends(gpus):
     gpus(0)
     cells = load_cells("sharded_optimizer", context=8)
-    run = Run("sharded_optimizer", {}, {}, "cpu", "cpu")
-    options = {"ranks": 2, "device": "cpu", "whole": True}
-    sweep(cells.memory_table, cells.memory_tasks, cells.measure_memory, run, **options)
-    rows = {}
-    for row in read_section("sharded_optimizer_memory")["cpu"]:
-        assert (row["status"], row["note"]) == ("ok", "")
-        rows[row["optimizer"], row["wrapper"], row["moment"], int(row["on_rank"])] = row
+    rows_of_two_ranks(cells.memory_table, cells.memory_tasks, cells.measure_memory, whole=True)
+    rows = cells.memory_table.frame()
     assert len(rows) == len(WAYS) * 4 * 2
+    assert set(rows["status"]) == {"ok"} and set(rows["note"]) == {""}
+    rows = rows.set_index(["optimizer", "wrapper", "moment", "on_rank"]).sort_index()
     for way in WAYS:
-        states = [int(rows[*way, "after", rank]["optimizer_bytes"]) for rank in (0, 1)]
-        parameters = int(rows[*way, "init", 0]["parameter_bytes"])
-        assert rows[*way, "init", 0]["optimizer_bytes"] == "0"
-        assert int(rows[*way, "before", 1]["gradient_bytes"]) == parameters
+        states = list(rows.loc[(*way, "after"), "optimizer_bytes"])
+        parameters = rows.loc[(*way, "init", 0), "parameter_bytes"]
+        assert rows.loc[(*way, "init", 0), "optimizer_bytes"] == 0
+        assert rows.loc[(*way, "before", 1), "gradient_bytes"] == parameters
         # Two moments, and a counter of four bytes for each of 21 tensors.
         every = 2 * parameters + 4 * 21
         if way[0] == "plain":
             assert states == [every, every]
         else:
             assert sum(states) == every and max(states) < 0.51 * every
-        step = rows[*way, "step", 0]
-        assert int(step["reduced_bytes"]) == pytest.approx(parameters, rel=0.01)
-        exchanged = int(step["gathered_bytes"]) + int(step["broadcast_bytes"])
+        step = rows.loc[(*way, "step", 0)]
+        assert step["reduced_bytes"] == pytest.approx(parameters, rel=0.01)
+        exchanged = step["gathered_bytes"] + step["broadcast_bytes"]
         # PyTorch's wrapper broadcasts buffers as well.
         least = 0 if way[0] == "plain" else parameters
         assert least <= exchanged <= 1.02 * least + 1024
@@ -96,14 +90,12 @@ def test_rows_of_two_ranks_with_optimizers_of_the_readers_own(gpus):
     gpus(0)
     cells = load_cells("sharded_optimizer", context=8)
     exec(OF_A_READER, cells.namespace)
-    of_a_reader = [{**cells.tasks[0][0], "optimizer": name} for name in ("mine", "half")]
-    copied = [{**key, "carrier": "copy_engines"} for key in cells.tasks[0]]
-    tasks = [[*cells.tasks[0], *of_a_reader], *cells.tasks[1:], copied]
-    run = Run("sharded_optimizer", {}, {}, "cpu", "cpu")
-    assert sweep(cells.table, tasks, cells.measure, run, ranks=2, device="cpu") == 0
-    rows = {}
-    for row in read_section("sharded_optimizer")["cpu"]:
-        rows[row["optimizer"], row["wrapper"], row["carrier"]] = row
+    first, *others = cells.tasks
+    mine, half = {**first[0], "optimizer": "mine"}, {**first[0], "optimizer": "half"}
+    copied = [{**key, "carrier": "copy_engines"} for key in first]
+    tasks = [[*first, mine, half], *others, copied]
+    rows = rows_of_two_ranks(cells.table, tasks, cells.measure)
+    rows = by(rows, "optimizer", "wrapper", "carrier")
     for name in ("plain", "sharded"):
         assert rows[name, "bucketed", "copy_engines"]["status"] == "unsupported"
     half = rows["half", "bucketed", "backend"]
@@ -112,4 +104,5 @@ def test_rows_of_two_ranks_with_optimizers_of_the_readers_own(gpus):
         row = rows[name, wrapper, "backend"]
         assert row["status"] == "ok" and row["conditions"].endswith("cores")
         assert int(row["n"]) == STEPS
-        assert all(float(row[column]) > 0 for column in ("ms", "ms_without", "ms_optimizer"))
+        for column in ("ms", "ms_without", "ms_optimizer"):
+            assert float(row[column]) > 0

@@ -1,10 +1,10 @@
 """The book's drawings, files of SVG: one style, words that fit, numbers that are true."""
 
-import math
 import re
 from itertools import combinations
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import yaml
 from matplotlib.font_manager import FontProperties
@@ -40,7 +40,8 @@ def words(element, left=0.0, top=0.0, classes=frozenset()):
     """Yield what is written in an element: the words, the x where they begin and end, and their
     baseline. A text with several x has a letter at each."""
     classes = classes | set(element.get("class", "").split())
-    if move := element.get("transform"):
+    move = element.get("transform")
+    if move:
         x, y = map(float, re.fullmatch(r"translate\(([\d.]+) ([\d.]+)\)", move).groups())
         left, top = left + x, top + y
     if element.tag == "text":
@@ -70,7 +71,8 @@ def test_a_drawing_has_the_one_style_and_its_words_fit_and_do_not_touch(name):
         assert colour in PALETTE or colour.startswith("url(#"), colour
     assert root.get("viewBox") == f"0 0 {WIDTH} {root.get('height')}"
     assert smallest_text(source) >= LEAST_SIZE
-    assert not {element.tag for element in root.iter()} & {"image", "script", "foreignObject"}
+    for tag in ("image", "script", "foreignObject"):
+        assert not count(root, tag)
     places = list(words(root))
     for piece, begin, end, y in places:
         assert 0 <= begin and end <= WIDTH, piece
@@ -96,14 +98,12 @@ def test_each_is_on_a_page_and_says_in_words_what_it_shows():
 
 def test_the_two_tiles_merge_as_it_is_written():
     lines = text("flash-merge").split("\n")
-    one, other = (list(map(int, line)) for line in lines if line.isdigit())
-
-    def row_sum(scores):
-        return sum(math.exp(score - max(scores)) for score in scores)
-
-    first, second, whole = row_sum(one), row_sum(other), row_sum(one + other)
-    assert (max(one), max(other)) == (3, 4)
-    assert math.exp(3 - 4) * first + second == pytest.approx(whole)
+    one, other = filter(str.isdigit, lines)
+    one, other = np.array(list(one), int), np.array(list(other), int)
+    assert (one.max(), other.max()) == (3, 4)
+    first, second = np.exp(one - 3).sum(), np.exp(other - 4).sum()
+    whole = np.exp(np.concatenate([one, other]) - 4).sum()
+    assert np.exp(3 - 4) * first + second == pytest.approx(whole)
     for line in (
         f"ℓ = {first:.2f}, the sum",
         f"ℓ = {second:.2f}, the sum",
@@ -140,7 +140,7 @@ def test_the_pipelines_idle_for_as_long_as_is_written():
 
 
 def test_a_ring_passes_on_what_it_received_the_round_before():
-    rows = [line for line in text("parallelism-rings").split("\n") if line.isdigit()]
+    rows = list(filter(str.isdigit, text("parallelism-rings").split("\n")))
     for rounds, drawn in ((3, rows[:4]), (6, rows[4:])):
         for device, row in enumerate(drawn):
             assert len(row) == rounds
@@ -179,30 +179,37 @@ def test_a_backward_begins_with_the_last_layer_and_sends_after_it_computes():
     forward, backward = text("parallelism-tensor").split("\nbackward\n")
     orders = []
     for drawn in (forward, backward):
-        computed, sent = (re.findall(letter + r"(\d[ab])", drawn) for letter in "CR")
-        assert computed == sent
+        computed = re.findall(r"C(\d[ab])", drawn)
+        assert computed == re.findall(r"R(\d[ab])", drawn)
         orders.append(computed)
     assert orders == [["1a", "1b", "2a", "2b"], ["2a", "2b", "1a", "1b"]]
+
+
+def count(root, path):
+    """Return how many elements of a drawing there are by a path of ElementTree's."""
+    return len(root.findall(f".//{path}"))
+
+
+def strokes(root, name):
+    """Return how many strokes the path of this id has."""
+    return root.find(f".//path[@id='{name}']").get("d").count("M")
 
 
 def test_the_torus_has_the_devices_and_axes_of_the_mesh():
     mesh = Mesh()
     root = read("communication-torus")
-    (plane,) = [path.get("d") for path in root.iter("path") if path.get("id") == "plane"]
-    used = [(use.get("href"), use.get("class")) for use in root.iter("use")]
-    assert plane.count("M") == mesh.X and used.count(("#plane", "blue")) == 1
-    assert used.count(("#plane", "thin")) == used.count(("#place", "orange")) == mesh.Y
+    assert strokes(root, "plane") == mesh.X
+    assert count(root, "use[@href='#plane'][@class='blue']") == 1
+    assert count(root, "use[@href='#plane'][@class='thin']") == mesh.Y
+    assert count(root, "use[@href='#place'][@class='orange']") == mesh.Y
     assert numbers(r"[XY] = (\d+)", "communication-torus") == [mesh.X, mesh.Y]
     # Two arrows along a plane, one along the row of planes: the torus axes of X and of Y.
-    arrows = [path for path in root.iter("path") if path.get("class") == "arrow"]
-    assert len(arrows) == mesh.M_X + mesh.M_Y
+    assert count(root, "path[@class='arrow']") == mesh.M_X + mesh.M_Y
 
 
 def test_the_grid_has_the_axes_of_the_405b_layout():
     root = read("layout-grid")
-    paths = {path.get("id"): path.get("d") for path in root.iter("path")}
-    tensor, stages = paths["stage"].count("M"), paths["pipeline"].count("M")
-    used = [(use.get("href"), use.get("class")) for use in root.iter("use")]
-    assert used.count(("#stage", "thin")) == stages
+    tensor, stages = strokes(root, "stage"), strokes(root, "pipeline")
+    assert count(root, "use[@href='#stage'][@class='thin']") == stages
     assert numbers(r"(\d+) (?:GPUs of|stages|such)", "layout-grid") == [tensor, stages, 128]
     assert f"{tensor * stages * 128:,} GPUs" in text("layout-grid")

@@ -13,7 +13,8 @@ ROW |= {"world_size": 2, "device": "nvidia-h200", "ms_optimizer": 0.0, "attentio
 ROW |= {"host_bytes": 0, "local": True, "run": "none"}
 # A product at 1 PFLOP/s, a copy at 2 TB/s, attention at 1 PFLOP/s.
 CEILING = [("matmul", "bf16", 1000, 2e9 / 1e12), ("copy", "bf16", 10**9, 1.0)]
-FLASH = [(p, 16 * 16_384**2 * 128 * n / 1e12) for p, n in (("forward", 2), ("backward", 5))]
+PRODUCT = 16 * 16_384**2 * 128 / 1e12
+FLASH = [("forward", 2 * PRODUCT), ("backward", 5 * PRODUCT)]
 
 
 def tables(name):
@@ -22,6 +23,12 @@ def tables(name):
     rows = pd.DataFrame(FLASH, columns=["pass", "ms"])
     rows = rows.assign(ms_p20=0.0, ms_p80=0.0, ms_graph=rows["ms"], implementation="a2lib")
     return rows.assign(heads=16, head_dim=128, seq_len=16_384, batch=1, dtype="bf16", causal=True)
+
+
+def table_of(**ms):
+    """Return the page's table of ways by their time, which keep the root's inputs twice."""
+    times = pd.DataFrame(ms.items(), columns=["way", "ms"])
+    return leaderboard.columns(times.assign(**ROW, kept_bytes=2 * ROOT), tables)
 
 
 def test_bytes_and_times_of_two_ways():
@@ -50,10 +57,7 @@ def test_bytes_and_times_of_two_ways():
 
 
 def test_states_in_bf16_stand_beside_the_ladder():
-    names = ("own_attention", "own_copies", "bf16_states")
-    rows = [{**ROW, "way": way, "ms": 4000.0, "kept_bytes": 2 * ROOT} for way in names]
-    rows[1]["ms"] = 3900.0
-    table = leaderboard.columns(pd.DataFrame(rows), tables)
+    table = table_of(own_attention=4000.0, own_copies=3900.0, bf16_states=4000.0)
     first, last, beside = table.to_dict("records")
     assert (last["way"], last["gained"]) == ("own_copies", 100.0)
     assert (beside["way"], beside["state"], first["state"]) == ("bf16_states", 3 * P, 6 * P)
@@ -62,9 +66,7 @@ def test_states_in_bf16_stand_beside_the_ladder():
 
 
 def test_fp8_has_no_share_of_a_peak_and_no_prediction():
-    names = ("own_copies", "fp8_ffn")
-    rows = [{**ROW, "way": way, "ms": 4000.0, "kept_bytes": 2 * ROOT} for way in names]
-    plain, fp8 = leaderboard.columns(pd.DataFrame(rows), tables).to_dict("records")
+    plain, fp8 = table_of(own_copies=4000.0, fp8_ffn=4000.0).to_dict("records")
     for name in ("mfu", "mfu_full", "hfu", "matmuls", "predicted_ms", "gained"):
         assert pd.isna(fp8[name])
     assert plain["mfu"] > 0 and plain["predicted_ms"] > 0 and fp8["flops"] == plain["flops"]
@@ -81,8 +83,7 @@ def test_runs_have_letters_by_their_age():
 
 
 def test_the_rate_of_a_step_s_matmuls_leaves_attention_out():
-    row = {**ROW, "way": "own_copies", "ms": 4000.0, "kept_bytes": 2 * ROOT}
-    table = leaderboard.columns(pd.DataFrame([row]), tables).assign(**{"in matmuls": 2000.0})
+    table = table_of(own_copies=4000.0).assign(**{"in matmuls": 2000.0})
     matmuls = 3 * 2 * 32_768 * (34 * BLOCK + 151_936 * 4096) / 1e12
     assert leaderboard.matmul_rate(table, "own_copies") == pytest.approx(matmuls / 2)
 

@@ -109,26 +109,27 @@ def breaks(claim, tables):
         return True
 
 
-def unsupported(claims, tables):
-    return [claim.words for claim in claims if not claim.is_supported(tables)]
+def words_of(claims):
+    return [claim.words for claim in claims]
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_each_claim_holds_and_can_break(name):
     for page in pages_of(name):
         assert page.claims, f"{name} claims nothing"
-        words = [claim.words for claim in page.claims]
-        assert len(set(words)) == len(words)
-        assert unsupported(page.claims, page.tables) == []
+        assert len(set(words_of(page.claims))) == len(page.claims)
+        for claim in page.claims:
+            assert claim.is_supported(page.tables), claim.words
         firm = list(page.claims)
         for draw, spread in enumerate(np.linspace(0.3, 1.3, 60)):
             tables = {}
-            for section in sorted(set().union(*(claim.sections for claim in firm))):
-                tables[section] = perturbed(page.tables[section], section, draw, spread)
+            for claim in firm:
+                for section in set(claim.sections) - tables.keys():
+                    tables[section] = perturbed(page.tables[section], section, draw, spread)
             firm = [claim for claim in firm if not breaks(claim, tables)]
             if not firm:
                 break
-        assert [claim.words for claim in firm] == []
+        assert words_of(firm) == []
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -161,7 +162,8 @@ def test_its_claims_are_answered_on_other_rows(name, monkeypatch):
     monkeypatch.chdir(ROOT / "book")
     for page in pages_of(name):
         none = {section: rows.iloc[:0] for section, rows in page.tables.items()}
-        assert {claim.answer(none) for claim in page.claims} == {"not measured"}
+        for claim in page.claims:
+            assert claim.answer(none) == "not measured"
         monkeypatch.setattr(page, "local", lambda none=none: {"nvidia-b200": none})
         assert "nothing is measured on NVIDIA B200" in str(page.your_machine("make x"))
         monkeypatch.setattr(page, "local", lambda page=page: {"nvidia-b200": page.tables})
@@ -182,8 +184,10 @@ def test_rows_that_a_page_derives_nothing_from_are_shown(name, monkeypatch):
         trial = {}
         for section in page.tables:
             rows = page_module._raw(section, page._roots, None)
-            others = {column: OTHERS[column] for column in OTHERS if column in rows}
-            trial[section] = rows.assign(**others) if others else rows[:0]
+            columns = OTHERS.keys() & rows.columns
+            for column in columns:
+                rows = rows.assign(**{column: OTHERS[column]})
+            trial[section] = rows if columns else rows[:0]
         with monkeypatch.context() as patch:
             patch.setattr(page_module, "_raw", lambda section, trial=trial, **_: trial[section])
             patch.setattr(page, "_roots", ("a trial",))

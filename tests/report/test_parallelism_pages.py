@@ -1,8 +1,8 @@
 """The layout of 405B parameters, and what is derived from rows of passes made by hand."""
 
-import statistics
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 import schedules
@@ -44,10 +44,9 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
     whole = estimate(**rank, pipeline=1, chunks=1).memory["activations"]
     stages = estimate(**rank).memory["activations"]
     assert whole == pytest.approx(stages, rel=0.02)
-    by_pieces = [estimate(chunks=v).step_s for v in (1, 2, 4, 8)]
-    assert by_pieces == sorted(by_pieces, reverse=True)
-    zero = estimate(chunks=1, schedule="zb-h1").step_s
-    assert by_pieces[0] > zero > by_pieces[2]
+    by_pieces = pd.Series({chunks: estimate(chunks=chunks).step_s for chunks in (1, 2, 4, 8)})
+    assert by_pieces.is_monotonic_decreasing
+    assert by_pieces[1] > estimate(chunks=1, schedule="zb-h1").step_s > by_pieces[4]
     flat = evaluate(training, Layout(data=2048, tensor=8, sharding="fsdp"), device)
     assert flat.memory_bytes < found.memory_bytes
     assert flat.time.network_s > sum(flat.time.work.values())
@@ -75,29 +74,29 @@ def test_the_405b_layout_fits_by_its_last_cut_alone_and_pipelines_pay():
 
 def test_published_steps_beside_their_estimates():
     rows = data.load_reference("trainings").query("expert == '1'").to_dict("records")
-    runs = [published_run(row) for row in rows]
-    ratios = {run.name: run.ratio() for run in runs}
-    slower = [name for name, ratio in ratios.items() if ratio > 1]
-    assert len(slower) == 6 and {name.split()[0].split("-")[0] for name in slower} == {"GPT", "MPT"}
-    assert max(ratios, key=ratios.get) == "MPT 7B" and ratios["GPT 1T"] < ratios["GPT 530B"] < 1
-    none_hidden = [run.seconds() > run.estimate.time.none_hidden_s for run in runs]
-    all_hidden = [run.seconds() < run.estimate.time.all_hidden_s for run in runs]
-    assert sum(none_hidden) + sum(all_hidden) > len(runs) / 2
+    runs = list(map(published_run, rows))
+    ratios, outside = {}, 0
+    for run in runs:
+        ratios[run.name] = run.ratio()
+        time = run.estimate.time
+        outside += not time.all_hidden_s <= run.seconds() <= time.none_hidden_s
+    assert outside > len(runs) / 2
+    ratios = pd.Series(ratios)
+    slower = ratios[ratios > 1].index
+    assert len(slower) == 6 and set(slower.str.extract(r"^(\w+)")[0]) == {"GPT", "MPT"}
+    assert ratios.idxmax() == "MPT 7B" and ratios["GPT 1T"] < ratios["GPT 530B"] < 1
     # whether gradients are sent for each micro-batch decides on which side of Meta the estimate is
-    meta = next(run for run in runs if "16,384" in run.name)
+    [meta] = filter(lambda run: "16,384" in run.name, runs)
     once = evaluate(meta.training, replace(meta.layout, sharding="zero1"), meta.device)
     assert meta.seconds() > 1.2 * once.step_s and meta.ratio() < 0.9
     # one rate for all, the mean MFU of the other trainings, is near as often; by a count of all
     # scores more often
     for flops, by_estimate in (("causal", 9), ("full", 8)):
-        reached = [run.share(run.seconds(flops), flops) for run in runs]
-        one_rate = [
-            statistics.geometric_mean(reached[:i] + reached[i + 1 :]) / reached[i]
-            for i in range(len(runs))
-        ]
-        estimated = [run.ratio(flops) for run in runs]
-        near = [sum(1 / 1.2 < x < 1.2 for x in ratios) for ratios in (one_rate, estimated)]
-        assert near == [9, by_estimate]
+        reached = np.log([run.share(run.seconds(flops), flops) for run in runs])
+        others = (reached.sum() - reached) / (len(runs) - 1)
+        estimated = np.log([run.ratio(flops) for run in runs])
+        assert (abs(others - reached) < np.log(1.2)).sum() == 9
+        assert (abs(estimated) < np.log(1.2)).sum() == by_estimate
 
 
 def test_our_own_steps_take_longest_by_pytorch_and_from_python():

@@ -1,6 +1,7 @@
 """The assignment's questions: each is answered where the index says, by rows that are there."""
 
 import re
+from operator import attrgetter
 
 import pytest
 
@@ -21,7 +22,7 @@ fsdp_tp_calcs
 
 
 def test_no_problem_of_the_handouts_is_left_out():
-    assert {question.id for question in questions.load().values()} == set(HANDOUTS)
+    assert set(map(attrgetter("id"), questions.load().values())) == set(HANDOUTS)
 
 
 EDITIONS = {"25, 26": "", "25": " · 2025 only", "26": " · 2026 only"}
@@ -54,7 +55,7 @@ def test_the_state_of_a_part_is_counted_from_its_own_rows(monkeypatch):
     """Other rows of its section do not answer it; with those that were lacking it is answered."""
     single = "distributed_communication_single_node"
     parts = questions.load().values()
-    measured = [question for question in parts if question.section]
+    measured = list(filter(attrgetter("section"), parts))
     assert questions.state(single).startswith("partly answered; not measured yet: NCCL")
     monkeypatch.setattr(questions, "count", lambda section, query: 1)
     assert questions.state(single) == "answered"

@@ -18,13 +18,13 @@ WORKSPACE = 32 * 2**20  # bytes of cuBLAS for one thread and stream, on Hopper
 class Device:
     """One device, the links of its node and the network, in SI units.
 
-    slug: its name in data/reference
-    flops: dense bf16 FLOPs per second
-    memory, memory_bandwidth: bytes, and bytes per second
-    link: bytes per second that it sends over the fast links of its node
-    network: bytes per second that it sends to other nodes
-    node: devices of a node
-    workspace: bytes that matmuls keep, whatever their sizes
+    - ``slug``: its name in data/reference
+    - ``flops``: dense bf16 FLOPs per second
+    - ``memory``, ``memory_bandwidth``: bytes, and bytes per second
+    - ``link``: bytes per second that it sends over the fast links of its node
+    - ``network``: bytes per second that it sends to other nodes
+    - ``node``: devices of a node
+    - ``workspace``: bytes that matmuls keep, whatever their sizes
 
     Raises ValueError for a number that is not above 0, or a workspace below 0.
     """

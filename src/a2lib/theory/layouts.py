@@ -37,13 +37,13 @@ EFFICIENCY = 0.65
 class Training:
     """A model, its batch and how it is trained: in bf16, with fp32 weights and AdamW.
 
-    shape: the model
-    batch, context: sequences of a step over all devices, and tokens of a sequence
-    attention: "flash", or "eager", which makes the scores in memory
-    gradients: their width while they add up
-    sent_gradients: their width between devices; None for the same
-    loss_chunks: parts of a micro-batch's tokens that have their logits one after the other
-    efficiency: the rate of matmuls and of attention over the data sheet's
+    - ``shape``: the model
+    - ``batch``, ``context``: sequences of a step over all devices, and tokens of a sequence
+    - ``attention``: "flash", or "eager", which makes the scores in memory
+    - ``gradients``: their width while they add up
+    - ``sent_gradients``: their width between devices; None for the same
+    - ``loss_chunks``: parts of a micro-batch's tokens that have their logits one after the other
+    - ``efficiency``: the rate of matmuls and of attention over the data sheet's
 
     Raises ValueError for values that are not allowed.
     """
@@ -81,14 +81,14 @@ class Training:
 class Layout:
     """Devices along each axis, and how the work is divided among them.
 
-    data, tensor, pipeline, context: devices along each axis
-    microbatches: those of a data rank in a step
-    sharding: which of weights, gradients and optimizer state are sharded over data and context,
-        one of SHARDINGS
-    checkpointing: what the backward recomputes, one of STRATEGIES
-    chunks: virtual stages of each pipeline stage
-    sequence: whether the devices of tensor shard the residual stream as well
-    schedule: the order of a pipeline, one of SCHEDULES
+    - ``data``, ``tensor``, ``pipeline``, ``context``: devices along each axis
+    - ``microbatches``: those of a data rank in a step
+    - ``sharding``: what is sharded over data and context: "none", "zero1" (optimizer state),
+      "zero2" (gradients too) or "fsdp" (weights too)
+    - ``checkpointing``: what the backward recomputes: "none", "selective" or "block"
+    - ``chunks``: virtual stages of each pipeline stage
+    - ``sequence``: whether the devices of tensor shard the residual stream as well
+    - ``schedule``: the order of a pipeline: "1f1b" or "zb-h1"
     """
 
     data: int = 1

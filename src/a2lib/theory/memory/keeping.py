@@ -99,11 +99,11 @@ def choose(
     """Return a plan for each of so many equal blocks, which together keep at most ``room`` bytes on
     the device. It offloads what it may; beyond that the first blocks recompute, tensor by tensor.
 
-    always: bytes of the tensors that are never recomputed
-    results: the tensors that may be
-    link, block_ms: a block may offload the bytes that ``link`` bytes per second carry in
-        ``block_ms``, in whole tensors
-    host_room: bytes that all blocks together may offload
+    - ``always``: bytes of the tensors that are never recomputed
+    - ``results``: the tensors that may be
+    - ``link``, ``block_ms``: a block may offload the bytes that ``link`` bytes per second carry in
+      ``block_ms``, in whole tensors
+    - ``host_room``: bytes that all blocks together may offload
 
     Raises ValueError where nothing fits.
     """

@@ -8,7 +8,7 @@ import torch
 from attention_inputs import inputs
 from notebook_cells import load_cells
 
-from a2lib.attention import attention_reference, flash_attention
+from a2lib.attention import UnsupportedError, attention_reference, flash_attention
 from a2lib.lab import failures
 
 SIZES = 1, 2, 48, 16
@@ -83,6 +83,9 @@ def test_flash_attention_4_takes_heads_behind_tokens_and_the_order_of_sums(cells
     for name in ("flash_attn", "flash_attn.cute"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
-    q, k, v, _ = inputs("fp32", *SIZES)
+    q, k, v, _ = inputs("bf16", *SIZES)
     o = cells.fa4(q, k, v, is_causal=True)
-    assert torch.equal(o, attention_reference(q, k, v, True)) and asked == [False]
+    assert torch.equal(o, attention_reference(q, k, v, True))
+    assert asked == [False]
+    with pytest.raises(UnsupportedError, match="no fp32"):
+        cells.fa4(q.float(), k.float(), v.float(), is_causal=True)

@@ -145,7 +145,12 @@ def limits_are_off(rows: pd.DataFrame, sheet: Layer) -> list[float]:
 def near_the_limit(rows: pd.DataFrame, times: int = 1):
     """Return data parallelism's backward of 2,048 tokens, or so many times as many, in four layers
     of the 8B model."""
-    return one(sending(rows), scheme="dp", tokens=2048 * times, pass_="backward", d_ff=WIDTH)
+    return backward(rows, "dp", 2048 * times)
+
+
+def backward(rows: pd.DataFrame, scheme: str, tokens: int, d_ff: int = WIDTH):
+    """Return a scheme's backward of so many tokens, in four layers of such a width."""
+    return one(sending(rows), scheme=scheme, tokens=tokens, pass_="backward", d_ff=d_ff)
 
 
 def sending(rows: pd.DataFrame) -> pd.DataFrame:

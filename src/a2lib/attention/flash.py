@@ -49,10 +49,9 @@ def flash_attention(
 
     - Sums are in float32. Autocast changes nothing.
     - float32 inputs are multiplied as in float32, by terms of 16 bits: three of bfloat16 or, with
-      heads of more than 64 and from 256 tokens on, two of float16. In a
-      trial with one causal head of 128 (no stored rows) dq and dk lost a digit by the latter, and
-      somewhat less by the former, where q, k, v and the gradient were all positive. PyTorch's
-      settings of TF32 change nothing.
+      heads of more than 64 and from 256 tokens on, two of float16. PyTorch's settings of TF32
+      change nothing. In a trial with one causal head of 128 (no stored rows), where q, k, v and the
+      gradient were all positive, dq and dk lost a digit by the two, and somewhat less by the three.
     - The last bits of gradients may differ between runs, because some are added up in no fixed
       order. ``torch.use_deterministic_algorithms(True)`` fixes it.
 

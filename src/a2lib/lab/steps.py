@@ -47,6 +47,7 @@ PHASES = {
     "forward": ("forward",),
     "forward-backward": ("forward", "loss", "backward"),
     "train-step": ("forward", "loss", "backward", "optimizer"),
+    "master-step": ("forward", "loss", "backward", "optimizer"),
     "overlapped-step": ("forward", "loss", "backward", "optimizer"),
 }
 PRECISIONS = (*roofline.PRECISIONS, NARROW)
@@ -60,8 +61,9 @@ class StepConfig:
     """The configuration of a step. The fields are key columns of the tables of steps.
 
     `model` is a named size or a Shape. `mode` is inference (a forward that keeps nothing), forward
-    (that keeps what a backward needs), forward-backward, train-step (with AdamW) or
-    overlapped-step, where this library's AdamW updates each weight while the backward goes on.
+    (that keeps what a backward needs), forward-backward, train-step (with PyTorch's AdamW, or
+    MasterAdamW where weights are bf16), master-step (with MasterAdamW) or overlapped-step, where
+    that updates each weight while the backward goes on.
     `precision` is fp32, tf32, bf16 (autocast; weights and moments stay fp32) or bf16_weights, where
     the matrices and their gradients are bf16 and the optimizer keeps fp32 masters. `compile` is
     none, blocks (one graph that all blocks share, compiled in seconds) or model (one graph).
@@ -154,13 +156,13 @@ class TrainingStep:
         from a2lib.model import Linear
         from a2lib.optim import MasterAdamW
 
-        narrow, overlapped = self.config.precision == NARROW, self.config.mode == "overlapped-step"
+        narrow, mode = self.config.precision == NARROW, self.config.mode
         matrices = [m.weight for m in self.model.modules() if isinstance(m, Linear)]
         if "optimizer" not in self.config.phases:
             for weight in matrices if narrow else ():
                 weight.data = weight.data.bfloat16()
             return None
-        if not narrow and not overlapped:
+        if not narrow and mode == "train-step":
             # A captured step counts its steps on the GPU.
             capturable = self.device == "cuda" and self.config.capture
             return torch.optim.AdamW(self.model.parameters(), fused=True, capturable=capturable)
@@ -169,7 +171,7 @@ class TrainingStep:
         working = torch.bfloat16 if narrow else None
         groups = [{"params": matrices, "working_dtype": working}, {"params": rest}]
         optimizer = MasterAdamW(groups)
-        if overlapped:
+        if mode == "overlapped-step":
             self.beside_backward = optimizer.overlapping
         return optimizer
 

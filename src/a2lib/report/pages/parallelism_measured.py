@@ -23,7 +23,7 @@ from a2lib.theory.layouts import Layout, Training
 from a2lib.theory.parallelism import Cost, Layer
 
 NAMES = {"dp": "data parallel", "fsdp": "FSDP", "tp": "tensor parallel"}
-PREDICTED = ["W", "compute", "communication", "formula", "hidden"]
+PREDICTED = ["W", "compute", "communication", "hidden"]
 # Schemes and passes that communicate, so that each has a threshold.
 THRESHOLDS = (
     ("dp", "backward"),
@@ -43,7 +43,6 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
     share: communication over computation, each timed alone
     W: the measured bandwidth, bytes per second
     compute, communication: ms of each, as predicted
-    formula: the longer of the two
     hidden: the share of the shorter of computation and communication that ran beside the longer
     """
     rows = rows.assign(share=rows["ms_communication"] / rows["ms_without"])
@@ -97,7 +96,6 @@ def _predict(row, layer: Layer) -> dict[str, float]:
         "W": layer.bandwidth,
         "compute": compute,
         "communication": communication,
-        "formula": max(compute, communication),
         "hidden": (compute_alone + communication_alone - row["ms"]) / shorter,
     }
 
@@ -154,15 +152,8 @@ def backward(rows: pd.DataFrame, scheme: str, tokens: int, d_ff: int = WIDTH):
 
 
 def sending(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the passes that communicate.
-
-    right: whether the bottleneck that the formulas name is the longer part in the rows, too
-    above: the measured time over the formula's, less 1
-    """
-    rows = rows.dropna(subset=PREDICTED)
-    binds = rows["communication"] > rows["compute"]
-    above = rows["ms"] / rows["formula"] - 1
-    return rows.assign(right=binds == (rows["share"] > 1), above=above)
+    """Return the passes that communicate."""
+    return rows.dropna(subset=PREDICTED)
 
 
 def with_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
@@ -170,7 +161,7 @@ def with_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
 
     sheet_share: communication over computation
     sheet_right: whether the longer part is so in the rows, too
-    over: the measured time over the formula's
+    over: the measured time over that of the longer part
     """
     sent, measured = sending(rows), measured_layer(rows)
     compute = sent["compute"] * measured.flops / sheet.flops
@@ -187,34 +178,10 @@ def near_a_threshold(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
     return passes[passes["sheet_share"].between(1 / 2, 2)]
 
 
-def over_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.DataFrame:
-    """Return the passes of 2,048 tokens and more, at every width, ``with_sheet``."""
-    return with_sheet(rows, sheet).query("tokens >= 2048")
-
-
 def by_sheet(rows: pd.DataFrame, sheet: Layer) -> pd.Series:
-    """Return, by scheme, the mean of ``over_sheet`` at the 8B model's width."""
-    return pick(over_sheet(rows, sheet), d_ff=WIDTH).groupby("scheme")["over"].mean()
-
-
-def with_enough_tokens(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the passes of 2,048 tokens and more at the 8B model's width; ``lost`` is what does not
-    hide, as a share of what the formula says."""
-    wide = pick(sending(rows).query("tokens >= 2048"), d_ff=WIDTH)
-    longest = wide[["ms_without", "ms_communication"]].max(axis=1)
-    return wide.assign(lost=(wide["ms"] - longest) / wide["formula"])
-
-
-def by_formula(rows: pd.DataFrame) -> pd.Series:
-    """Return, by scheme, by which share those passes take longer than their formula says, on
-    average."""
-    return with_enough_tokens(rows).groupby("scheme")["above"].mean()
-
-
-def unhidden(rows: pd.DataFrame) -> pd.Series:
-    """Return, by scheme, how much of ``by_formula`` is what does not hide: an average over the same
-    passes, of the same base."""
-    return with_enough_tokens(rows).groupby("scheme")["lost"].mean()
+    """Return, by scheme, the mean of ``over`` from 2,048 tokens on at the 8B model's width."""
+    many = pick(with_sheet(rows, sheet).query("tokens >= 2048"), d_ff=WIDTH)
+    return many.groupby("scheme")["over"].mean()
 
 
 def longer(row) -> float:

@@ -104,38 +104,38 @@ class Twice(nn.Module):
         return x
 
 
+def passes_units_on(make, module, x, expected):
+    fsdp, events, unit_of = make(module), [], {}
+    for name, p in module.named_parameters():
+        unit_of[p] = name.split(".")[1] if "blocks" in name else "root"
+    first = getattr(module.blocks[0], "norm", module.blocks[0])
+    first.register_full_backward_hook(lambda *_: events.append("the first block's"))
+
+    def note(shards):
+        assert all(p.grad is not None and p.dim() == 2 for p in shards)
+        (unit,) = {unit_of[p] for p in shards}
+        events.append(unit)
+
+    for _ in range(2):
+        events.clear()
+        loss = fsdp(x).sum()
+        with fsdp.each_mean(note):
+            loss.backward()
+        assert events == expected, events
+        fsdp.finish_gradient_synchronization()
+    events.clear()
+    fsdp(x).sum().backward()
+    assert events == ["the first block's"], events
+    fsdp.finish_gradient_synchronization()
+
+
 @check(2)
 def fsdp_passes_units_on_as_soon_as_their_means_are_there():
     """But not one that was called twice."""
+    tokens, x = token_batches(1)[0], torch.ones(2, 4, requires_grad=True)
     for make in BOTH:
-        for module, expected in (
-            (Stack(), ["2", "1", "the first block's", "root", "0"]),
-            (Twice(), ["2", "the first block's", "0"]),
-        ):
-            fsdp, events, names = make(module), [], {}
-            for name, p in module.named_parameters():
-                names[p] = name.split(".")[1] if "blocks" in name else "root"
-            first = getattr(module.blocks[0], "norm", module.blocks[0])
-            first.register_full_backward_hook(lambda *_: events.append("the first block's"))
-
-            def note(shards):
-                events.append(*{names[p] for p in shards})
-                assert all(p.grad is not None and p.dim() == 2 for p in shards)
-
-            x = torch.ones(2, 5, dtype=torch.long)
-            if isinstance(module, Twice):
-                x = torch.ones(2, 4, requires_grad=True)
-            for _ in range(2):
-                events.clear()
-                loss = fsdp(x).sum()
-                with fsdp.each_mean(note):
-                    loss.backward()
-                fsdp.finish_gradient_synchronization()
-                assert events == expected, events
-            events.clear()
-            fsdp(x).sum().backward()
-            assert events == ["the first block's"], events
-            fsdp.finish_gradient_synchronization()
+        passes_units_on(make, Stack(), tokens, ["2", "1", "the first block's", "root", "0"])
+        passes_units_on(make, Twice(), x, ["2", "the first block's", "0"])
 
 
 @check(2)

@@ -238,9 +238,9 @@ class Unit:
 
     def reduce(self, prepared: list[Prepared], then: Then | None) -> torch.cuda.Event | None:
         """Start the reduce-scatter of what was prepared, into the masters' gradients, and call
-        ``then`` on the lane behind it with the masters that had a gradient on this rank. They may be
-        written to then: nothing but a gather reads them, and it does so on the lane. The caller
-        keeps ``prepared`` until its end."""
+        ``then`` on the lane behind it with the masters that had a gradient on this rank. Nothing
+        but a gather, which is on the lane too, reads them: from there on they may be written to.
+        The caller keeps ``prepared`` until its end."""
 
         def reduce_scatter() -> None:
             self.tell("reduce begins")

@@ -1,20 +1,26 @@
-"""The last milliseconds of a step: weights in 16 bits, AdamW beside the backward, power."""
+"""The last milliseconds: AdamW's kernel, weights in 16 bits, AdamW beside the backward."""
 
 import pandas as pd
 
 from a2lib.report import plots
-from a2lib.report.page import pick
+from a2lib.report.page import one, pick
 from a2lib.report.pages import benchmark
-from a2lib.report.pages.benchmark import FAST, NARROW
+from a2lib.report.pages.benchmark import BF16, FAST, NARROW, least
 from a2lib.report.style import COLOURS, Chart
 from a2lib.report.units import ms, percent
 
-# A sustained step's name -> its configuration and mode, in a CUDA graph.
+FIRST, BARE, WIDE_OVERLAP = "PyTorch's AdamW", "no AdamW", "overlapped, fp32 weights"
+# Each changes one thing in the step before it.
+CHANGES = KERNEL, WEIGHTS, OVERLAP = "a2lib's AdamW", "16-bit weights", "AdamW overlapped"
+LADDER = [FIRST, *CHANGES]
+# A step -> its configuration and mode, in a CUDA graph.
 STEPS = {
-    "fp32, PyTorch's AdamW": (FAST, "train-step"),
-    "16-bit, a2lib's AdamW": (NARROW, "train-step"),
-    "16-bit, AdamW overlapped": (NARROW, "overlapped-step"),
-    "16-bit, no AdamW": (NARROW, "forward-backward"),
+    FIRST: (FAST, "train-step"),
+    KERNEL: (FAST, "master-step"),
+    WEIGHTS: (NARROW, "train-step"),
+    OVERLAP: (NARROW, "overlapped-step"),
+    BARE: (NARROW, "forward-backward"),
+    WIDE_OVERLAP: (FAST, "overlapped-step"),
 }
 
 
@@ -34,16 +40,51 @@ def energy(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows
 
 
-def captured(rows: pd.DataFrame, model: str, way: dict, mode: str = "train-step"):
-    """Return the row of ten steps of 512 tokens in a CUDA graph."""
-    return benchmark.step(rows, model, way, capture=True, mode=mode)
+def burst(rows: pd.DataFrame, model: str) -> dict:
+    """Return a model's ten steps in a CUDA graph, by name in STEPS; none is without AdamW."""
+    steps = {}
+    for name in (*LADDER, WIDE_OVERLAP):
+        way, mode = STEPS[name]
+        steps[name] = benchmark.step(rows, model, way, capture=True, mode=mode)
+    return steps
 
 
-def steps(rows: pd.DataFrame, model: str) -> Chart:
-    """Draw the sustained step of a model in each of STEPS, with its MFU."""
-    shown = pick(rows, model=model, step=list(STEPS)).set_index("step").loc[list(STEPS)]
+def sustained(rows: pd.DataFrame, model: str) -> dict:
+    """Return a model's sustained steps, by name in STEPS."""
+    return {name: one(rows, model=model, step=name) for name in STEPS}
+
+
+def savings(steps: dict, column: str) -> dict[str, float]:
+    """Return what each of CHANGES takes off the step before it, in ms of a column."""
+    saved = {}
+    for before, after in zip(LADDER, CHANGES, strict=False):
+        saved[after] = getattr(steps[before], column) - getattr(steps[after], column)
+    return saved
+
+
+def pytorchs_adamw(traces: pd.DataFrame, model: str) -> float:
+    """Return the ms of PyTorch's fused AdamW in a model's traced step in bf16."""
+    case = {"model": model, "context": 512, "mode": "train-step", "phase": "step", **BF16}
+    return one(traces, profiler="torch", **case).adamw
+
+
+def expected(traces: pd.DataFrame, ceiling: pd.DataFrame, model: str) -> dict[str, float]:
+    """Return what each of CHANGES should take off a step by its bytes, in ms."""
+    wide, narrow = (least(ceiling, model, precision) for precision in ("bf16", "bf16_weights"))
+    adamw = wide["optimizer"].ms
+    return {
+        KERNEL: pytorchs_adamw(traces, model) - adamw,
+        WEIGHTS: wide["total"].ms - narrow["total"].ms,
+        OVERLAP: adamw,
+    }
+
+
+def ladder(rows: pd.DataFrame, model: str) -> Chart:
+    """Draw the sustained steps of a model's LADDER, and the one without AdamW, with their MFU."""
+    names = [*LADDER, BARE]
+    shown = pick(rows, model=model, step=names).set_index("step").loc[names]
     words = [f"{ms(row.ms_mean, 3)}, {percent(row.mfu)}" for row in shown.itertuples()]
     times = shown[["ms_mean"]].set_axis(["step"], axis=1)
     xlabel = "a step, ms"
     colours = {"step": COLOURS[1]}
-    return plots.stacks(times, colours, 2.2, text=words, numbers=False, xlabel=xlabel, room=0.45)
+    return plots.stacks(times, colours, 2.5, text=words, numbers=False, xlabel=xlabel, room=0.45)

@@ -13,6 +13,7 @@ from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
 from a2lib.report.tables import cells
+from a2lib.report.units import digits, span
 from a2lib.shapes import SIZES
 from a2lib.theory import fsdp as theory
 from a2lib.theory.sharding import UPDATE_BYTES
@@ -21,21 +22,24 @@ from a2lib.theory.transformer import parameter_count
 MARK_MS = 0.01  # a wait of this length is the two events' own time
 MODELS = ("xl25", "2.7B")
 COPIES, NCCL = "fsdp_copies", "fsdp"  # a2lib's FSDP, by what carries its messages
-# A line of a table of steps: a row's wrapper, and which of its columns.
-GRAPH_STEPS = {
-    "one GPU": ("ddp_copies", "ms_without"),
-    "one GPU, update overlapped": ("ddp_updating", "ms_without"),
-    "FSDP, copy engines": (COPIES, "ms"),
-    "DDP, copy engines": ("ddp_copies", "ms"),
-    "DDP, copy engines, update per bucket": ("ddp_updating", "ms"),
-    "FSDP, NCCL": (NCCL, "ms"),
-    "PyTorch's FSDP2": ("fsdp2", "ms"),
+# FSDP over copy engines by who updates its shards: PyTorch's AdamW or MasterAdamW after the
+# backward, or MasterAdamW beside it; and one GPU that updates beside its backward.
+ADAMW, MASTER, BESIDE = "fsdp_copies_adamw", "fsdp_copies_master", "fsdp_copies_updating"
+WHOLE = "whole_updating"
+STEPS = {  # a line of the table of steps, and its wrapper
+    "one GPU, update overlapped": WHOLE,
+    "FSDP, PyTorch's AdamW": ADAMW,
+    "FSDP, MasterAdamW": MASTER,
+    "FSDP, update overlapped": BESIDE,
 }
-PYTHON_STEPS = {
-    "one GPU, autocast": (COPIES, "ms_without"),
+# A line of the table of peers: a row's wrapper, and which of its columns.
+PEERS = {
+    "one GPU": ("ddp_copies", "ms_without"),
     "FSDP, copy engines": (COPIES, "ms"),
     "FSDP, NCCL": (NCCL, "ms"),
     "PyTorch's FSDP2": ("fsdp2", "ms"),
+    "DDP, copy engines": ("ddp_copies", "ms"),
+    "DDP, update overlapped": ("ddp_updating", "ms"),
 }
 MOMENTS = {
     "init": "after init",
@@ -172,45 +176,67 @@ def least_update_ms(ceiling: pd.DataFrame, model: str = "xl25") -> float:
     return UPDATE_BYTES * parameter_count(SIZES[model]) / copy_bandwidth(ceiling) / 1e9
 
 
-def steps_table(steps: pd.DataFrame, lines: dict, capture: bool) -> pd.DataFrame:
-    """Return the ms of the steps of ``lines`` by one launch: a column for each model."""
-    table = pd.DataFrame({"step": [*lines]})
+def over_one_gpu(row) -> float:
+    """Return a step over that of one GPU in the same turns."""
+    return row.ms / row.ms_without
+
+
+def steps_table(steps: pd.DataFrame, capture: bool) -> pd.DataFrame:
+    """Return the ms of the steps of STEPS by one launch, and each over one GPU's step in the same
+    turns: two columns for each model."""
+    table = pd.DataFrame({"step": ["one GPU", *STEPS]})
     for model in MODELS:
-        rows = pick(steps, model=model, capture=capture).set_index("wrapper")
-        table[TITLES[model]] = cells([rows.loc[wrapper, name] for wrapper, name in lines.values()])
+        rows = [step(steps, wrapper, model, capture) for wrapper in STEPS.values()]
+        base = span([row.ms_without for row in rows], digits, 3)
+        table[TITLES[model]] = [base, *cells([row.ms for row in rows])]
+        ratios = [f"{over_one_gpu(row):.3f}" for row in rows]
+        table[f"{TITLES[model]}, ratio"] = ["1", *ratios]
     return table
 
 
-def torch_update_ms(updates: pd.DataFrame, model: str = "xl25") -> float:
-    """Return the ms that PyTorch's AdamW, which FSDP uses, was measured to take for all weights, in
-    the steps of another section (fp32, two GPUs, started on an idle GPU)."""
-    return one(updates, optimizer="plain", model=model, precision="fp32").ms_optimizer
+def peers_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the ms of the steps of PEERS: a column for each model and launch, blank where data
+    parallelism was not launched from Python."""
+    table = pd.DataFrame({"step": [*PEERS]})
+    for capture in (True, False):
+        for model in MODELS:
+            rows = pick(steps, model=model, capture=capture).set_index("wrapper")
+            times = []
+            for wrapper, name in PEERS.values():
+                times.append(rows[name].get(wrapper))
+            launch = "" if capture else ", Python"
+            table[f"{TITLES[model]}{launch}"] = cells(times)
+    return table
 
 
-def parts(steps: pd.DataFrame, ceiling: pd.DataFrame, updates: pd.DataFrame, model: str) -> dict:
-    """Return part -> its ms as expected, and as FSDP takes over copy engines in a CUDA graph.
+def expected_ms(row, ceiling: pd.DataFrame) -> float:
+    """Return the ms of one GPU's step in a row's turns less half an update by its bytes."""
+    return row.ms_without - least_update_ms(ceiling, row.model) / 2
 
-    One GPU's update is taken at its bytes' time; half of PyTorch's as measured follows FSDP's.
-    """
+
+def lost_ms(row, ceiling: pd.DataFrame) -> float:
+    """Return by how many ms a step is longer than expected, without its waits for gathers."""
+    return row.ms - expected_ms(row, ceiling) - row.ms_waited
+
+
+def passes_longer_ms(steps: pd.DataFrame, ceiling: pd.DataFrame, model: str) -> float:
+    """Return by how many ms forward and backward of a traced step over copy engines, without
+    waits, are longer than one GPU's step less its update by bytes."""
     row = step(steps, COPIES, model)
-    passes = narrow_ddp(steps, model=model).ms_without - least_update_ms(ceiling, model)
-    half = torch_update_ms(updates, model) / 2
-    return {
-        "forward, backward, without waits": (passes, row.backward_ms - row.ms_waited),
-        "waits for gathers": (0, row.ms_waited),
-        "all after the backward: update": (half, row.ms - row.backward_ms),
-        "whole step": (passes + half, row.ms),
-    }
+    one_gpu = narrow_ddp(steps, model=model).ms_without - least_update_ms(ceiling, model)
+    return row.backward_ms - row.ms_waited - one_gpu
 
 
-def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame, updates: pd.DataFrame) -> pd.DataFrame:
-    """Return the parts of the 2.0B step, and by how much those of both models are longer."""
-    small, large = (parts(steps, ceiling, updates, model) for model in MODELS)
-    table = pd.DataFrame({"part": [*small]})
-    table["expected"] = cells([expected for expected, _ in small.values()])
-    table["FSDP"] = cells([measured for _, measured in small.values()])
-    table["longer by"] = cells([measured - expected for expected, measured in small.values()])
-    table["3.4B longer by"] = cells([measured - expected for expected, measured in large.values()])
+def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
+    """Return what FSDP's step with MasterAdamW after the backward consists of (CUDA graph): a
+    column for each model."""
+    names = ["one GPU", "less half an update", "waits for gathers", "the rest", "FSDP, MasterAdamW"]
+    table = pd.DataFrame({"ms": names})
+    for model in MODELS:
+        row = step(steps, MASTER, model)
+        half = least_update_ms(ceiling, model) / 2
+        parts = [row.ms_without, -half, row.ms_waited, lost_ms(row, ceiling), row.ms]
+        table[TITLES[model]] = cells(parts)
     return table
 
 

@@ -41,6 +41,11 @@ PEERS = {
     "DDP, copy engines": ("ddp_copies", "ms"),
     "DDP, update overlapped": ("ddp_updating", "ms"),
 }
+# Bytes of a GPU's memory that a step of two ranks over copy engines moves per parameter, beside the
+# passes and the update. A gather reads the fp32 rows twice and writes them in bf16 twice, and half
+# of the weights are copied to either GPU; there are two. A reduction sends and receives a bf16
+# half, and adds two of them to an fp32 one.
+MOVED_BYTES = 2 * (4 + 2 + 1 + 1) + (1 + 1 + 2 + 2)
 MOMENTS = {
     "init": "after init",
     "before": "before update",
@@ -195,18 +200,17 @@ def steps_table(steps: pd.DataFrame, capture: bool) -> pd.DataFrame:
 
 
 def peers_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the ms of the steps of PEERS: a column for each model and launch, blank where data
-    parallelism was not launched from Python."""
+    """Return the ms of the steps of PEERS in a CUDA graph: a column for each model."""
     table = pd.DataFrame({"step": [*PEERS]})
-    for capture in (True, False):
-        for model in MODELS:
-            rows = pick(steps, model=model, capture=capture).set_index("wrapper")
-            times = []
-            for wrapper, name in PEERS.values():
-                times.append(rows[name].get(wrapper))
-            launch = "" if capture else ", Python"
-            table[f"{TITLES[model]}{launch}"] = cells(times)
+    for model in MODELS:
+        rows = pick(steps, model=model, capture=True).set_index("wrapper")
+        table[TITLES[model]] = cells([rows.loc[wrapper, name] for wrapper, name in PEERS.values()])
     return table
+
+
+def moved_ms(ceiling: pd.DataFrame, model: str = "xl25") -> float:
+    """Return the ms that MOVED_BYTES of all weights take at the bandwidth of a copy."""
+    return MOVED_BYTES * parameter_count(SIZES[model]) / copy_bandwidth(ceiling) / 1e9
 
 
 def expected_ms(row, ceiling: pd.DataFrame) -> float:
@@ -225,19 +229,6 @@ def passes_longer_ms(steps: pd.DataFrame, ceiling: pd.DataFrame, model: str) -> 
     row = step(steps, COPIES, model)
     one_gpu = narrow_ddp(steps, model=model).ms_without - least_update_ms(ceiling, model)
     return row.backward_ms - row.ms_waited - one_gpu
-
-
-def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame) -> pd.DataFrame:
-    """Return what FSDP's step with MasterAdamW after the backward consists of (CUDA graph): a
-    column for each model."""
-    names = ["one GPU", "less half an update", "waits for gathers", "the rest", "FSDP, MasterAdamW"]
-    table = pd.DataFrame({"ms": names})
-    for model in MODELS:
-        row = step(steps, MASTER, model)
-        half = least_update_ms(ceiling, model) / 2
-        parts = [row.ms_without, -half, row.ms_waited, lost_ms(row, ceiling), row.ms]
-        table[TITLES[model]] = cells(parts)
-    return table
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,6 @@ from a2lib.report.pages.ddp import step as ddp_step
 from a2lib.report.plots import inside, label, name_lanes, stacks
 from a2lib.report.style import INK, PAPER, Chart, chart
 from a2lib.report.tables import cells
-from a2lib.report.units import digits, span
 from a2lib.shapes import SIZES
 from a2lib.theory import fsdp as theory
 from a2lib.theory.sharding import UPDATE_BYTES
@@ -26,13 +25,14 @@ COPIES, NCCL = "fsdp_copies", "fsdp"  # a2lib's FSDP, by what carries its messag
 # backward, or MasterAdamW beside it; and one GPU that updates beside its backward.
 ADAMW, MASTER, BESIDE = "fsdp_copies_adamw", "fsdp_copies_master", "fsdp_copies_updating"
 WHOLE = "whole_updating"
-STEPS = {  # a line of the table of steps, and its wrapper
-    "one GPU, update overlapped": WHOLE,
-    "FSDP, PyTorch's AdamW": ADAMW,
-    "FSDP, MasterAdamW": MASTER,
-    "FSDP, update overlapped": BESIDE,
+# A line of a table of steps: a row's wrapper, and which of its columns.
+STEPS = {
+    "one GPU": (MASTER, "ms_without"),
+    "one GPU, update overlapped": (WHOLE, "ms"),
+    "FSDP, PyTorch's AdamW": (ADAMW, "ms"),
+    "FSDP, MasterAdamW": (MASTER, "ms"),
+    "FSDP, update overlapped": (BESIDE, "ms"),
 }
-# A line of the table of peers: a row's wrapper, and which of its columns.
 PEERS = {
     "one GPU": ("ddp_copies", "ms_without"),
     "FSDP, copy engines": (COPIES, "ms"),
@@ -186,25 +186,28 @@ def over_one_gpu(row) -> float:
     return row.ms / row.ms_without
 
 
-def steps_table(steps: pd.DataFrame, capture: bool) -> pd.DataFrame:
-    """Return the ms of the steps of STEPS by one launch, and each over one GPU's step in the same
-    turns: two columns for each model."""
-    table = pd.DataFrame({"step": ["one GPU", *STEPS]})
+def times_table(steps: pd.DataFrame, lines: dict, capture: bool) -> pd.DataFrame:
+    """Return the ms of the steps of ``lines`` by one launch: a column for each model."""
+    table = pd.DataFrame({"step": [*lines]})
     for model in MODELS:
-        rows = [step(steps, wrapper, model, capture) for wrapper in STEPS.values()]
-        base = span([row.ms_without for row in rows], digits, 3)
-        table[TITLES[model]] = [base, *cells([row.ms for row in rows])]
-        ratios = [f"{over_one_gpu(row):.3f}" for row in rows]
-        table[f"{TITLES[model]}, ratio"] = ["1", *ratios]
+        rows = pick(steps, model=model, capture=capture).set_index("wrapper")
+        table[TITLES[model]] = cells([rows.loc[wrapper, name] for wrapper, name in lines.values()])
     return table
 
 
-def peers_table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the ms of the steps of PEERS in a CUDA graph: a column for each model."""
-    table = pd.DataFrame({"step": [*PEERS]})
+def ratios_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the ms of the steps of STEPS in a CUDA graph, and behind each model's column the
+    ratios to one GPU's step in the same turns."""
+    times = times_table(steps, STEPS, capture=True)
+    table = times[["step"]].copy()
     for model in MODELS:
-        rows = pick(steps, model=model, capture=True).set_index("wrapper")
-        table[TITLES[model]] = cells([rows.loc[wrapper, name] for wrapper, name in PEERS.values()])
+        title = TITLES[model]
+        table[title] = times[title]
+        ratios = []
+        for wrapper, name in STEPS.values():
+            row = step(steps, wrapper, model)
+            ratios.append(f"{getattr(row, name) / row.ms_without:.3f}")
+        table[f"{title}, ratio"] = ratios
     return table
 
 

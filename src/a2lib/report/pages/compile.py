@@ -48,16 +48,6 @@ def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows
 
 
-def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """Add to each row of a model its gain: eager's time divided by this row's, both launched from
-    Python."""
-    key = ["model", "context", "batch", "mode", "precision", "attention", "phase"]
-    rows = rows.copy()
-    eager = rows[rows["compile"] == "none"].set_index(key)["ms"]
-    rows["gain"] = rows[key].join(eager, on=key)["ms"] / rows["ms"]
-    return rows
-
-
 def step(
     rows: pd.DataFrame,
     model: str,

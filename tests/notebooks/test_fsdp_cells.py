@@ -55,7 +55,7 @@ def test_the_sweeps_ask_for_every_published_row(gpus):
     gpus(2)
     cells = load_cells("fsdp", sweep="all")
     asked = identities(cells.table, cells.tasks)
-    for name in ("peers", "symm_mem"):
+    for name in ("peers", "symm_mem", "update"):
         timed = load_cells("fsdp", sweep=name)
         asked |= identities(cells.table, timed.tasks)
         assert not timed.memory_tasks
@@ -71,6 +71,20 @@ def test_what_the_parameters_name(gpus):
     [task], [memory_task] = cells.tasks, cells.memory_tasks
     assert values(task, "wrapper") == ["fsdp2"]
     assert set(values(memory_task, "wrapper")) == {"fsdp2"}
+
+
+def test_the_updates_take_turns(gpus):
+    """On GPUs of both models, captured and launched, over copy engines."""
+    gpus(2)
+    cells = load_cells("fsdp", sweep="update")
+    settings = []
+    for task in cells.tasks:
+        settings += set(values(task, "model", "capture"))
+        assert values(task, "wrapper", "precision") == [
+            ("whole_updating", "bf16_weights"), ("fsdp_copies_adamw", "bf16"),
+            ("fsdp_copies_master", "bf16"), ("fsdp_copies_updating", "bf16"),
+        ]  # fmt: skip
+    assert settings == [("xl25", True), ("xl25", False), ("2.7B", True), ("2.7B", False)]
 
 
 def test_what_asks_nccl_is_unsupported_over_gloo(gpus):
@@ -102,6 +116,21 @@ def test_data_parallelism_with_16_bit_weights_is_measured_beside_its_own_update(
         assert rows[name]["status"] == "ok", rows[name]
         assert float(rows[name]["ms"]) > 0 and float(rows[name]["ms_without"]) > 0
     assert rows["nobody"]["status"] == "error" and "off their mean" in rows["nobody"]["note"]
+
+
+def test_updates_beside_the_backward_are_measured_beside_those_behind_it(gpus):
+    gpus(0)
+    cells = load_cells("fsdp", context=8, sweep="update")
+    [keys] = cells.tasks
+    rows = rows_of_two_ranks(cells.table, cells.tasks, cells.measure)
+    assert len(rows) == len(keys) == 4
+    without = set()
+    for row in rows:
+        assert row["status"] == "ok", row
+        assert float(row["ms"]) > 0
+        assert bool(row["ms_waited"]) is (row["wrapper"] != "whole_updating")
+        without.add(row["ms_without"])
+    assert len(without) == 1  # all took turns
 
 
 @pytest.mark.parametrize("world", [2, 8])

@@ -33,8 +33,8 @@ from a2lib.parallel import FSDP, load_sharded, mean_kernel, save_sharded
 
 MODULES = (
     "checks_ddp", "checks_copy_engines", "checks_sharded_optimizer", "checks_fsdp",
-    "checks_fsdp_memory", "checks_fsdp_modules", "checks_fsdp_random", "checks_fsdp_whole",
-    "checks_finish", "checks_checkpoint",
+    "checks_fsdp_memory", "checks_fsdp_modules", "checks_fsdp_random", "checks_fsdp_updates",
+    "checks_fsdp_whole", "checks_finish", "checks_checkpoint",
     "checks_feed_forward", "checks_leaderboard",
 )  # fmt: skip
 GPU_MODULES = ("checks_capture", "checks_streams")

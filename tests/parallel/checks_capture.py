@@ -29,6 +29,9 @@ WRAPPERS = {
     "fsdp": FSDP,
     "fsdp_bf16": functools.partial(FSDP, compute_dtype=torch.bfloat16),
     "fsdp_copies": functools.partial(FSDP, **ENGINES),
+    "updating_fsdp": FSDP,
+    "updating_fsdp_copies": functools.partial(FSDP, **ENGINES),
+    "updating_fsdp_copies_bf16": functools.partial(FSDP, compute_dtype=torch.bfloat16, **ENGINES),
     "fsdp_copies_bf16": functools.partial(FSDP, compute_dtype=torch.bfloat16, **ENGINES),
 }
 

@@ -238,6 +238,8 @@ def ddp_updates_each_bucket_as_it_would_afterwards():
         for i, values in state.items():
             checking.same_by_name(its_state[i], values, f"{kind}, of {i}")
         assert changed == [0, used, used, used], (kind, changed)
-    with raises(TypeError, "takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got NaiveDD"):
+    with raises(
+        TypeError, "a DDP, BucketedDDP or FSDP of a2lib.parallel, or nothing; got NaiveDDP"
+    ):
         with MasterAdamW(module.parameters()).overlapping(NaiveDDP(module)):
             pass

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -136,29 +137,32 @@ class Net(nn.Module):
         return x
 
 
-# Uses: each adds to the gradients of a module, by two batches.
+# Uses: each adds to the gradients of a module, by two batches; the last backward is in a context.
 
 
-def once(module, batches, use):
-    module(batches[0], use).backward()
+def once(module, batches, use, last=nullcontext):
+    loss = module(batches[0], use)
+    with last():
+        loss.backward()
 
 
-def accumulated(module, batches, use):
-    for x in batches:
-        module(x, use).backward()
+def accumulated(module, batches, use, last=nullcontext):
+    module(batches[1], use).backward()
+    once(module, batches, use, last)
 
 
-def repeated(module, batches, use):
+def repeated(module, batches, use, last=nullcontext):
     loss = module(batches[0], use)
     loss.backward(retain_graph=True)
-    loss.backward()
+    with last():
+        loss.backward()
 
 
-def behind_a_gradient_of_the_input(module, batches, use):
+def behind_a_gradient_of_the_input(module, batches, use, last=nullcontext):
     if use.checkpoints != "reentrant":  # which PyTorch refuses
         x = batches[1].clone().requires_grad_()
         torch.autograd.grad(module(x, use), x)
-    once(module, batches, use)
+    once(module, batches, use, last)
 
 
 WAYS = once, accumulated, repeated, behind_a_gradient_of_the_input
@@ -212,15 +216,21 @@ def steps_are_those_of_one_process(make, kinds, uses, draw, what):
         take_step(*optimizers)
 
 
-@check(2, 4)
-def fsdp_trains_random_modules_as_one_process():
+def random_cases():
+    """Yield for each case a wrapper, kinds of blocks, uses, the source of what is drawn, and what
+    it is called."""
     for case in range(CASES):
         draw = random.Random(case)
         kinds = draw.choices(BLOCKS, k=draw.randint(1, 4))
         uses = [random_use(draw, len(kinds)) for _ in range(STEPS)]
         names = " ".join(kind.__name__ for kind in kinds)
-        make = BOTH[case % 2]
-        steps_are_those_of_one_process(make, kinds, uses, draw, f"case {case}: {names},")
+        yield BOTH[case % 2], kinds, uses, draw, f"case {case}: {names},"
+
+
+@check(2, 4)
+def fsdp_trains_random_modules_as_one_process():
+    for case in random_cases():
+        steps_are_those_of_one_process(*case)
 
 
 @check(2)

@@ -83,6 +83,7 @@ def the_same_whoever_is_late(kind):
 LATE = (
     "fsdp", "fsdp_bf16", "fsdp_copies", "fsdp_copies_bf16",
     "copy_engines", "copy_engines_bf16", "updating", "updating_copies",
+    "updating_fsdp", "updating_fsdp_copies", "updating_fsdp_copies_bf16",
 )  # fmt: skip
 for kind in LATE:
     function = functools.partial(the_same_whoever_is_late, kind)

@@ -6,7 +6,7 @@ groups = [{"params": products, "working_dtype": torch.bfloat16}, {"params": rest
 optimizer = MasterAdamW(groups)
 with torch.autocast("cuda", torch.bfloat16):
     loss = cross_entropy(model(token_ids), targets)
-with optimizer.overlapping():  # or overlapping(ddp), or without it: all of it in step()
+with optimizer.overlapping():  # or overlapping(wrapper); without it all is updated in step()
     loss.backward()
 optimizer.step()
 optimizer.zero_grad()

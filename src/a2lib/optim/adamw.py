@@ -126,18 +126,21 @@ class MasterAdamW(torch.optim.Optimizer):
         Use this context for the last backward before a step, and call ``step`` after it, which
         updates what is left. The updates run on a stream of their own, beside the backward.
 
-        ``wrapper`` is the DDP or BucketedDDP of ``a2lib.parallel`` that averages the gradients, or
-        None where one process trains. With a wrapper, call ``finish_gradient_synchronization``
-        after the context, and then ``step``. A bucket is updated once it has the mean, while later
-        ones are on their way; on a CPU each update waits for its bucket.
+        ``wrapper`` is the DDP, BucketedDDP or FSDP of ``a2lib.parallel`` that averages the
+        gradients, or None where one process trains. With a wrapper, call
+        ``finish_gradient_synchronization`` after the context, and then ``step``. A bucket, or the
+        shards of an FSDP's unit, are updated once they have the mean, while later ones are on their
+        way; on a CPU each update waits for its mean. Of an FSDP ``step`` updates what is whole on
+        every rank, and units that the forward has called more than once.
 
         Gradients cannot be clipped. Once its gradient is there, a parameter may have the next
         step's value: read it neither outside the graph nor by a second backward. If the backward
         raises, some parameters have been updated and some not.
 
-        Raises TypeError for NaiveDDP, FlatDDP or FSDP as ``wrapper``, which average after the
-        backward; RuntimeError, without a ``wrapper``, where a hook waits for a parameter's gradient
-        or a parameter is FSDP's; ValueError for parameters on several devices.
+        Raises TypeError for NaiveDDP or FlatDDP as ``wrapper``, which average after the backward;
+        RuntimeError, without a ``wrapper``, where a hook waits for a parameter's gradient or a
+        parameter is FSDP's; ValueError for parameters on several devices, and for a state that is
+        not of an FSDP's shards.
         """
         group_of = {}
         for group in self.param_groups:
@@ -153,10 +156,11 @@ class MasterAdamW(torch.optim.Optimizer):
                         hooks.callback(hook.remove)
             elif not hasattr(wrapper, "each_mean"):
                 raise TypeError(
-                    "overlapping() takes a DDP or BucketedDDP of a2lib.parallel, or nothing; got "
-                    f"{type(wrapper).__name__}"
+                    "overlapping() takes a DDP, BucketedDDP or FSDP of a2lib.parallel, or nothing; "
+                    f"got {type(wrapper).__name__}"
                 )
             else:
+                wrapper.meet(self)  # as before a step: an update comes before that
 
                 def update_those(params: Sequence[Tensor]) -> None:
                     for p in params:
@@ -183,8 +187,8 @@ class MasterAdamW(torch.optim.Optimizer):
         for p in params:
             if is_shard(p):
                 raise RuntimeError(
-                    "a parameter is a shard, whose gradient is complete after backward alone: FSDP "
-                    "has no overlapping()"
+                    "a parameter is a shard of FSDP, which averages its gradient: say "
+                    "overlapping(wrapper)"
                 )
             # PyTorch has no public name for those that are registered.
             if getattr(p, "_post_accumulate_grad_hooks", None):

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves  # there is none by a public name
 
+from a2lib.parallel.copy_engines import Then
 from a2lib.parallel.fsdp.units import Prepared, Unit
 from a2lib.parallel.lane import Lane
 
@@ -44,7 +45,9 @@ class Schedule:
         self._begun: list[Unit] = []  # backward has begun, gradients have not been sent
         # Gradients of units on their way, each with where their reduce-scatters end.
         self._sent: list[tuple[torch.cuda.Event | None, list[Prepared]]] = []
+        self.then: Then | None = None  # what is called with shards whose gradients are the means
         # Since the last finish.
+        self._passed_on: set[Unit] = set()  # their shards were, and may have been updated
         self._waits_for_backward = False  # a forward, which may have raised
         self.accumulated = False  # a backward has begun
 
@@ -62,12 +65,15 @@ class Schedule:
                 "have none, and where a forward or its loss raised end all processes"
             )
         self._free_all()
+        for unit in self.units:
+            unit.calls = 0
         self._ahead, self._in_order = None, True
         self._in_forward = True
         self._waits_for_backward = torch.is_grad_enabled()
 
     def before_forward(self, unit: Unit) -> None:
         """Have the unit's parameters whole, and the next one's on their way."""
+        self._refuse_passed_on(unit)
         if in_backward():  # a checkpoint computes this anew
             unit.issue()
         elif self._in_forward:
@@ -79,6 +85,14 @@ class Schedule:
             unit.issue()
         unit.refresh()
         unit.wait_to_compute()
+
+    def _refuse_passed_on(self, unit: Unit) -> None:
+        if unit in self._passed_on:
+            raise RuntimeError(
+                f"{unit.name or 'the module'} computes again behind a backward within overlapping()"
+                ", which may have updated its weights: call finish_gradient_synchronization() and "
+                "step() first"
+            )
 
     def _gather_ahead(self, following: Unit | None) -> None:
         if following is not None and self._in_order and not following.gathered:
@@ -99,6 +113,7 @@ class Schedule:
         needed = self._watch(unit, output)
         if in_backward():
             return
+        unit.calls += 1
         unit.show(False)
         if unit is self.root:
             self._in_forward = False
@@ -148,6 +163,7 @@ class Schedule:
             )
         if unit.in_backward:
             return
+        self._refuse_passed_on(unit)
         self._waits_for_backward = False
         self.accumulated = True
         self._meet_order(unit)
@@ -187,9 +203,14 @@ class Schedule:
         return unit.prepare_reduction()
 
     def _send(self, unit: Unit, prepared: list[Prepared]) -> None:
-        if prepared:
-            # What travels is held until the current stream has waited for it.
-            self._sent.append((unit.reduce(prepared), prepared))
+        if not prepared:
+            return
+        # A unit that was called twice may be gathered again, and send again, within this backward.
+        then = self.then if unit.calls == 1 else None
+        # What travels is held until the current stream has waited for it.
+        self._sent.append((unit.reduce(prepared, then), prepared))
+        if then is not None:
+            self._passed_on.add(unit)
 
     # The end of a step.
 
@@ -210,6 +231,7 @@ class Schedule:
     def end(self) -> None:
         """End the step: what was sent is there, and nothing is gathered any more."""
         self._wait_for_sent()
+        self._passed_on.clear()
         self._waits_for_backward = self.accumulated = False
         self._in_forward, self._ahead = False, None
         self._free_all()

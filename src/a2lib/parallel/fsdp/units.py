@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from a2lib.parallel.copy_engines import SharedMemory
+from a2lib.parallel.copy_engines import SharedMemory, Then
 from a2lib.parallel.fsdp.shards import Replicated, Sharded
 from a2lib.parallel.fsdp.transfers import (
     Alike,
@@ -65,6 +65,7 @@ class Unit:
         self.shown = True  # the modules have the whole parameters
         self.in_backward = False  # its backward has begun, and its gradients have not left
         self.began_at: object = None  # the mark of the node at which it began
+        self.calls = 0  # outside of a backward, since the last forward of the whole began
         self.observer: Callable[[str, str], object] | None = None
         self._lane = lane
         self._filled: torch.cuda.Event | None = None
@@ -235,9 +236,11 @@ class Unit:
         self.leave_backward()  # first: the casts have the room of what it frees
         return [alike.prepare(self._transfer.sends_slots) for alike in self._alike]
 
-    def reduce(self, prepared: list[Prepared]) -> torch.cuda.Event | None:
-        """Start the reduce-scatter of what was prepared, into the masters' gradients. The caller
-        keeps ``prepared`` until its end."""
+    def reduce(self, prepared: list[Prepared], then: Then | None) -> torch.cuda.Event | None:
+        """Start the reduce-scatter of what was prepared, into the masters' gradients, and call
+        ``then`` on the lane behind it with the masters that had a gradient on this rank. Nothing
+        but a gather, which is on the lane too, reads them: from there on they may be written to.
+        The caller keeps ``prepared`` until its end."""
 
         def reduce_scatter() -> None:
             self.tell("reduce begins")
@@ -246,5 +249,9 @@ class Unit:
                 for p, room in zip(gradients.alike.parameters, gradients.rooms, strict=True):
                     p.take_reduced(room)
             self.tell("reduce ends")
+            if then is not None:
+                # One without may have a gradient on no rank, which the finish alone knows.
+                present = [p.master for p in self.sharded if p.has_gradient()]
+                then(present)
 
         return self._lane.run(reduce_scatter)

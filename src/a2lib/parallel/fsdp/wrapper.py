@@ -4,8 +4,9 @@ The design follows Zhao et al., arXiv 2304.11277, and PyTorch's own second versi
 parameter by rows.
 """
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # there is none by a public name
 
 from a2lib.parallel.agreement import Agreement, Members, wrappers
-from a2lib.parallel.copy_engines import SharedMemory, choose
+from a2lib.parallel.copy_engines import SharedMemory, Then, choose
 from a2lib.parallel.fsdp.division import Division, divide
 from a2lib.parallel.fsdp.refusals import Optimizers, refuse_norms_of, refuse_state_dicts
 from a2lib.parallel.fsdp.schedule import Schedule, in_backward
@@ -71,6 +72,9 @@ class FSDP(nn.Module):
     ``.grad`` None. Several forwards with their backwards may come before one finish; each backward
     reduce-scatters its gradients. With two ranks and one backward per step the weights equal, to
     the bit, those of one process that adds the ranks' gradients in order.
+    ``MasterAdamW.overlapping(fsdp)`` of ``a2lib.optim`` updates a unit's rows while the gradients
+    of later units are on their way; a forward or a backward between it and the finish raises
+    RuntimeError.
 
     Whole weights: ``module.head.weight`` is rows, and ``gather_full_params`` has every parameter
     whole, for a plain module that generates text for example. ``save_sharded`` and ``load_sharded``
@@ -186,6 +190,21 @@ class FSDP(nn.Module):
             p.take_gradient()
         self._schedule.end()
         self._average_replicated_and_drop_unused()
+
+    @contextlib.contextmanager
+    def each_mean(self, then: Then) -> Iterator[None]:
+        """Within it each unit whose gradients leave during backward has ``then(shards)`` called,
+        once their ``.grad`` are the means, on the stream where they become so. Work that ``then``
+        queues elsewhere, the caller waits for.
+
+        Without a call are parameters that are whole on every rank, those without a gradient on this
+        rank, which may have none on any, and units that the forward has called more than once.
+        """
+        before, self._schedule.then = self._schedule.then, then
+        try:
+            yield
+        finally:
+            self._schedule.then = before
 
     def unfinished(self) -> list[nn.Parameter]:
         """Return the parameters, while a backward waits for the finish."""

@@ -22,7 +22,7 @@ def texts():
     one = pick(rows, kind="one head", dtype="bf16", head_dim=64)
     return {
         "bars": flash.bars(pick(rows, kind="board"))._repr_svg_(),
-        "maps": flash_shapes.maps(rows, "bf16")._repr_svg_(),
+        "maps": flash_shapes.maps(rows)._repr_svg_(),
         "lines": flash.regimes(pick(one, pass_="backward"))._repr_svg_(),
         "map": parallelism.mesh_map()._repr_svg_(),
     }

@@ -80,7 +80,7 @@ def test_every_number_of_the_results_has_its_slot():
     assert sorted(WRITTEN) == sorted(EXPECTED)
     assert len(WRITTEN) == len(SLOT.findall(RESULTS))
     rest = re.sub(r"<!--.*?-->", "", SLOT.sub("", RESULTS), flags=re.S)
-    named = "FlashAttention-2 FlashAttention-4 2,048 8,192 16,384 32,768 8B 16 64 bf16 fp32 TF32"
+    named = "FlashAttention-2 FlashAttention-4 2,048 4,096 16,384 32,768 8B 16 64 bf16 fp32 TF32"
     assert set(re.findall(r"\b(?:[\w,.-]*\d,)?[\w-]*\d\w*", rest)) == set(named.split())
 
 

@@ -5,8 +5,7 @@ import pandas as pd
 from a2lib.report.metrics import bytes_between_matmuls, ceilings, copy_bandwidth
 from a2lib.report.page import one
 from a2lib.report.pages import benchmark
-from a2lib.report.pages.benchmark import PLAIN, TITLES
-from a2lib.report.pages.profile import traced
+from a2lib.report.pages.benchmark import BF16, PLAIN, TITLES
 from a2lib.report.plots import label, name_lanes
 from a2lib.report.style import COLOURS, chart
 from a2lib.report.units import percent
@@ -20,18 +19,10 @@ HEAD_SIZES = (16, 32, 64, 128)
 BATCH, TOKENS = 4, 512  # of the models' training steps, where nothing else is said
 NUMBER_BYTES = {"fp32": 4, "bf16": 2}
 STEP = {"mode": "train-step", "phase": "wall"}
-# The steps whose kernels were traced and whose compiled form keeps the GPU busy.
-TRACED = (
-    ("small", "fp32", TOKENS),
-    ("small", "fp32", 1024),
-    ("medium", "fp32", TOKENS),
-    ("large", "fp32", TOKENS),
-    ("xl25", "fp32", TOKENS),
-    ("2.7B", "fp32", 128),
-    ("2.7B", "fp32", TOKENS),
-    ("2.7B", "fp32", 1024),
-    ("2.7B", "bf16", TOKENS),
-)
+EAGER = {"bf16": BF16, "fp32": PLAIN}
+COMPILED = {**BF16, "compile": "blocks"}
+# The profiler whose traces have all five models.
+PROFILERS = {"bf16": "torch", "fp32": "nsys"}
 
 
 def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
@@ -57,16 +48,6 @@ def attention(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     return rows
 
 
-def models(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
-    """Add to each row of a model its gain: eager's time divided by this row's, both launched from
-    Python."""
-    key = ["model", "context", "batch", "mode", "precision", "attention", "phase"]
-    rows = rows.copy()
-    eager = rows[rows["compile"] == "none"].set_index(key)["ms"]
-    rows["gain"] = rows[key].join(eager, on=key)["ms"] / rows["ms"]
-    return rows
-
-
 def step(
     rows: pd.DataFrame,
     model: str,
@@ -87,38 +68,47 @@ def bytes_left(model: str, precision: str, context: int = TOKENS) -> float:
     return bytes_between_matmuls(fused) / bytes_between_matmuls(eager)
 
 
-def predictions(rows: pd.DataFrame, replayed: pd.DataFrame, traces: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each step of TRACED, with shares of the eager step's GPU time:
+def traced_eager(traces: pd.DataFrame, model: str, precision: str):
+    """Return the row of a traced eager step of TOKENS."""
+    case = {"context": TOKENS, "mode": "train-step", "phase": "step", "way": precision}
+    return one(traces, model=model, profiler=PROFILERS[precision], **case)
+
+
+def predictions(rows: pd.DataFrame, steps: pd.DataFrame, traces: pd.DataFrame) -> pd.DataFrame:
+    """Return a line for each model's step, of TOKENS, in bf16 and in fp32:
 
     share: matmuls, of eager's kernel time
     left: the part of all other bytes that remains, by counting
-    predicted: what compiling saves by both
-    saved, saved_by_mean: what compiled blocks, launched from Python, save by the median and the
-        mean of their steps
+    predicted: the share of the eager step that compiling saves, by both
+    eager: the eager step in a CUDA graph, ms
+    compiled: the step in compiled blocks, ms; in a CUDA graph in bf16, in fp32 launched from Python
+    saved: the share that is saved
     """
     table = []
-    for model, precision, context in TRACED:
-        # The eager way is called as its precision.
-        share = traced(traces, model, precision, context=context).share
-        left = bytes_left(model, precision, context)
-        eager = {**PLAIN, "precision": precision}
-        eager_ms = benchmark.step(replayed, model, eager, capture=True, context=context).ms
-        compiled = step(rows, model, precision, context=context)
-        line = {
-            "model": model,
-            "precision": precision,
-            "context": context,
-            "share": share,
-            "left": left,
-            "predicted": (1 - share) * (1 - left),
-            "saved": 1 - compiled.ms / eager_ms,
-            "saved_by_mean": 1 - compiled.ms_mean / eager_ms,
-        }
-        table.append(line)
+    for precision in EAGER:
+        for model in MODELS:
+            share = traced_eager(traces, model, precision).share
+            left = bytes_left(model, precision)
+            eager = benchmark.step(steps, model, EAGER[precision], capture=True)
+            if precision == "bf16":
+                compiled = benchmark.step(steps, model, COMPILED, capture=True)
+            else:
+                compiled = step(rows, model)
+            line = {
+                "model": model,
+                "precision": precision,
+                "share": share,
+                "left": left,
+                "predicted": (1 - share) * (1 - left),
+                "eager": eager.ms,
+                "compiled": compiled.ms,
+                "saved": 1 - compiled.ms / eager.ms,
+            }
+            table.append(line)
     return pd.DataFrame(table)
 
 
-@chart(height=3.6)
+@chart(height=4.6)
 def predicted_and_measured(figure, table: pd.DataFrame):
     """Draw the predicted and the measured saving of each step of ``predictions``."""
     ax = figure.subplots()
@@ -126,22 +116,19 @@ def predicted_and_measured(figure, table: pd.DataFrame):
     predicted, saved = 100 * table["predicted"], 100 * table["saved"]
     ax.plot(predicted, places, "|", color=COLOURS[4], markersize=15, markeredgewidth=2)
     ax.plot(saved, places, "o", color=COLOURS[0], markersize=7)
-    # In the last row, far from all others, the words would read as a legend.
-    label(ax, "measured", (saved[0], 0), (0, -14), color=COLOURS[0], ha="center", va="center")
-    label(ax, "predicted", (predicted[0], 0), (7, 0), va="center")
-    lane = len(table) - 1
-    label(
-        ax,
-        percent(table["saved"][lane]),
-        (saved[lane], lane),
-        (-34, 0),
-        color=COLOURS[0],
-        va="center",
-    )
+    named = len(MODELS) - 1  # the last in bf16 has room on both sides
+    label(ax, "predicted", (predicted[named], named), (7, 0), va="center")
+    for place in places:
+        words, looks = percent(table["saved"][place]), {"color": COLOURS[0], "va": "center"}
+        if place == named:
+            at = saved[place], place
+            label(ax, f"measured: {words}", at, (-8, 0), ha="right", **looks)
+        else:
+            label(ax, words, (max(predicted[place], saved[place]), place), (9, 0), **looks)
     names = table["model"].map(TITLES) + ", " + table["precision"]
     name_lanes(ax, places, names + "\nmatmuls: " + table["share"].map(percent))
     ax.invert_yaxis()
-    ax.set(xlim=(0, 48), xlabel="% of the eager step's GPU time that is saved")
+    ax.set(xlim=(0, 65), xlabel="% of the eager step's GPU time that is saved")
 
 
 def recognized(rows: pd.DataFrame, implementation: str = "compile"):

@@ -8,15 +8,15 @@ import pandas as pd
 
 from a2lib.lab import bulk
 from a2lib.report import traces
-from a2lib.report.page import one
-from a2lib.report.pages import collectives
+from a2lib.report.page import Missing, one
 from a2lib.report.pages.benchmark import TITLES
 from a2lib.report.plots import HEAT, label, name_lanes, stacks
 from a2lib.report.style import COLOURS, Chart, chart
 from a2lib.report.tables import cells
 from a2lib.report.units import digits, us
 from a2lib.shapes import SIZES
-from a2lib.theory.buckets import count_buckets, overhead_s
+from a2lib.theory.buckets import count_buckets
+from a2lib.theory.latency import Line
 from a2lib.theory.memory.step import StepMemory
 from a2lib.theory.transformer import parameter_count
 
@@ -25,7 +25,9 @@ SENT, UPDATE, MATMUL, ATTENTION = "communication", "optimizer", "matmul", "atten
 CONFIGURATION = ["wrapper", "bucket_mb", "carrier", "sent_dtype", "model", "precision"]
 COPIES = {"carrier": "copy_engines"}
 NARROW = {"precision": "bf16_weights", "sent_dtype": "bf16"}  # gradients are sent as they are
-TRACED = ["overlapped", "low", "high", "block_us", "usual_us", "tail_us"]
+CAST = {"carrier": "copy_engines", "sent_dtype": "bf16"}  # fp32 gradients
+TRACED = ["overlapped", "low", "high", "tail_us"]
+ELEMENTWISE, IDLE = "fused", "idle"
 
 
 def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
@@ -38,7 +40,7 @@ def columns(rows: pd.DataFrame, rows_of=None) -> pd.DataFrame:
         from Python, also for a step in a CUDA graph
     paid: exposed as a share of alone
     overlapped: of a traced step, the share of the communication that has other kernels beside it
-    low, high, block_us, usual_us, tail_us: of a traced step in a CUDA graph, see ``stretched``
+    low, high, tail_us: of a traced step in a CUDA graph, see ``stretched``
     """
     rows = rows.copy()
     updating = rows["wrapper"] == "updating"
@@ -118,7 +120,6 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
 
     low, high: the least and the most, over the matmuls of a block, of how many times as long one
         takes with a collective beside it from begin to end
-    block_us, usual_us: us that a block takes in ``traced`` and in ``usual``
     tail_us: us from the end of the backward to the update
     """
     sent = traces.of_kind(traced, SENT)
@@ -139,8 +140,6 @@ def stretched(traced: list[dict], usual: list[dict]) -> dict[str, float]:
     return {
         "low": min(factors),
         "high": max(factors),
-        "block_us": mean(map(length_us, blocks(traced))),
-        "usual_us": mean(map(length_us, blocks(usual))),
         "tail_us": update["start_us"] - traces.end_us(backward(traced)[-1]),
     }
 
@@ -182,6 +181,36 @@ def length_us(block: list[dict]) -> float:
     return block[-1]["start_us"] - block[0]["start_us"]
 
 
+def block_parts(traced: list[dict]) -> pd.Series:
+    """Return the mean us of a block of the backward by kind of kernel, and of none (IDLE)."""
+    lines = []
+    for block in blocks(traced):
+        line = {MATMUL: 0.0, ELEMENTWISE: 0.0, ATTENTION: 0.0}
+        for kernel in block[:-1]:  # the last one is the next block's
+            line[kernel["kind"]] += kernel["duration_us"]
+        line[IDLE] = length_us(block) - sum(line.values())
+        lines.append(line)
+    return pd.DataFrame(lines).mean()
+
+
+def blocks_beside(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what a block of the 2.0B backward consists of (``block_parts``), in columns: with
+    nothing beside it, beside NCCL and beside copies. Raises Missing if one was not traced."""
+    compared = {
+        "nothing": step(rows, "naive", capture=False),
+        "NCCL": step(rows, bucket_mb=100),
+        "copies": step(rows, bucket_mb=100, **COPIES),
+    }
+    strips = traces.pictures("strip", rows)
+    parts = {}
+    for beside, row in compared.items():
+        traced = strip_of(row, strips)
+        if not traced:
+            raise Missing(f"no trace of the step that has {beside} beside it")
+        parts[beside] = block_parts(traced)
+    return pd.DataFrame(parts)
+
+
 def _has_all_along(kernel: dict, sent: list[dict]) -> bool:
     return traces.overlap_us([kernel], sent) > 0.99 * kernel["duration_us"]
 
@@ -193,26 +222,80 @@ def buckets_sent(bucket_mb: float) -> int:
     return count_buckets(reversed(sizes), bucket_mb * MB)
 
 
-def sweep(rows: pd.DataFrame, sizes_mb, messages: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2.0B steps in a CUDA graph by bucket size, with the number of its all-reduces and
-    what the handout's formula expects to be exposed; last, gradients sent in bf16. The formula
-    takes the buckets as equal, after a backward that takes as long as their bytes travel."""
+def alone_by_count_ms(number: int, line: Line) -> float:
+    """Return the ms that so many all-reduces of all of the 2.0B model's gradients take one after
+    another: their overheads, and the bytes over the bandwidth."""
     size = 4 * parameter_count(SIZES["xl25"])
-    line = collectives.fitted(messages)
+    return 1e3 * (number * line.overhead_s + size / line.bandwidth)
+
+
+def after_table(rows: pd.DataFrame, line: Line, bandwidth: float) -> pd.DataFrame:
+    """Return the 2.0B steps that send after the backward, in a CUDA graph: what their communication
+    takes by count, alone and in the step, ms."""
+    lines = []
+    for wrapper, name in (("naive", "one per gradient"), ("flat", "one for all")):
+        row = step(rows, wrapper)
+        number = gradients() if wrapper == "naive" else 1
+        counted = alone_by_count_ms(number, line)
+        if wrapper == "flat":
+            counted += flat_copies_ms(bandwidth)
+        lines.append([name, number, *cells((counted, row.alone, row.exposed))])
+    return pd.DataFrame(lines, columns=["all-reduces", "n", "counted", "alone", "added"])
+
+
+def gradients() -> int:
+    """Return the number of the 2.0B model's gradients."""
+    return len(StepMemory(SIZES["xl25"]).parameters())
+
+
+def flat_copies_ms(bandwidth: float) -> float:
+    """Return the ms that fp32 gradients take into one tensor and back, both read and written, at a
+    bandwidth in TB/s."""
+    return 16 * parameter_count(SIZES["xl25"]) / bandwidth / 1e9
+
+
+def sweep(rows: pd.DataFrame, sizes_mb, line: Line) -> pd.DataFrame:
+    """Return the 2.0B steps launched from Python by bucket size: all-reduces, and the ms of
+    communication by count, alone and in the step."""
     lines = []
     for bucket_mb in sizes_mb:
-        row = step(rows, bucket_mb=bucket_mb)
+        row = step(rows, bucket_mb=bucket_mb, capture=False)
         number = buckets_sent(bucket_mb)
-        formula = 1e3 * overhead_s(size, number, line)
-        times_ms = cells((formula, row.exposed, row.alone))
+        times_ms = cells((alone_by_count_ms(number, line), row.alone, row.exposed))
         lines.append([f"{bucket_mb:,}", number, *times_ms, digits(row.paid)])
-    number = buckets_sent(100)  # buckets are counted in bytes of the fp32 gradients
-    narrow = step(rows, bucket_mb=100, sent_dtype="bf16")
-    formula = 1e3 * overhead_s(size / 2, number, line)
-    times_ms = cells((formula, narrow.exposed, narrow.alone))
-    lines.append(["100, bf16", number, *times_ms, digits(narrow.paid)])
-    heads = ["MiB", "n", "formula", "added", "alone", "share"]
-    return pd.DataFrame(lines, columns=heads)
+    return pd.DataFrame(lines, columns=["MiB", "n", "counted", "alone", "added", "share"])
+
+
+def engine_bytes(gradient: int, sent: int) -> float:
+    """Return the bytes per parameter that an exchange over copy engines reads and writes in the
+    memory of each of two GPUs, by the bytes of a gradient and of what is sent of it."""
+    half = sent / 2  # of each gradient a GPU owns one half
+    to_owner = half + half  # read here, and written here by the other GPU
+    mean_of_own = 2 * half + half  # both GPUs' read, their mean written
+    to_all = half + half
+    casts = 0 if sent == gradient else 2 * (gradient + sent)  # before and after
+    return to_owner + mean_of_own + to_all + casts
+
+
+def engines(rows: pd.DataFrame) -> list[tuple]:
+    """Return the three ways in which gradients of the 2.0B model travel over copy engines: words,
+    bytes per parameter in memory, and the step in a CUDA graph with one update at the end."""
+    narrow = step(rows, "bucketed", 100, **COPIES, **NARROW)
+    return [
+        ("fp32", engine_bytes(4, 4), step(rows, "bucketed", 100, **COPIES)),
+        ("fp32, sent in bf16", engine_bytes(4, 2), step(rows, "bucketed", 100, **CAST)),
+        ("bf16, of 16-bit weights", engine_bytes(2, 2), narrow),
+    ]
+
+
+def engines_table(rows: pd.DataFrame, bandwidth: float) -> pd.DataFrame:
+    """Return what the exchange moves through each GPU's memory, what that takes at a bandwidth in
+    TB/s, and what the step grows by."""
+    lines = []
+    for name, moved, row in engines(rows):
+        counted = moved * parameter_count(SIZES["xl25"]) / bandwidth / 1e9
+        lines.append([name, digits(moved), *cells((counted, row.exposed))])
+    return pd.DataFrame(lines, columns=["gradients", "bytes", "counted", "added"])
 
 
 def others_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -264,7 +347,7 @@ def added_bars(added_ms: dict[str, float]) -> Chart:
     times = pd.DataFrame({"added": pd.Series(added_ms)})
     text = list(times["added"].map(digits))
     look = {"text": text, "numbers": False, "xlabel": "ms added to a step"}
-    return stacks(times, {"added": COLOURS[4]}, 2.6, **look)
+    return stacks(times, {"added": COLOURS[4]}, 2.3, **look)
 
 
 KERNEL_COLOURS = {

@@ -5,7 +5,7 @@ import pandas as pd
 from a2lib.report import plots
 from a2lib.report.metrics import OURS
 from a2lib.report.page import LEVEL, pick
-from a2lib.report.pages.flash import FA4, HEAD_DIMS, LENGTHS, PASSES, SHAPE, against, launched
+from a2lib.report.pages.flash import FA4, HEAD_DIMS, LENGTHS, SHAPE, against, launched
 from a2lib.report.style import chart
 from a2lib.report.units import count
 
@@ -24,18 +24,12 @@ def slower(rows: pd.DataFrame, dtype: str, pass_: str) -> set:
 
 
 @chart(height=3.9)
-def maps(figure, rows: pd.DataFrame, dtype: str):
-    """Draw a2lib's time over the fastest peer's with one head, in percent: the forward and both
-    passes in a CUDA graph, and both passes launched from Python, where that is measured."""
-    from_python = launched(rows, dtype).reindex(index=LENGTHS, columns=HEAD_DIMS)
-    _draw_maps(
-        figure,
-        {
-            "forward": ratios(rows, dtype, "forward"),
-            "both passes": ratios(rows, dtype),
-            "both, from Python": from_python,
-        },
-    )
+def maps(figure, rows: pd.DataFrame):
+    """Draw a2lib's time of both passes over the fastest peer's with one head in bf16, in percent:
+    in a CUDA graph, and launched from Python by the longer of two."""
+    from_python = launched(rows, "bf16").reindex(index=LENGTHS, columns=HEAD_DIMS)
+    tables = {"in a CUDA graph": ratios(rows, "bf16"), "launched from Python": from_python}
+    _draw_maps(figure, tables)
 
 
 def _draw_maps(figure, tables: dict[str, pd.DataFrame]):
@@ -63,12 +57,10 @@ def paper_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
     return _by_mask(against(rows, kind="paper", pass_=pass_))
 
 
-def fa4_ratios(rows: pd.DataFrame, pass_: str, time: str = "ms") -> pd.Series:
-    """Return a2lib's time over FlashAttention-4's at the paper's shapes, as ``paper_ratios``: of
-    the GPU, or launched from Python (``steady``)."""
-    times = pick(rows, kind="paper", pass_=pass_).pivot(
-        index=SHAPE, columns="implementation", values=time
-    )
+def fa4_ratios(rows: pd.DataFrame, pass_: str) -> pd.Series:
+    """Return a2lib's time over FlashAttention-4's at the paper's shapes, as ``paper_ratios``."""
+    here = pick(rows, kind="paper", pass_=pass_)
+    times = here.pivot(index=SHAPE, columns="implementation", values="ms")
     return _by_mask((times[OURS] / times[FA4]).astype(float).dropna())
 
 
@@ -79,11 +71,15 @@ def _by_mask(ratio: pd.Series) -> pd.Series:
 
 
 @chart(height=3.0)
-def paper(figure, rows: pd.DataFrame, ratios_of=paper_ratios):
-    """Draw the ratios of the three passes at the paper's shapes side by side, in percent."""
+def paper(figure, rows: pd.DataFrame):
+    """Draw the ratios of both passes at the paper's shapes, in percent: to the fastest peer, and to
+    FlashAttention-4."""
     tables = {}
-    for pass_, title in PASSES.items():
-        wide = ratios_of(rows, pass_).unstack(["head_dim", "causal"]).sort_index(axis=1)
+    for title, ratio in (
+        ("beside PyTorch's fastest", paper_ratios(rows, "end_to_end")),
+        ("beside FlashAttention-4", fa4_ratios(rows, "end_to_end")),
+    ):
+        wide = ratio.unstack(["head_dim", "causal"]).sort_index(axis=1)
         wide.columns = wide.columns.map(_column_name)
         tables[title] = wide
     _draw_maps(figure, tables)

@@ -21,22 +21,31 @@ from a2lib.theory.transformer import parameter_count
 MARK_MS = 0.01  # a wait of this length is the two events' own time
 MODELS = ("xl25", "2.7B")
 COPIES, NCCL = "fsdp_copies", "fsdp"  # a2lib's FSDP, by what carries its messages
+# FSDP over copy engines by who updates its shards: PyTorch's AdamW or MasterAdamW after the
+# backward, or MasterAdamW beside it; and one GPU that updates beside its backward.
+ADAMW, MASTER, BESIDE = "fsdp_copies_adamw", "fsdp_copies_master", "fsdp_copies_updating"
+WHOLE = "whole_updating"
 # A line of a table of steps: a row's wrapper, and which of its columns.
-GRAPH_STEPS = {
+STEPS = {
+    "one GPU": (MASTER, "ms_without"),
+    "one GPU, update overlapped": (WHOLE, "ms"),
+    "FSDP, PyTorch's AdamW": (ADAMW, "ms"),
+    "FSDP, MasterAdamW": (MASTER, "ms"),
+    "FSDP, update overlapped": (BESIDE, "ms"),
+}
+PEERS = {
     "one GPU": ("ddp_copies", "ms_without"),
-    "one GPU, update overlapped": ("ddp_updating", "ms_without"),
     "FSDP, copy engines": (COPIES, "ms"),
+    "FSDP, NCCL": (NCCL, "ms"),
+    "PyTorch's FSDP2": ("fsdp2", "ms"),
     "DDP, copy engines": ("ddp_copies", "ms"),
-    "DDP, copy engines, update per bucket": ("ddp_updating", "ms"),
-    "FSDP, NCCL": (NCCL, "ms"),
-    "PyTorch's FSDP2": ("fsdp2", "ms"),
+    "DDP, update overlapped": ("ddp_updating", "ms"),
 }
-PYTHON_STEPS = {
-    "one GPU, autocast": (COPIES, "ms_without"),
-    "FSDP, copy engines": (COPIES, "ms"),
-    "FSDP, NCCL": (NCCL, "ms"),
-    "PyTorch's FSDP2": ("fsdp2", "ms"),
-}
+# Bytes of a GPU's memory that a step of two ranks over copy engines moves per parameter, beside the
+# passes and the update. A gather reads the fp32 rows twice and writes them in bf16 twice, and half
+# of the weights are copied to either GPU; there are two. A reduction sends and receives a bf16
+# half, and adds two of them to an fp32 one.
+MOVED_BYTES = 2 * (4 + 2 + 1 + 1) + (1 + 1 + 2 + 2)
 MOMENTS = {
     "init": "after init",
     "before": "before update",
@@ -172,7 +181,12 @@ def least_update_ms(ceiling: pd.DataFrame, model: str = "xl25") -> float:
     return UPDATE_BYTES * parameter_count(SIZES[model]) / copy_bandwidth(ceiling) / 1e9
 
 
-def steps_table(steps: pd.DataFrame, lines: dict, capture: bool) -> pd.DataFrame:
+def over_one_gpu(row) -> float:
+    """Return a step over that of one GPU in the same turns."""
+    return row.ms / row.ms_without
+
+
+def times_table(steps: pd.DataFrame, lines: dict, capture: bool) -> pd.DataFrame:
     """Return the ms of the steps of ``lines`` by one launch: a column for each model."""
     table = pd.DataFrame({"step": [*lines]})
     for model in MODELS:
@@ -181,37 +195,43 @@ def steps_table(steps: pd.DataFrame, lines: dict, capture: bool) -> pd.DataFrame
     return table
 
 
-def torch_update_ms(updates: pd.DataFrame, model: str = "xl25") -> float:
-    """Return the ms that PyTorch's AdamW, which FSDP uses, was measured to take for all weights, in
-    the steps of another section (fp32, two GPUs, started on an idle GPU)."""
-    return one(updates, optimizer="plain", model=model, precision="fp32").ms_optimizer
-
-
-def parts(steps: pd.DataFrame, ceiling: pd.DataFrame, updates: pd.DataFrame, model: str) -> dict:
-    """Return part -> its ms as expected, and as FSDP takes over copy engines in a CUDA graph.
-
-    One GPU's update is taken at its bytes' time; half of PyTorch's as measured follows FSDP's.
-    """
-    row = step(steps, COPIES, model)
-    passes = narrow_ddp(steps, model=model).ms_without - least_update_ms(ceiling, model)
-    half = torch_update_ms(updates, model) / 2
-    return {
-        "forward, backward, without waits": (passes, row.backward_ms - row.ms_waited),
-        "waits for gathers": (0, row.ms_waited),
-        "all after the backward: update": (half, row.ms - row.backward_ms),
-        "whole step": (passes + half, row.ms),
-    }
-
-
-def parts_table(steps: pd.DataFrame, ceiling: pd.DataFrame, updates: pd.DataFrame) -> pd.DataFrame:
-    """Return the parts of the 2.0B step, and by how much those of both models are longer."""
-    small, large = (parts(steps, ceiling, updates, model) for model in MODELS)
-    table = pd.DataFrame({"part": [*small]})
-    table["expected"] = cells([expected for expected, _ in small.values()])
-    table["FSDP"] = cells([measured for _, measured in small.values()])
-    table["longer by"] = cells([measured - expected for expected, measured in small.values()])
-    table["3.4B longer by"] = cells([measured - expected for expected, measured in large.values()])
+def ratios_table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the ms of the steps of STEPS in a CUDA graph, and behind each model's column the
+    ratios to one GPU's step in the same turns."""
+    times = times_table(steps, STEPS, capture=True)
+    table = times[["step"]].copy()
+    for model in MODELS:
+        title = TITLES[model]
+        table[title] = times[title]
+        ratios = []
+        for wrapper, name in STEPS.values():
+            row = step(steps, wrapper, model)
+            ratios.append(f"{getattr(row, name) / row.ms_without:.3f}")
+        table[f"{title}, ratio"] = ratios
     return table
+
+
+def moved_ms(ceiling: pd.DataFrame, model: str = "xl25") -> float:
+    """Return the ms that MOVED_BYTES of all weights take at the bandwidth of a copy."""
+    return MOVED_BYTES * parameter_count(SIZES[model]) / copy_bandwidth(ceiling) / 1e9
+
+
+def expected_ms(row, ceiling: pd.DataFrame) -> float:
+    """Return the ms of one GPU's step in a row's turns less half an update by its bytes."""
+    return row.ms_without - least_update_ms(ceiling, row.model) / 2
+
+
+def lost_ms(row, ceiling: pd.DataFrame) -> float:
+    """Return by how many ms a step is longer than expected, without its waits for gathers."""
+    return row.ms - expected_ms(row, ceiling) - row.ms_waited
+
+
+def passes_longer_ms(steps: pd.DataFrame, ceiling: pd.DataFrame, model: str) -> float:
+    """Return by how many ms forward and backward of a traced step over copy engines, without
+    waits, are longer than one GPU's step less its update by bytes."""
+    row = step(steps, COPIES, model)
+    one_gpu = narrow_ddp(steps, model=model).ms_without - least_update_ms(ceiling, model)
+    return row.backward_ms - row.ms_waited - one_gpu
 
 
 def memory_table(memory: pd.DataFrame) -> pd.DataFrame:

@@ -52,6 +52,8 @@ def places_that_cite(env) -> dict[str, dict[str, str]]:
 
 def say_what_for(app, doctree, page: str) -> None:
     """Add to each entry of the list what it is used for, and links to the places that cite it."""
+    if not hasattr(app.env, "external_site_map"):  # a page that is built alone
+        return
     entries = {entry.citation_id: entry for entry in app.env.get_domain("cite").citations}
     places = places_that_cite(app.env)
     for listed in doctree.findall(nodes.citation):

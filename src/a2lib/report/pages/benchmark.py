@@ -18,20 +18,20 @@ TITLES = {name: name for name in SIZES if name != "8B"} | {"xl25": "2.0B", "2.7B
 PLAIN = {"precision": "fp32", "attention": "eager", "compile": "none"}
 TF32 = {**PLAIN, "precision": "tf32"}
 BF16 = {**PLAIN, "precision": "bf16"}
+COMPILED = {**BF16, "compile": "blocks"}
 FAST = {"precision": "bf16", "attention": "flash", "compile": "blocks"}
 PEER = {**FAST, "attention": "sdpa_flash"}
 NARROW = {**FAST, "precision": "bf16_weights"}
-# A change -> the configuration it leads to, and whether that runs in a CUDA graph.
+# A change -> the configuration it leads to, whether that runs in a CUDA graph, and its mode.
 LADDER = {
-    "fp32": (PLAIN, False),
-    "TF32": (TF32, False),
-    "bf16": (BF16, False),
-    "+ Flash, compiled": (FAST, False),
-    "+ CUDA graph": (FAST, True),
-    "+ 16-bit weights": (NARROW, True),
+    "fp32": (PLAIN, False, "train-step"),
+    "TF32": (TF32, False, "train-step"),
+    "bf16": (BF16, False, "train-step"),
+    "+ Flash, compiled": (FAST, False, "train-step"),
+    "+ CUDA graph": (FAST, True, "train-step"),
+    "+ a2lib's AdamW": (FAST, True, "master-step"),
+    "+ 16-bit weights": (NARROW, True, "train-step"),
 }
-# What a bar says where a change brings another with it.
-LADDER_WORDS = {"+ 16-bit weights": "+ 16-bit weights,\na2lib's AdamW"}
 STEP = {"mode": "train-step", "phase": "wall", "warmup": 5}
 WAY = ["precision", "attention", "compile"]
 CASE = ["model", "context", "batch", "mode", *WAY, "warmup"]
@@ -109,8 +109,8 @@ def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     A change keeps all of those above it, except that bf16 takes the place of TF32.
     """
     lines = {}
-    for name, (configuration, capture) in LADDER.items():
-        row = step(rows, model, configuration, capture)
+    for name, (configuration, capture, mode) in LADDER.items():
+        row = step(rows, model, configuration, capture, mode=mode)
         gpu = min(row.ms_gpu, row.ms)
         lines[name] = (gpu, row.ms - gpu, row.ms, row.mfu)
     columns = ["ms_gpu", "more", "ms", "mfu"]
@@ -120,7 +120,7 @@ def ladder_steps(rows: pd.DataFrame, model: str) -> pd.DataFrame:
 LADDER_PARTS = {"GPU time": COLOURS[1], "waiting for Python": "#808080"}
 
 
-@chart(height=3.1)
+@chart(height=3.4)
 def ladder(figure, rows: pd.DataFrame, *models: str):
     """Draw LADDER for each model side by side: GPU time, and what launching from Python adds; at
     the end the step's time and its MFU. A first bar that leaves no room for the others is cut, with
@@ -129,7 +129,6 @@ def ladder(figure, rows: pd.DataFrame, *models: str):
     for ax, model in zip(axes, models, strict=True):
         steps = ladder_steps(rows, model)
         parts = steps[["ms_gpu", "more"]].set_axis(list(LADDER_PARTS), axis=1)
-        parts = parts.rename(index=LADDER_WORDS)
         words = [f"{ms(row.ms)}, {percent(row.mfu)}" for row in steps.itertuples()]
         stacked(ax, parts, LADDER_PARTS, text=words, numbers=False, xlabel="a step, ms")
         longest = steps["ms"].iloc[1:].max()

@@ -78,9 +78,8 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
     scores, values, softmax, softmax_ratio, those of BETWEEN: parts of a forward
     softmax_casts: autocast's casts of the scores, before and after the softmax
     multiply_flops, ...: by counting (``count_work``)
-    launch_us: CPU time per launch in µs, while Python does not wait for a full queue
     quick, slow: the phase in the quickest and in the slowest process that timed it
-    idle_least, idle_most: the shares of these in which no kernel runs
+    idle_least: the share of the quickest in which no kernel runs
     replay: the step as a CUDA graph
     """
     configurations = pd.MultiIndex.from_frame(rows[["precision", "attention", "compile"]])
@@ -91,7 +90,6 @@ def columns(rows: pd.DataFrame, rows_of) -> pd.DataFrame:
         rows = rows.merge(sums.astype(types), on=CASE, how="left")
     counted = [count_work(row) for row in rows.itertuples()]
     rows = rows.join(pd.DataFrame(counted))
-    rows["launch_us"] = 1e3 * rows["ms_host"] / rows["launches"]
     return add_timers(rows, rows_of("benchmark"), rows_of("compile_model"))
 
 
@@ -174,7 +172,6 @@ def add_timers(rows: pd.DataFrame, steps: pd.DataFrame, compiled: pd.DataFrame) 
     replayed = steps[steps["capture"] & (steps["status"] == "ok")].drop_duplicates(case)
     rows = rows.join(replayed.set_index(case)["ms"].rename("replay"), on=case)
     rows["idle_least"] = (1 - rows["ms_busy"] / rows["quick"]).clip(lower=0)
-    rows["idle_most"] = (1 - rows["ms_busy"] / rows["slow"]).clip(lower=0)
     return rows
 
 
